@@ -19,6 +19,7 @@ def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     import cogagent
+    import generation
     import logits
     import mllama
     import moonshine
@@ -26,6 +27,7 @@ def main(groups):
     import names_vision
     import preprocess
     import qwen
+    import saved
     import text
     import tokenizers_golden
     import vision
@@ -46,10 +48,12 @@ def main(groups):
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "preprocess": preprocess.make,
+        "generation": generation.make,
         "logits": logits.make,
         "names": names.make,
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
+        "saved": saved.make,
     }
     for group in groups or [g for g in makers if g != "whisper_long"]:
         makers[group]()

@@ -24,6 +24,16 @@ pub enum ModelError {
         /// The defect.
         message: String,
     },
+    /// A directory that holds something else than a model to serve.
+    #[error("{path} {found}: {cure}")]
+    Checkpoint {
+        /// The directory, or the file in it.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What the operator can do.
+        cure: String,
+    },
     /// A configuration key is missing or has a value that is not supported.
     #[error("{file}: {key} is {actual}, expected {expected}")]
     Config {

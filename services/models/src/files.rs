@@ -6,11 +6,32 @@ use crate::error::ModelError;
 use serde_json::Value;
 use std::path::Path;
 
-/// One JSON object of a model directory.
+/// One JSON object of a model directory: a file, or an object in one.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonFile {
     name: &'static str,
+    /// Key of the object in the file; `None`: it is the file.
+    part: Option<&'static str>,
     value: Value,
+}
+
+/// An item processor of a model directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ItemProcessor {
+    /// Of images.
+    Image,
+    /// Of audio.
+    Audio,
+}
+
+impl ItemProcessor {
+    /// Keys that it has in `processor_config.json`.
+    fn parts(self) -> &'static [&'static str] {
+        match self {
+            Self::Image => &["image_processor"],
+            Self::Audio => &["feature_extractor", "audio_processor"],
+        }
+    }
 }
 
 impl JsonFile {
@@ -23,33 +44,39 @@ impl JsonFile {
         if !value.is_object() {
             return Err(ModelError::Format { path, message: "is no JSON object".into() });
         }
-        Ok(Self { name, value })
+        Ok(Self { name, part: None, value })
     }
 
     /// Reads `dir/name`; a missing file is an empty object.
     pub(crate) fn read_or_empty(dir: &Path, name: &'static str) -> Result<Self, ModelError> {
         match Self::read(dir, name) {
             Err(ModelError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                Ok(Self { name, value: Value::Object(serde_json::Map::new()) })
+                Ok(Self { name, part: None, value: Value::Object(serde_json::Map::new()) })
             }
             other => other,
         }
     }
 
-    /// Reads the item processor of a model directory: `preprocessor_config.json`, or the part of
-    /// `processor_config.json` that newer directories have instead.
-    pub(crate) fn processor(dir: &Path) -> Result<Self, ModelError> {
-        const OLD: &str = "preprocessor_config.json";
-        const NEW: &str = "processor_config.json";
-        match Self::read(dir, OLD) {
+    /// Reads an item processor of a model directory: its object in `processor_config.json`, which is all that
+    /// `save_pretrained` of transformers 5 writes, or else the whole of `preprocessor_config.json`. Where a directory has
+    /// both, the object wins, as in transformers
+    /// (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/image_processing_base.py>).
+    pub(crate) fn processor(dir: &Path, processor: ItemProcessor) -> Result<Self, ModelError> {
+        const NESTED: &str = "processor_config.json";
+        const WHOLE: &str = "preprocessor_config.json";
+        let nested = Self::read_or_empty(dir, NESTED)?;
+        let parts = processor.parts();
+        if let Some((part, value)) = parts.iter().find_map(|part| Some((*part, nested.get(part)?))) {
+            return match value.is_object() {
+                true => Ok(Self { name: NESTED, part: Some(part), value: value.clone() }),
+                false => Err(nested.wrong(part, "an object")),
+            };
+        }
+        match Self::read(dir, WHOLE) {
             Err(ModelError::File { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound && dir.join(NEW).exists() =>
+                if source.kind() == std::io::ErrorKind::NotFound && dir.join(NESTED).exists() =>
             {
-                let file = Self::read(dir, NEW)?;
-                let parts = ["image_processor", "feature_extractor"];
-                let part = parts.into_iter().find_map(|key| file.get(key)).filter(|v| v.is_object());
-                let value = part.cloned().ok_or_else(|| file.wrong(parts[0], "an object"))?;
-                Ok(Self { name: NEW, value })
+                Err(nested.wrong(parts[0], &format!("an object, or {WHOLE} beside it")))
             }
             other => other,
         }
@@ -67,12 +94,13 @@ impl JsonFile {
 
     /// The error for a value that a reader cannot use.
     pub(crate) fn wrong(&self, key: &str, expected: &str) -> ModelError {
-        ModelError::Config {
-            file: self.name,
-            key: key.to_owned(),
-            actual: self.get(key).map_or_else(|| "missing".to_owned(), short),
-            expected: expected.to_owned(),
-        }
+        self.refused(key, self.get(key).map_or_else(|| "missing".to_owned(), short), expected)
+    }
+
+    /// The error for a value that a reader made of a key.
+    pub(crate) fn refused(&self, key: &str, actual: String, expected: &str) -> ModelError {
+        let key = self.part.map_or_else(|| key.to_owned(), |part| format!("{part}.{key}"));
+        ModelError::Config { file: self.name, key, actual, expected: expected.to_owned() }
     }
 
     fn typed<'a, T>(

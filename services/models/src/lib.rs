@@ -15,6 +15,7 @@
 pub mod model;
 pub mod error;
 mod files;
+mod checkpoint;
 pub mod source;
 mod packed;
 pub mod spec;

@@ -6,23 +6,27 @@ mod inventory;
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{BytesByPrecision, ExampleItem, Inventory, KvBytes, StageInventory};
 
+use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
-use crate::source::ModelSource;
+use crate::source::{LoadFormat, ModelSource};
 use crate::spec::{ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
-use crate::weights::Weights;
+use crate::weights::{self, Weights};
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
+
+/// The arithmetic that images are resized in, as part of what an encoder's output depends on: another one, another text.
+const RESAMPLING: &str = "resampled in 22 bits, across first";
 
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
 pub struct Model {
@@ -54,6 +58,7 @@ impl Model {
     /// [`ModelError`] for a file or key that is missing, wrong or not supported.
     pub fn open(source: &ModelSource) -> Result<Self, ModelError> {
         let dir = &source.dir;
+        checkpoint::check(dir)?;
         let file = JsonFile::read(dir, CONFIG)?;
         let config = Config::new(CONFIG, file.value());
         let family = Family::of(&config)?;
@@ -65,7 +70,10 @@ impl Model {
         let encoder_config = vision_config.unwrap_or(file.value());
         let mut processor = match spec.encoder.modality {
             Modality::Text => String::new(),
-            Modality::Image | Modality::Audio => JsonFile::processor(dir)?.value().to_string(),
+            Modality::Image => {
+                format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
+            }
+            Modality::Audio => JsonFile::processor(dir, ItemProcessor::Audio)?.value().to_string(),
         };
         if reads_text {
             // The tokens of a text depend on the tokenizer.
@@ -82,6 +90,17 @@ impl Model {
             spec,
             source: source.clone(),
         })
+    }
+
+    /// Refuses weights that are missing, in another format than safetensors, or Git LFS pointers. Reads no tensor.
+    ///
+    /// # Errors
+    /// As [`weights::files`].
+    pub fn check_weights(&self) -> Result<(), ModelError> {
+        match self.source.format {
+            LoadFormat::Safetensors => weights::files(&self.source.dir).map(drop),
+            LoadFormat::Dummy { .. } => Ok(()),
+        }
     }
 
     /// The source it was opened from.

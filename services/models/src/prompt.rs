@@ -95,12 +95,18 @@ pub struct SamplingDefaults {
     pub top_p: f32,
     /// Top k; `None`: all.
     pub top_k: Option<u32>,
+    /// Least probability, as a share of the most probable token's; 0: all.
+    pub min_p: f32,
     /// Beam search; only where the model's default is not to sample.
     pub beams: Option<BeamParams>,
     /// Divides the logits of tokens of the prompt and of the output.
     pub repetition_penalty: Option<f32>,
     /// Tokens of an n-gram that is not generated twice.
     pub no_repeat_ngram_size: Option<u32>,
+    /// Tokens of an n-gram of the encoder's text that is not repeated.
+    pub encoder_no_repeat_ngram_size: Option<u32>,
+    /// Logits are normalised again after all logits processors.
+    pub renormalize_logits: bool,
     /// Maximum length of the output.
     pub max_length: Option<AnswerLength>,
     /// Minimum length of the output: no end token before it.
@@ -133,9 +139,12 @@ impl Default for SamplingDefaults {
             temperature: 0.0,
             top_p: 1.0,
             top_k: None,
+            min_p: 0.0,
             beams: None,
             repetition_penalty: None,
             no_repeat_ngram_size: None,
+            encoder_no_repeat_ngram_size: None,
+            renormalize_logits: false,
             max_length: None,
             min_length: None,
         }

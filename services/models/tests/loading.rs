@@ -1,5 +1,7 @@
 //! Model directories as operators have them: shards, parts, random weights, names of published models.
 
+#[path = "loading/checkpoints.rs"]
+mod checkpoints;
 #[path = "loading/inventory.rs"]
 mod inventory;
 #[path = "loading/packed.rs"]
@@ -10,6 +12,8 @@ mod published;
 mod published_text;
 #[path = "loading/published_vision.rs"]
 mod published_vision;
+#[path = "loading/saved.rs"]
+mod saved;
 #[path = "loading/vision.rs"]
 mod vision;
 
@@ -152,7 +156,7 @@ fn weights_cut_anywhere_are_an_error() {
     }
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("the file was there");
     let [encoder, _] = load_both(&open(dir.path(), STORED));
-    assert!(matches!(encoder, Some(ModelError::File { .. })), "{encoder:?}");
+    assert!(matches!(encoder, Some(ModelError::Checkpoint { .. })), "{encoder:?}");
 }
 
 #[test]

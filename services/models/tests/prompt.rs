@@ -2,6 +2,8 @@
 
 #[path = "support/golden.rs"]
 mod golden;
+#[path = "prompt/generation.rs"]
+mod generation;
 #[path = "prompt/seq2seq.rs"]
 mod seq2seq;
 

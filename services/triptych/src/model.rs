@@ -1,8 +1,8 @@
 //! Models of `--model`, as directories that can be served.
 //!
 //! A directory is taken as it is, a hub id is fetched once, and the sample models in this binary are unpacked: one by
-//! `sample:NAME`, all of them if a cluster is started without `--model`. Every directory is opened here, weights
-//! excepted, so that a wrong one is an error before a worker starts.
+//! `sample:NAME`, all of them if a cluster is started without `--model`. Every directory is opened here, its weights
+//! looked for but not read, so that a wrong one is an error before a worker starts.
 
 mod hub;
 mod location;
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use triptych_core::{Modality, ModelName};
-use triptych_models::{LoadFormat, Model, ModelSource, PackedFolder};
+use triptych_models::{LoadFormat, Model, ModelError, ModelSource, PackedFolder};
 
 /// Prefix of the sample models of this binary: `sample:NAME`.
 const SAMPLE: &str = "sample:";
@@ -183,27 +183,32 @@ fn directory(place: &str) -> Result<PathBuf, CliError> {
     if dir.is_dir() {
         return Ok(dir);
     }
+    let gguf = Path::new(place).extension().is_some_and(|ending| ending == "gguf");
+    let file = if gguf { "a GGUF file, the format of llama.cpp" } else { "a file" };
     Err(CliError::Setting(format!(
-        "--model {place} is a file; a model is a Hugging Face directory with config.json, a tokenizer and \
+        "--model {place} is {file}; a model is a Hugging Face directory with config.json, a tokenizer and \
          *.safetensors"
     )))
 }
 
-/// Opens a directory, weights excepted.
+/// Opens a directory, and looks for its weights without reading them.
 ///
 /// # Errors
 /// [`CliError::Setting`] that names the directory and what is wrong with it.
 pub fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
     let dir = source.dir.clone();
-    if !dir.join("config.json").is_file() {
-        return Err(CliError::Setting(format!(
-            "--model {}: no config.json there; a model is a Hugging Face directory with config.json, \
-             a tokenizer and *.safetensors",
-            dir.display()
-        )));
-    }
-    let model = Model::open(source).map_err(|e| {
-        CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e)))
+    let opened = Model::open(source).and_then(|model| model.check_weights().map(|()| model));
+    let model = opened.map_err(|e| match e {
+        ModelError::File { path, source }
+            if path.ends_with("config.json") && source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            CliError::Setting(format!(
+                "--model {}: no config.json there; a model is a Hugging Face directory with config.json, \
+                 a tokenizer and *.safetensors",
+                dir.display()
+            ))
+        }
+        e => CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e))),
     })?;
     Ok(CheckedModel { name: model.name().clone(), modalities: model.modalities().to_vec(), dir })
 }
@@ -224,6 +229,28 @@ mod tests {
             let named = resolve(&format!("{name}={odd_text}")).unwrap();
             assert_eq!(named, ModelLocation { name: Some(ModelName::new(name)), dir: canonical.clone() });
         }
+    }
+
+    #[test]
+    fn weights_are_looked_for_before_a_worker_starts() {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/whisper_en_odd_heads/model");
+        let dir = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(golden).unwrap() {
+            let from = entry.unwrap().path();
+            if from.extension().is_some_and(|ending| ending == "json") {
+                std::fs::copy(&from, dir.path().join(from.file_name().unwrap())).unwrap();
+            }
+        }
+        std::fs::write(dir.path().join("pytorch_model.bin"), "x").unwrap();
+        let source = |format| ModelSource { dir: dir.path().into(), name: None, format, packed: None };
+        let error = check(&source(LoadFormat::Safetensors)).unwrap_err().to_string();
+        let place = format!("--model {} cannot be served", dir.path().display());
+        assert!(
+            error.starts_with(&place) && error.contains("pickle") && error.contains("save_pretrained"),
+            "{error}"
+        );
+        assert!(check(&source(LoadFormat::Dummy { seed: 1 })).is_ok());
     }
 
     #[test]

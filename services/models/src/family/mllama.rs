@@ -2,9 +2,14 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/modeling_mllama.py>.
 //! Quirks: the token table has eight rows more than the head, one of them the image's; gates are stored as what `tanh`
-//! is taken of. A token before the image takes nothing from it, as in the published code
-//! (<https://github.com/meta-llama/llama-models/blob/v0.1.0/models/llama3/reference_impl/multimodal/model.py>);
-//! transformers lets such a token attend and masks its feed-forward only.
+//! is taken of.
+//!
+//! **A deliberate difference from transformers.** A token before the image takes nothing from it, as in the published code
+//! (<https://github.com/meta-llama/llama-models/blob/v0.1.0/models/llama3/reference_impl/multimodal/model.py>), which masks
+//! what such a token gets from its cross-attention. transformers lets it attend to all tiles, those that the image does not
+//! have included, and masks its feed-forward only; its states then depend on the image, so a prefix could not be
+//! shared between images. A prompt that starts with the image is the same either way. Golden files are made with the
+//! published mask (`blind_before_the_image` of `tests/golden/mllama.py`).
 
 use super::Config;
 use crate::error::ModelError;

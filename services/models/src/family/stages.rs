@@ -2,6 +2,7 @@
 
 use super::{Family, moonshine};
 use crate::error::ModelError;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, TileProcessor,
 };
@@ -32,18 +33,20 @@ impl Family {
             }
             StemSpec::Mel { n_mels, n_frames } => {
                 let settings = AudioSettings::from_dir(dir)?;
-                agree("feature_size", settings.n_mels, n_mels)?;
-                agree("chunk_length (in frames)", settings.n_frames(), n_frames)?;
+                let file = JsonFile::processor(dir, ItemProcessor::Audio)?;
+                agree(&file, "feature_size", settings.n_mels, n_mels)?;
+                agree(&file, "chunk_length (in frames)", settings.n_frames(), n_frames)?;
                 Arc::new(AudioProcessor::new(settings))
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
             StemSpec::Patches { patch: [_, n_frames, side, _] } => {
                 let settings = ImageSettings::from_dir(dir)?;
-                agree("patch_size", settings.patch_size as usize, side)?;
-                agree("temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
+                let file = JsonFile::processor(dir, ItemProcessor::Image)?;
+                agree(&file, "patch_size", settings.patch_size as usize, side)?;
+                agree(&file, "temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
                 if let Some(merger) = &spec.merger {
-                    agree("merge_size", settings.merge_size as usize, merger.side)?;
+                    agree(&file, "merge_size", settings.merge_size as usize, merger.side)?;
                 }
                 Arc::new(ImageProcessor::new(settings))
             }
@@ -96,23 +99,19 @@ impl Family {
 /// encoder that disagree are found before the first image.
 fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
     let settings = CanvasSettings::from_dir(dir)?;
-    let wrong = |actual: String, expected: String| ModelError::Config {
-        file: "preprocessor_config.json",
-        key: "size".into(),
-        actual,
-        expected,
-    };
+    let file = JsonFile::processor(dir, ItemProcessor::Image)?;
+    let wrong = |actual: String, expected: &str| file.refused("size", actual, expected);
     match (settings.fixed_size(), stem) {
         (Some(size), _) => {
             let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
             if stem.image_rows(grid).is_none() {
                 let actual = format!("{} by {}", size.height, size.width);
-                return Err(wrong(actual, "a size that config.json allows, such as its image_size".into()));
+                return Err(wrong(actual, "a size that config.json allows, such as its image_size"));
             }
         }
         (None, StemSpec::PrefixedPatches { grid, patch: [.., side], .. }) => {
             let expected = format!("{} by {}, as in config.json", grid[0] * side, grid[1] * side);
-            return Err(wrong("as the image has it".into(), expected));
+            return Err(wrong("as the image has it".into(), &expected));
         }
         (None, _) => {}
     }
@@ -120,14 +119,9 @@ fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.
-fn agree(key: &str, actual: usize, expected: usize) -> Result<(), ModelError> {
-    if actual == expected {
-        return Ok(());
+fn agree(file: &JsonFile, key: &str, actual: usize, expected: usize) -> Result<(), ModelError> {
+    match actual == expected {
+        true => Ok(()),
+        false => Err(file.refused(key, actual.to_string(), &format!("{expected}, as in config.json"))),
     }
-    Err(ModelError::Config {
-        file: "preprocessor_config.json",
-        key: key.into(),
-        actual: actual.to_string(),
-        expected: format!("{expected}, as in config.json"),
-    })
 }

@@ -9,6 +9,7 @@ pub mod canvas;
 mod decode;
 mod patches;
 mod pixels;
+mod resample;
 mod resize;
 mod settings;
 mod tiles;
@@ -67,7 +68,7 @@ impl Preprocess for ImageProcessor {
         super::check_options(options, &[])?;
         let image = super::contained(modality, || decode::decode(bytes, limits))?;
         let target = smart_resize(image.size, &self.settings)?;
-        let image = resize::resize(image, target, self.settings.filter)?;
+        let image = resample::resample(image, target, self.settings.filter);
         let h = target.height / self.settings.patch_size;
         let w = target.width / self.settings.patch_size;
         Ok(EncoderInput {

@@ -30,6 +30,7 @@ pub struct ChatCross {
     vocab: u32,
     max_context: usize,
     end_tokens: Vec<u32>,
+    rules: LogitRules,
     defaults: SamplingDefaults,
 }
 
@@ -61,6 +62,7 @@ impl ChatCross {
             vocab,
             max_context: files.text_u32("max_position_embeddings")? as usize,
             end_tokens: files.end_tokens()?,
+            rules: files.logit_rules()?,
             defaults: files.sampling_defaults()?,
             tokenizer,
         })
@@ -143,7 +145,7 @@ impl ChatCross {
             next_position: n,
             spans: Vec::new(),
             cross,
-            rules: LogitRules::default(),
+            rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,
         })

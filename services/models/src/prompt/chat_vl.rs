@@ -38,6 +38,7 @@ pub struct ChatVl {
     vocab: u32,
     max_context: usize,
     end_tokens: Vec<u32>,
+    rules: LogitRules,
     defaults: SamplingDefaults,
 }
 
@@ -78,6 +79,7 @@ impl ChatVl {
             vocab: files.text_u32("vocab_size")?,
             max_context: files.text_u32("max_position_embeddings")? as usize,
             end_tokens: files.end_tokens()?,
+            rules: files.logit_rules()?,
             defaults: files.sampling_defaults()?,
             tokenizer,
         })
@@ -159,7 +161,7 @@ impl ChatVl {
             next_position,
             spans,
             cross: None,
-            rules: LogitRules::default(),
+            rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,
         })

@@ -1,8 +1,11 @@
-//! Generation settings from `generation_config.json` and `config.json`, for every family.
+//! Generation settings from `generation_config.json` and `config.json`, for every family; [`keys`] lists all keys.
+
+mod keys;
 
 use super::{AnswerLength, SamplingDefaults};
 use crate::error::ModelError;
 use crate::files::JsonFile;
+use crate::rules::LogitRules;
 use std::path::Path;
 use triptych_core::sampling::{BeamParams, EarlyStopping, MAX_BEAMS};
 
@@ -18,11 +21,15 @@ pub(crate) struct GenerationFiles {
 }
 
 impl GenerationFiles {
+    /// # Errors
+    /// [`ModelError`] for a file that cannot be read, or sets a key that is not served.
     pub(crate) fn read(dir: &Path) -> Result<Self, ModelError> {
-        Ok(Self {
+        let files = Self {
             config: JsonFile::read(dir, "config.json")?,
             generation: JsonFile::read_or_empty(dir, "generation_config.json")?,
-        })
+        };
+        keys::check(files.source())?;
+        Ok(files)
     }
 
     /// A number of the text model, which newer files keep one level down.
@@ -66,6 +73,8 @@ impl GenerationFiles {
         let defaults = SamplingDefaults {
             repetition_penalty: file.f64("repetition_penalty")?.map(|p| p as f32).filter(|p| *p != 1.0),
             no_repeat_ngram_size: file.u32("no_repeat_ngram_size")?.filter(|n| *n > 0),
+            encoder_no_repeat_ngram_size: file.u32("encoder_no_repeat_ngram_size")?.filter(|n| *n > 0),
+            renormalize_logits: file.bool("renormalize_logits")? == Some(true),
             max_length: length("max_new_tokens", "max_length")?,
             min_length: length("min_new_tokens", "min_length")?,
             ..SamplingDefaults::default()
@@ -73,15 +82,23 @@ impl GenerationFiles {
         if file.bool("do_sample")? != Some(true) {
             return Ok(SamplingDefaults { beams: self.beams()?, ..defaults });
         }
+        if file.u32("num_beams")?.is_some_and(|width| width > 1) {
+            return Err(file.wrong("num_beams", "1 beside do_sample: beams are searched, not drawn"));
+        }
         let temperature = file.f64("temperature")?.unwrap_or(1.0) as f32;
         let top_p = file.f64("top_p")?.unwrap_or(1.0) as f32;
+        let min_p = file.f64("min_p")?.unwrap_or(0.0) as f32;
         if !(0.0..=2.0).contains(&temperature) {
             return Err(file.wrong("temperature", "0 to 2"));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
             return Err(file.wrong("top_p", "above 0, up to 1"));
         }
-        Ok(SamplingDefaults { temperature, top_p, top_k: file.u32("top_k")?.filter(|k| *k > 0), ..defaults })
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(file.wrong("min_p", "0 to 1"));
+        }
+        let top_k = file.u32("top_k")?.filter(|k| *k > 0);
+        Ok(SamplingDefaults { temperature, top_p, top_k, min_p, ..defaults })
     }
 
     /// Beam search, where the file asks for more than one beam.
@@ -103,8 +120,22 @@ impl GenerationFiles {
         Ok(Some(BeamParams { width, length_penalty, early_stopping }))
     }
 
+    /// Rules on logits that every family has: tokens that are never generated, or not first, runs of tokens that are
+    /// never completed, and the token that is forced last.
+    pub(crate) fn logit_rules(&self) -> Result<LogitRules, ModelError> {
+        let ids = |key: &str| Ok::<_, ModelError>(self.source().ids(key)?.unwrap_or_default());
+        let (suppress, bad_words) = self.never()?;
+        Ok(LogitRules {
+            suppress: suppress.into(),
+            begin_suppress: ids("begin_suppress_tokens")?.into(),
+            bad_words: bad_words.into(),
+            last: ids("forced_eos_token_id")?.into(),
+            ..LogitRules::default()
+        })
+    }
+
     /// Tokens, and token sequences, that are never generated: `suppress_tokens` and `bad_words_ids`.
-    pub(crate) fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
+    fn never(&self) -> Result<(Vec<u32>, Vec<Vec<u32>>), ModelError> {
         let file = self.source();
         let mut tokens = file.ids("suppress_tokens")?.unwrap_or_default();
         let (single, runs): (Vec<_>, Vec<_>) =

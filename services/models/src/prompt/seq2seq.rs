@@ -54,15 +54,7 @@ impl Seq2SeqPrompt {
     ) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
         let source = files.source();
-        let (suppress, bad_words) = files.never()?;
-        let ids = |key: &str| -> Result<Vec<u32>, ModelError> { Ok(source.ids(key)?.unwrap_or_default()) };
-        let rules = LogitRules {
-            suppress: suppress.into(),
-            begin_suppress: ids("begin_suppress_tokens")?.into(),
-            bad_words: bad_words.into(),
-            last: ids("forced_eos_token_id")?.into(),
-            ..LogitRules::default()
-        };
+        let rules = files.logit_rules()?;
         let start = start_token(&files)?;
         if start as usize >= limits.vocab {
             return Err(source.wrong(START, &format!("a token below vocab_size {}", limits.vocab)));

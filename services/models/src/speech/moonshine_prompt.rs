@@ -31,6 +31,8 @@ pub struct MoonshinePrompt {
     row_ms: u32,
     max_context: usize,
     vocab: u32,
+    rules: LogitRules,
+    forced_first: Option<u32>,
     defaults: SamplingDefaults,
 }
 
@@ -60,6 +62,8 @@ impl MoonshinePrompt {
         Ok(Self {
             start: start.filter(|id| *id < vocab).ok_or_else(|| files.generation.wrong(START, &expected))?,
             end_tokens: files.end_tokens()?,
+            rules: files.logit_rules()?,
+            forced_first: files.source().u32("forced_bos_token_id")?,
             rows_per_window: wave.n_rows(wave.window) as u32,
             window_ms: wave.window as u64 * 1000 / u64::from(wave.rate),
             row_ms: wave.samples_per_row() as u32 * 1000 / wave.rate,
@@ -174,6 +178,12 @@ impl MoonshinePrompt {
         Ok((0..n_windows).map(window).collect())
     }
 
+    /// Rules after a prompt of `n_prompt` tokens: the first token is forced after the start token alone.
+    fn rules(&self, n_prompt: usize) -> LogitRules {
+        let first = self.forced_first.filter(|_| n_prompt == 1);
+        LogitRules { steps: first.map(|id| Arc::from([id])).into_iter().collect(), ..self.rules.clone() }
+    }
+
     fn sequence(&self, tokens: &[u32], window: AudioWindow) -> PreparedSequence {
         let n = tokens.len() as u32;
         PreparedSequence {
@@ -187,7 +197,7 @@ impl MoonshinePrompt {
                 n_rows: window.n_rows,
                 first_token: 0,
             }),
-            rules: LogitRules::default(),
+            rules: self.rules(tokens.len()),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Speech {
                 offset_s: window.offset_ms as f64 / 1000.0,

@@ -14,6 +14,7 @@ use crate::prompt::generation::GenerationFiles;
 use crate::prompt::{CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids};
 use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use tokens::WhisperTokens;
@@ -28,8 +29,8 @@ const ROW_MS: u64 = 20;
 pub struct WhisperPrompt {
     tokenizer: Arc<Tokenizer>,
     special: WhisperTokens,
-    suppress: Arc<[u32]>,
-    begin_suppress: Arc<[u32]>,
+    /// Rules that every task shares.
+    rules: LogitRules,
     max_initial_timestamp: Option<u32>,
     end_tokens: Vec<u32>,
     /// Encoder rows of a window.
@@ -67,6 +68,24 @@ fn alignment_heads(files: &GenerationFiles) -> Result<Arc<[(u32, u32)]>, ModelEr
     })
 }
 
+/// Rules on logits. Directories of before `generation_config.json` have Whisper's lists in `config.json`.
+fn base_rules(files: &GenerationFiles) -> Result<LogitRules, ModelError> {
+    let rules = files.logit_rules()?;
+    let or_config = |key: &str, found: &[u32]| -> Result<Arc<[u32]>, ModelError> {
+        let more = match files.generation.ids(key)? {
+            Some(_) => Vec::new(),
+            None => files.config.ids(key)?.unwrap_or_default(),
+        };
+        let all: BTreeSet<u32> = found.iter().copied().chain(more).collect();
+        Ok(all.into_iter().collect())
+    };
+    Ok(LogitRules {
+        suppress: or_config("suppress_tokens", &rules.suppress)?,
+        begin_suppress: or_config("begin_suppress_tokens", &rules.begin_suppress)?,
+        ..rules
+    })
+}
+
 /// Width of the median filter; the default is that of transformers' configuration.
 fn median(files: &GenerationFiles) -> Result<usize, ModelError> {
     const KEY: &str = "median_filter_width";
@@ -89,13 +108,6 @@ impl WhisperPrompt {
     /// [`ModelError`] for a file or key that is missing or not supported.
     pub fn from_dir(dir: &Path, tokenizer: Arc<Tokenizer>) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
-        let ids = |key: &str| -> Result<Arc<[u32]>, ModelError> {
-            let found = match files.generation.ids(key)? {
-                Some(ids) => Some(ids),
-                None => files.config.ids(key)?,
-            };
-            Ok(found.unwrap_or_default().into())
-        };
         let rows_per_window = files.text_u32("max_source_positions")?;
         if rows_per_window == 0 {
             return Err(files.config.wrong("max_source_positions", "1 or more"));
@@ -103,8 +115,7 @@ impl WhisperPrompt {
         let vocab = files.text_u32("vocab_size")?;
         Ok(Self {
             special: WhisperTokens::read(&files, &tokenizer, vocab)?,
-            suppress: ids("suppress_tokens")?,
-            begin_suppress: ids("begin_suppress_tokens")?,
+            rules: base_rules(&files)?,
             max_initial_timestamp: files.generation.u32("max_initial_timestamp_index")?,
             end_tokens: files.end_tokens()?,
             rows_per_window,
@@ -150,7 +161,11 @@ impl WhisperPrompt {
         let judged = task.fallback.as_ref().is_some_and(|f| f.no_speech.is_some());
         let detect = self.is_multilingual() && language.is_none();
         if detect {
-            steps.push(self.special.languages.tokens().collect());
+            // A language of the directory is the only one that can be found.
+            steps.push(match self.special.default_language {
+                Some(token) => Arc::from([token]),
+                None => self.special.languages.tokens().collect(),
+            });
             steps.extend(follow.map(|id| Arc::from([id])));
         } else if judged {
             // The model predicts "no speech" right after its start token, so the tokens after it are forced, not prompted.
@@ -291,8 +306,6 @@ impl WhisperPrompt {
     fn rules(&self, start: &TaskPrompt) -> LogitRules {
         let times = self.special.no_timestamps.filter(|_| start.timestamps);
         LogitRules {
-            suppress: Arc::clone(&self.suppress),
-            begin_suppress: Arc::clone(&self.begin_suppress),
             steps: start.steps.clone(),
             timestamps: times.map(|no_timestamps| TimestampRule {
                 first: no_timestamps + 1,
@@ -301,7 +314,7 @@ impl WhisperPrompt {
                 max_initial: self.max_initial_timestamp,
             }),
             no_speech: self.special.no_speech.map(|token| NoSpeech { token, step: start.no_speech_step }),
-            ..LogitRules::default()
+            ..self.rules.clone()
         }
     }
 

@@ -5,6 +5,7 @@
 //! range in it was checked against the file (<https://github.com/huggingface/safetensors#format>).
 
 use super::tensor::{Tensor, TensorBytes};
+use crate::checkpoint::{check_pointer, no_weights};
 use crate::error::ModelError;
 use memmap2::{Mmap, MmapOptions};
 use parking_lot::Mutex;
@@ -183,16 +184,35 @@ impl StoredWeights {
     }
 }
 
-/// The weight files of a directory.
+/// The weight files of a directory; each exists.
 ///
 /// # Errors
+/// [`ModelError::Checkpoint`] for weights that are missing, in another format, or Git LFS pointers;
 /// [`ModelError::File`] or [`ModelError::Format`] for an index that cannot be read.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let index = dir.join(INDEX);
-    if !index.exists() {
-        return Ok(vec![dir.join(SINGLE)]);
+    let files: Vec<PathBuf> = match index.exists() {
+        true => {
+            check_pointer(&index)?;
+            shards(&index)?.into_iter().map(|shard| dir.join(shard)).collect()
+        }
+        false => vec![dir.join(SINGLE)],
+    };
+    let missing: Vec<&PathBuf> = files.iter().filter(|file| !file.exists()).collect();
+    match missing.first() {
+        Some(first) if index.exists() => Err(ModelError::Checkpoint {
+            path: index,
+            found: format!(
+                "names {} files, of which {} are missing, such as {}",
+                files.len(),
+                missing.len(),
+                first.file_name().unwrap_or_default().to_string_lossy()
+            ),
+            cure: "fetch the rest of the model".into(),
+        }),
+        Some(_) => Err(no_weights(dir)),
+        None => files.iter().try_for_each(|file| check_pointer(file)).map(|()| files),
     }
-    Ok(shards(&index)?.into_iter().map(|shard| dir.join(shard)).collect())
 }
 
 /// The file names of an index, each once. Names with a directory in them are refused: they would leave it.

@@ -101,7 +101,11 @@ fn unsupported_settings_are_refused_by_name() {
     check("do_resize", false.into(), "expected true");
     check("do_pad", true.into(), "expected false");
     check("do_reduce_labels", true.into(), "expected false");
-    check("resample", 0.into(), "1 (lanczos), 2 (bilinear) or 3 (bicubic)");
+    check(
+        "resample",
+        6.into(),
+        "0 (nearest), 1 (lanczos), 2 (bilinear), 3 (bicubic), 4 (box) or 5 (hamming)",
+    );
     check("size", serde_json::json!({ "longest_edge": 100, "shortest_edge": 10 }), "1 to 8192");
     check("size", 1_000_000.into(), "1 to 8192");
     check("size", serde_json::json!({ "height": 0, "width": 10 }), "1 to 8192");

@@ -70,7 +70,7 @@ fn pixels_match_the_reference() {
         let (h, w, got) = pixels_of(&input, &settings);
         assert_eq!(shape, [h, w, 3], "{name}");
         // Two JPEG decoders need not agree to the last bit, and a resize can widen that.
-        let allowed = if row["file"].as_str().unwrap().ends_with("jpg") { 4.0 } else { 1.0 };
+        let allowed = if row["file"].as_str().unwrap().ends_with("jpg") { 4.0 } else { 0.0 };
         let off = furthest(&got, expect.iter().map(|v| f32::from(*v)));
         println!("{name}: {off:.3} of 255");
         assert!(off <= allowed + 1e-3, "{name}: {off} of 255");

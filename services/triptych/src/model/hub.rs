@@ -32,7 +32,7 @@ pub fn fetch(id: &str) -> Result<PathBuf, CliError> {
         return Err(CliError::Setting("to keep a model of the hub, set HOME or HF_HOME".into()));
     }
     match fetch_all(id) {
-        Ok(dir) => Ok(dir),
+        Ok(fetched) => fetched,
         Err(e) => match fetched_before(id) {
             Some(dir) => {
                 say(&format!("the hub cannot be used ({}); taking {}", chain(&e), dir.display()));
@@ -47,10 +47,14 @@ pub fn fetch(id: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-fn fetch_all(id: &str) -> Result<PathBuf, ApiError> {
+/// The outer error is the hub's, the inner one says why the model cannot be served.
+fn fetch_all(id: &str) -> Result<Result<PathBuf, CliError>, ApiError> {
     let api = ApiBuilder::from_env().with_progress(std::io::stderr().is_terminal()).build()?;
     let repo = api.model(id.to_owned());
     let listed = repo.info()?.siblings.into_iter().map(|s| s.rfilename).collect::<Vec<_>>();
+    if let Some(reason) = unservable(&listed) {
+        return Ok(Err(CliError::Setting(format!("--model {id} cannot be served: {reason}"))));
+    }
     let one_file = listed.iter().any(|f| f == WEIGHTS);
     let mut wanted = listed.iter().filter(|f| is_served(f, one_file)).collect::<Vec<_>>();
     // Configuration first: a model that is none is known before its weights are fetched.
@@ -60,7 +64,29 @@ fn fetch_all(id: &str) -> Result<PathBuf, ApiError> {
         get(&repo, file)?;
     }
     let config = repo.get(CONFIG)?;
-    Ok(config.parent().unwrap_or(Path::new("")).to_owned())
+    Ok(Ok(config.parent().unwrap_or(Path::new("")).to_owned()))
+}
+
+/// Cause and cure for a repository without a model that can be served, by the names of its files.
+fn unservable(listed: &[String]) -> Option<String> {
+    let has = |name: &str| listed.iter().any(|file| file == name);
+    let ending = |end: &str| listed.iter().find(|file| file.ends_with(end) && !file.contains('/'));
+    if !has(CONFIG) && has("adapter_config.json") {
+        return Some(
+            "it is an adapter, not a model; merge it into its base model (PEFT: merge_and_unload(), then \
+             save_pretrained(DIR)) and serve that directory"
+                .into(),
+        );
+    }
+    if ending(".safetensors").is_some() {
+        return None;
+    }
+    let others = [".gguf", ".bin", ".h5", ".msgpack"].into_iter().find_map(ending);
+    let found = others.map_or_else(String::new, |file| format!(" (but {file})"));
+    Some(format!(
+        "it has no *.safetensors{found}, and other formats are not read; take a revision or a copy of the model that \
+         has, or convert it with transformers' save_pretrained and pass the directory: --model DIR"
+    ))
 }
 
 fn get(repo: &ApiRepo, file: &str) -> Result<(), ApiError> {
@@ -112,6 +138,25 @@ mod tests {
         for other in ["", "whisper", "/models/a", "./a/b", "../a", "a/b/c", "a/", "a b/c", "-a/b"] {
             assert!(!is_id(other), "{other}");
         }
+    }
+
+    #[test]
+    fn a_repository_without_a_servable_model_is_refused_before_it_is_fetched() {
+        let check = |files: &[&str], expect: Option<&str>| {
+            let listed: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+            let reason = unservable(&listed);
+            match (&reason, expect) {
+                (None, None) => {}
+                (Some(reason), Some(part)) if reason.contains(part) => {}
+                _ => panic!("{files:?}: {reason:?}, expected {expect:?}"),
+            }
+        };
+        check(&["config.json", "model.safetensors", "pytorch_model.bin"], None);
+        check(&["config.json", "model-00001-of-00002.safetensors"], None);
+        check(&["config.json", "pytorch_model.bin"], Some("no *.safetensors (but pytorch_model.bin)"));
+        check(&["README.md", "model-q4.gguf"], Some("(but model-q4.gguf)"));
+        check(&["config.json", "onnx/model.safetensors"], Some("no *.safetensors, and"));
+        check(&["adapter_config.json", "adapter_model.safetensors"], Some("merge_and_unload"));
     }
 
     #[test]

@@ -1,10 +1,8 @@
-//! Settings of an image processor, as `preprocessor_config.json` has them.
+//! Settings of an image processor, as `preprocessor_config.json` or `processor_config.json` has them.
 
 use crate::error::ModelError;
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use std::path::Path;
-
-const FILE: &str = "preprocessor_config.json";
 
 /// Settings of an image processor.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,40 +27,48 @@ pub struct ImageSettings {
     pub filter: ResizeFilter,
 }
 
-/// A filter of Pillow's by the number that files know it by.
+/// A filter of Pillow's, by the number that files know it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeFilter {
+    /// 0: the nearest pixel.
+    Nearest,
     /// 1.
     Lanczos,
     /// 2.
     Bilinear,
     /// 3.
     Bicubic,
+    /// 4: the mean of the pixels below.
+    Box,
+    /// 5.
+    Hamming,
 }
 
 impl ResizeFilter {
+    /// Every filter, by its number.
+    pub const ALL: [Self; 6] =
+        [Self::Nearest, Self::Lanczos, Self::Bilinear, Self::Bicubic, Self::Box, Self::Hamming];
+
     /// The key `resample` of a processor's file; `default` where it is missing.
     ///
     /// # Errors
     /// [`ModelError::Config`] for another filter.
     pub(super) fn of(file: &JsonFile, default: Self) -> Result<Self, ModelError> {
-        match file.u32("resample")? {
-            Some(1) => Ok(Self::Lanczos),
-            Some(2) => Ok(Self::Bilinear),
-            Some(3) => Ok(Self::Bicubic),
-            None => Ok(default),
-            Some(_) => Err(file.wrong("resample", "1 (lanczos), 2 (bilinear) or 3 (bicubic)")),
-        }
+        let Some(number) = file.u32("resample")? else { return Ok(default) };
+        Self::ALL.get(number as usize).copied().ok_or_else(|| {
+            let names = "0 (nearest), 1 (lanczos), 2 (bilinear), 3 (bicubic), 4 (box) or 5 (hamming)";
+            file.wrong("resample", names)
+        })
     }
 }
 
 impl ImageSettings {
-    /// Reads `preprocessor_config.json` of a model directory.
+    /// Reads the image processor of a model directory.
     ///
     /// # Errors
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let file = JsonFile::read(dir, FILE)?;
+        let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         for step in ["do_resize", "do_rescale", "do_normalize"] {
             if file.bool(step)? == Some(false) {
                 return Err(file.wrong(step, "true"));

@@ -6,16 +6,14 @@
 
 use super::pixels::{ImageSize, RgbPixels};
 use super::settings::{ResizeFilter, channels};
-use super::{decode, resize};
+use super::{decode, resample};
 use crate::error::{ItemError, ModelError};
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::TilesSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
-
-const FILE: &str = "preprocessor_config.json";
 
 /// The processor of models that read tiles.
 #[derive(Clone, Debug)]
@@ -32,7 +30,7 @@ impl TileProcessor {
     /// # Errors
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path, tiles: &TilesSpec) -> Result<Self, ModelError> {
-        let file = JsonFile::read(dir, FILE)?;
+        let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         for step in ["do_resize", "do_pad", "do_rescale", "do_normalize"] {
             if file.bool(step)? == Some(false) {
                 return Err(file.wrong(step, "true"));
@@ -150,7 +148,7 @@ impl Preprocess for TileProcessor {
         check_options(options, &[])?;
         let image = contained(modality, || decode::decode(bytes, limits))?;
         let (arrangement, target) = self.layout(image.size);
-        let image = resize::resize(image, target, self.filter)?;
+        let image = resample::resample(image, target, self.filter);
         let [down, across] = arrangement;
         Ok(EncoderInput {
             extent: Extent::Grid {

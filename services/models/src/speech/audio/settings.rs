@@ -1,10 +1,8 @@
 //! Settings of Whisper's audio processor.
 
 use crate::error::ModelError;
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use std::path::Path;
-
-const FILE: &str = "preprocessor_config.json";
 
 /// Mel frames that the encoder's stem makes one row of.
 pub(super) const FRAMES_PER_ROW: usize = 2;
@@ -25,12 +23,12 @@ pub struct AudioSettings {
 }
 
 impl AudioSettings {
-    /// Reads `preprocessor_config.json` of a model directory.
+    /// Reads the feature extractor of a model directory.
     ///
     /// # Errors
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let file = JsonFile::read(dir, FILE)?;
+        let file = JsonFile::processor(dir, ItemProcessor::Audio)?;
         let number = |key: &str, default: u32, most: u32| -> Result<u32, ModelError> {
             let value = file.u32(key)?.unwrap_or(default);
             if (1..=most).contains(&value) {

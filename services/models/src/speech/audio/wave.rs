@@ -6,14 +6,12 @@
 
 use super::decode::decode;
 use crate::error::{ItemError, ModelError};
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
 use crate::spec::WaveSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
-
-const FILE: &str = "preprocessor_config.json";
 
 /// Added to the variance.
 const EPS: f64 = 1e-7;
@@ -31,7 +29,7 @@ impl WaveProcessor {
     /// # Errors
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path, wave: WaveSpec) -> Result<Self, ModelError> {
-        let file = JsonFile::read(dir, FILE)?;
+        let file = JsonFile::processor(dir, ItemProcessor::Audio)?;
         if file.u32("feature_size")?.is_some_and(|size| size != 1) {
             return Err(file.wrong("feature_size", "1: samples of one channel"));
         }

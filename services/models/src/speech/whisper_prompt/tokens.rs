@@ -1,6 +1,9 @@
 //! Whisper's task tokens: from `generation_config.json` where it names them, else by their spelling.
 
+mod language_names;
+
 use crate::error::ModelError;
+use crate::files::JsonFile;
 use crate::prompt::generation::GenerationFiles;
 use crate::tokenization::{LanguageTokens, Tokenizer};
 
@@ -24,6 +27,8 @@ pub(super) struct WhisperTokens {
     pub(super) no_speech: Option<u32>,
     /// None for English-only models, whose vocabulary names languages all the same.
     pub(super) languages: LanguageTokens,
+    /// The language of requests that name none; `None`: the model finds it.
+    pub(super) default_language: Option<u32>,
 }
 
 impl WhisperTokens {
@@ -50,7 +55,7 @@ impl WhisperTokens {
             let stated = tasks.iter().find(|(task, _)| task == name).map(|(_, id)| *id);
             stated.or_else(|| spelled(&format!("<|{name}|>")))
         };
-        let words = Self {
+        let mut words = Self {
             start: start.ok_or_else(|| generation.wrong(START, "a token id"))?,
             start_of_previous: match generation.u32("prev_sot_token_id")? {
                 Some(id) => Some(id),
@@ -66,11 +71,13 @@ impl WhisperTokens {
             languages: match (multilingual, named) {
                 (false, _) => LanguageTokens::default(),
                 (true, Some(named)) => {
-                    LanguageTokens::new(named.iter().map(|(name, id)| (bare(name), *id)).collect())
+                    LanguageTokens::new(named.iter().map(|(name, id)| (bare(name).to_owned(), *id)).collect())
                 }
                 (true, None) => spelled_languages(tokenizer),
             },
+            default_language: None,
         };
+        words.default_language = default_language(generation, &words.languages)?;
         if multilingual
             && (words.languages.is_empty() || words.transcribe.is_none() || words.translate.is_none())
         {
@@ -86,9 +93,23 @@ impl WhisperTokens {
     }
 }
 
+/// The token of `language`, which some directories name for requests that name none: a code, or a language in English.
+fn default_language(file: &JsonFile, languages: &LanguageTokens) -> Result<Option<u32>, ModelError> {
+    const KEY: &str = "language";
+    let Some(value) = file.get(KEY).filter(|_| !languages.is_empty()) else {
+        return Ok(None);
+    };
+    let named = value.as_str().unwrap_or_default().to_ascii_lowercase();
+    let code = language_names::code(&named).unwrap_or_else(|| bare(&named));
+    languages
+        .token(code)
+        .map(Some)
+        .ok_or_else(|| file.wrong(KEY, "a language of this model, by its code (de) or its name (german)"))
+}
+
 /// `<|en|>` to `en`.
-fn bare(name: &str) -> String {
-    name.trim_start_matches("<|").trim_end_matches("|>").to_owned()
+fn bare(name: &str) -> &str {
+    name.trim_start_matches("<|").trim_end_matches("|>")
 }
 
 /// Languages by spelling: `<|xx|>` or `<|xxx|>` between the start token and the tasks.

@@ -2,7 +2,7 @@
 
 use super::steps::CanvasStep;
 use crate::error::ModelError;
-use crate::files::JsonFile;
+use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::pixels::ImageSize;
 use crate::preprocess::image::settings::{ResizeFilter, channels};
 use std::path::Path;
@@ -50,7 +50,7 @@ impl CanvasSettings {
     /// # Errors
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let file = JsonFile::processor(dir)?;
+        let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         let kind = kind(&file)?;
         let [mean, std] = if kind == ProcessorKind::Clip { OPENAI_CLIP } else { IMAGENET };
         let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {

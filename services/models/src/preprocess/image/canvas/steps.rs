@@ -3,7 +3,7 @@
 
 use crate::error::ItemError;
 use crate::preprocess::image::pixels::{ImageSize, RgbPixels};
-use crate::preprocess::image::resize::resize;
+use crate::preprocess::image::resample::resample;
 use crate::preprocess::image::settings::ResizeFilter;
 use triptych_core::limits::Limits;
 
@@ -141,7 +141,7 @@ fn resized(
             });
         }
     }
-    resize(image, target, filter)
+    Ok(resample(image, target, filter))
 }
 
 /// The part of the image under a frame of `size` whose corner is at `[left, top]`; black outside.

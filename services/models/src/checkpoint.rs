@@ -1,0 +1,158 @@
+//! What a model directory may hold in place of a model that can be served, each with its cause and its cure.
+//!
+//! Adapters, quantized checkpoints, Git LFS pointers, and weights in other formats than safetensors. It looks at names and
+//! at the starts of small files; it knows no family and reads no tensor.
+
+use crate::error::ModelError;
+use crate::files::JsonFile;
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The first bytes of a Git LFS pointer
+/// (<https://github.com/git-lfs/git-lfs/blob/v3.5.0/docs/spec.md>).
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// A pointer is smaller than this.
+const MAX_POINTER_BYTES: u64 = 1024;
+
+/// Endings of the files that are read beside the weights.
+const READ: [&str; 5] = ["json", "jinja", "model", "txt", "spm"];
+
+/// Weights of other formats: how their names end, what they are called, and the reason.
+const OTHER_WEIGHTS: [(&str, &str, &str); 7] = [
+    (".bin", "PyTorch's pickle format", "a pickle can run code when it is read"),
+    (".pt", "PyTorch's pickle format", "a pickle can run code when it is read"),
+    (".pth", "PyTorch's pickle format", "a pickle can run code when it is read"),
+    (".gguf", "GGUF, the format of llama.cpp", "it is read by llama.cpp and its relatives"),
+    (".h5", "TensorFlow's format", "it is read by TensorFlow"),
+    (".msgpack", "Flax's format", "it is read by Flax"),
+    (".onnx", "ONNX", "it is read by ONNX runtimes"),
+];
+
+const CONVERT: &str = "convert them with transformers, AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR), with the \
+                       class of config.json's architectures in the place of AutoModel, or take a revision of the model \
+                       that has *.safetensors";
+
+/// Refuses a directory that is an adapter, a quantized checkpoint, or a clone without its large files. Weights are not
+/// looked at: see [`no_weights`].
+///
+/// # Errors
+/// [`ModelError::Checkpoint`], [`ModelError::File`] for a directory that cannot be listed.
+pub(crate) fn check(dir: &Path) -> Result<(), ModelError> {
+    let entries = entries(dir)?;
+    entries.iter().filter(|path| ends_with(path, &READ)).try_for_each(|path| check_pointer(path))?;
+    check_adapter(dir)?;
+    if !dir.join("config.json").exists() && entries.iter().any(|path| ends_with(path, &["gguf"])) {
+        return Err(no_weights(dir));
+    }
+    check_quantization(dir)
+}
+
+/// Refuses a file that is a Git LFS pointer. A file that cannot be read is left to its reader.
+///
+/// # Errors
+/// [`ModelError::Checkpoint`].
+pub(crate) fn check_pointer(path: &Path) -> Result<(), ModelError> {
+    let mut start = [0; POINTER.len()];
+    let is_small = std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() < MAX_POINTER_BYTES);
+    let mut read = || File::open(path)?.read_exact(&mut start);
+    if !is_small || read().is_err() || start.as_slice() != POINTER {
+        return Ok(());
+    }
+    Err(ModelError::Checkpoint {
+        path: path.to_owned(),
+        found: "is a Git LFS pointer, not the file: the repository was cloned without Git LFS".into(),
+        cure: "run `git lfs install && git lfs pull` there, or fetch the model with `hf download OWNER/NAME`"
+            .into(),
+    })
+}
+
+/// The error for a directory without safetensors: it names the weights that are there instead.
+pub(crate) fn no_weights(dir: &Path) -> ModelError {
+    let names: Vec<String> = entries(dir).unwrap_or_default().iter().filter_map(|path| name(path)).collect();
+    for (ending, format, reason) in OTHER_WEIGHTS {
+        let of_it = names.iter().filter(|name| name.ends_with(ending) && *name != "training_args.bin");
+        if let Some(first) = of_it.min() {
+            return ModelError::Checkpoint {
+                path: dir.to_owned(),
+                found: format!("has its weights in {format} ({first}), not as safetensors: {reason}"),
+                cure: CONVERT.into(),
+            };
+        }
+    }
+    ModelError::Checkpoint {
+        path: dir.to_owned(),
+        found: "has no weights: neither model.safetensors nor model.safetensors.index.json".into(),
+        cure: "fetch them, or start with --load-format dummy for random ones".into(),
+    }
+}
+
+/// An adapter is not a model: its weights are differences to those of a base model.
+fn check_adapter(dir: &Path) -> Result<(), ModelError> {
+    const NAME: &str = "adapter_config.json";
+    let whole = ["model.safetensors", "model.safetensors.index.json"];
+    if !dir.join(NAME).exists() || whole.iter().any(|name| dir.join(name).exists()) {
+        return Ok(());
+    }
+    let file = JsonFile::read(dir, NAME)?;
+    let text = |key: &str| file.get(key).and_then(Value::as_str);
+    let base = text("base_model_name_or_path").unwrap_or("its base model");
+    Err(ModelError::Checkpoint {
+        path: dir.to_owned(),
+        found: format!("is a {} adapter for {base}, not a model", text("peft_type").unwrap_or("PEFT")),
+        cure: "merge it into the base model (PEFT: merge_and_unload(), then save_pretrained(NEW_DIR)) and serve that \
+               directory"
+            .into(),
+    })
+}
+
+/// Quantized weights have other tensors and other names, which no reader here knows.
+fn check_quantization(dir: &Path) -> Result<(), ModelError> {
+    const KEYS: [&str; 4] = [
+        "quantization_config",
+        "text_config.quantization_config",
+        "compression_config",
+        "text_config.compression_config",
+    ];
+    let config = JsonFile::read_or_empty(dir, "config.json")?;
+    let by_config = KEYS.iter().find_map(|key| Some((*key, config.get(key)?.clone())));
+    let by_file = || {
+        let files = [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")];
+        let (name, method) = files.into_iter().find(|(name, _)| dir.join(name).exists())?;
+        Some((name, serde_json::json!({ "quant_method": method })))
+    };
+    let Some((key, settings)) = by_config.or_else(by_file) else { return Ok(()) };
+    Err(ModelError::Checkpoint {
+        path: dir.to_owned(),
+        found: format!("is a quantized checkpoint ({key}: {})", method(&settings)),
+        cure: "quantized weights are not read; serve the checkpoint that it was made from, with --precision int8 or int4 \
+               to have its weights quantized here"
+            .into(),
+    })
+}
+
+/// A quantization by its name and its bits, as far as they are stated.
+fn method(settings: &Value) -> String {
+    let known = ["load_in_4bit", "load_in_8bit"].into_iter().find(|key| settings[*key] == true);
+    let named = settings["quant_method"].as_str().or(settings["format"].as_str());
+    let bits = settings["bits"].as_u64().or(settings["w_bit"].as_u64()).map(|n| format!("{n} bits"));
+    let parts: Vec<String> =
+        [named.map(str::to_owned), known.map(str::to_owned), bits].into_iter().flatten().collect();
+    if parts.is_empty() { "of a method it does not name".into() } else { parts.join(", ") }
+}
+
+fn ends_with(path: &Path, endings: &[&str]) -> bool {
+    path.extension().and_then(|ending| ending.to_str()).is_some_and(|ending| endings.contains(&ending))
+}
+
+/// Paths of the entries of a directory.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let failed = |source| ModelError::File { path: dir.to_owned(), source };
+    std::fs::read_dir(dir).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
+}
+
+fn name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_str()?.to_owned())
+}

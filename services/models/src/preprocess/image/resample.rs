@@ -1,0 +1,247 @@
+//! Resampling of RGB images in Pillow's fixed-point arithmetic, to the bit.
+//!
+//! A filter is widened by the scale where the image shrinks; the weights of a window are divided by their sum and
+//! rounded to 22 bits; each of two passes rounds its sums to bytes
+//! (<https://github.com/python-pillow/Pillow/blob/12.0.0/src/libImaging/Resample.c>).
+//!
+//! **Order of the passes**: across, then down, for every size. So did every Pillow up to 12.1, with which published
+//! checkpoints were trained, and so does torchvision. Pillow 12.2 goes down first where the height is more than a hundred
+//! times the width, and Pillow 13 where the height loses more than twice the pixels that the width loses. That is a matter
+//! of speed, not of a checkpoint, so no setting of a processor selects it. It shows in values of hard edges, since bytes
+//! are cut between the passes: `tests/golden/preprocess/resize.json` counts them.
+//!
+//! torchvision, the back end that transformers 5 prefers, has the same windows with weights of 16 bits, or floats, as the
+//! machine has it. Its values are up to 2 of 255 away, and not the same everywhere, so it is not the reference here.
+
+use super::pixels::{ImageSize, RgbPixels};
+use super::settings::ResizeFilter;
+use std::f64::consts::PI;
+
+/// Bits of a weight behind the point.
+const FRACTION_BITS: u32 = 22;
+
+/// Half of a byte's unit: sums are rounded, not cut.
+const HALF: i32 = 1 << (FRACTION_BITS - 1);
+
+/// Image rows that the pass across turns into columns, so that its loops run over neighbouring values.
+const STRIP_ROWS: usize = 16;
+
+/// Values of such a column: three for each row.
+const COLUMN: usize = 3 * STRIP_ROWS;
+
+/// Neighbouring values that the pass down computes at once.
+const LANES: usize = 64;
+
+/// The image at another size. A side that keeps its length is left as it is, whatever the filter.
+///
+/// `target` has pixels. O(pixels · weights of a window), where a window has as many pixels as the scale makes it.
+pub(super) fn resample(image: RgbPixels, target: ImageSize, filter: ResizeFilter) -> RgbPixels {
+    let Some(kernel) = Kernel::of(filter) else { return nearest(&image, target) };
+    let image = if image.size.width == target.width { image } else { across(&image, target.width, kernel) };
+    if image.size.height == target.height { image } else { down(&image, target.height, kernel) }
+}
+
+/// A filter as a function of the distance, in pixels of the smaller scale.
+#[derive(Clone, Copy)]
+struct Kernel {
+    /// Distance from which on it is 0.
+    support: f64,
+    at: fn(f64) -> f64,
+}
+
+impl Kernel {
+    /// `None` for the nearest pixel, which weighs nothing.
+    fn of(filter: ResizeFilter) -> Option<Self> {
+        Some(match filter {
+            ResizeFilter::Nearest => return None,
+            ResizeFilter::Box => Self { support: 0.5, at: mean },
+            ResizeFilter::Bilinear => Self { support: 1.0, at: triangle },
+            ResizeFilter::Hamming => Self { support: 1.0, at: hamming },
+            ResizeFilter::Bicubic => Self { support: 2.0, at: bicubic },
+            ResizeFilter::Lanczos => Self { support: 3.0, at: lanczos },
+        })
+    }
+}
+
+fn mean(x: f64) -> f64 {
+    if x > -0.5 && x <= 0.5 { 1.0 } else { 0.0 }
+}
+
+fn triangle(x: f64) -> f64 {
+    (1.0 - x.abs()).max(0.0)
+}
+
+/// A raised cosine over a sinc. Its two constants are single precision in the reference.
+fn hamming(x: f64) -> f64 {
+    let x = x.abs();
+    if x >= 1.0 {
+        return 0.0;
+    }
+    sinc(x) * (f64::from(0.54_f32) + f64::from(0.46_f32) * (x * PI).cos())
+}
+
+/// Cubic convolution with a = −0.5.
+fn bicubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    let x = x.abs();
+    if x < 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+    } else {
+        0.0
+    }
+}
+
+/// A sinc under the middle of one three times as wide.
+fn lanczos(x: f64) -> f64 {
+    if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
+}
+
+fn sinc(x: f64) -> f64 {
+    if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) }
+}
+
+/// The pixels along a side that one pixel of the result is made of.
+struct Window {
+    first: usize,
+    /// In units of 2⁻²²; their sum is about 1, that of their magnitudes below 2.
+    weights: Vec<i32>,
+}
+
+/// A side before and after a pass.
+#[derive(Clone, Copy)]
+struct Side {
+    from: u32,
+    to: u32,
+    kernel: Kernel,
+}
+
+impl Side {
+    /// The window of pixel `i` of the result.
+    fn window(self, i: u32) -> Window {
+        let scale = f64::from(self.from) / f64::from(self.to);
+        let widened = scale.max(1.0);
+        let support = self.kernel.support * widened;
+        let per_pixel = 1.0 / widened;
+        let center = (f64::from(i) + 0.5) * scale;
+        // A conversion cuts towards 0, and what is below 0 becomes 0.
+        let end = ((center + support + 0.5) as usize).min(self.from as usize);
+        let first = ((center - support + 0.5) as usize).min(end);
+        let weight = |x: usize| (self.kernel.at)((x as f64 - center + 0.5) * per_pixel);
+        let sum: f64 = (first..end).map(weight).sum();
+        let sum = if sum == 0.0 { 1.0 } else { sum };
+        let fixed = |weight: f64| {
+            let scaled = weight / sum * f64::from(1 << FRACTION_BITS);
+            (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
+        };
+        Window { first, weights: (first..end).map(|x| fixed(weight(x))).collect() }
+    }
+
+    /// The windows of all pixels of the result.
+    fn windows(self) -> impl Iterator<Item = Window> {
+        (0..self.to).map(move |i| self.window(i))
+    }
+}
+
+/// `N` neighbouring values: weighted sums down the columns of `source`, whose rows are `stride` values apart.
+///
+/// 255 times weights whose magnitudes sum up to less than 2 fit an `i32`.
+fn weighted<const N: usize>(source: &[u8], stride: usize, weights: &[i32]) -> [u8; N] {
+    let mut sums = [HALF; N];
+    for (row, weight) in source.chunks(stride).zip(weights) {
+        let Some(values) = row.first_chunk::<N>() else { break };
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum = sum.wrapping_add(weight.wrapping_mul(i32::from(*value)));
+        }
+    }
+    sums.map(|sum| (sum >> FRACTION_BITS).clamp(0, 255) as u8)
+}
+
+/// `[height, width, 3]` of another width.
+fn across(image: &RgbPixels, width: u32, kernel: Kernel) -> RgbPixels {
+    let ImageSize { width: from, height } = image.size;
+    let side = Side { from, to: width, kernel };
+    let before = from as usize * 3;
+    let after = width as usize * 3;
+    let mut rgb = vec![0; after * height as usize];
+    let n_strips = height as usize / STRIP_ROWS;
+    let (strips, rest) = rgb.split_at_mut(n_strips * STRIP_ROWS * after);
+    let (strips_before, rest_before) = image.rgb.split_at(n_strips * STRIP_ROWS * before);
+    if n_strips > 0 {
+        // At most as many bytes as the strip has.
+        let windows: Vec<Window> = side.windows().collect();
+        let mut columns = vec![[0; COLUMN]; from as usize];
+        let pairs = strips_before.chunks(STRIP_ROWS * before).zip(strips.chunks_mut(STRIP_ROWS * after));
+        for (strip_before, strip) in pairs {
+            turn(strip_before, &mut columns);
+            strip_across(&columns, &windows, strip);
+        }
+    }
+    if !rest.is_empty() {
+        for (x, Window { first, weights }) in side.windows().enumerate() {
+            for (row_before, row) in rest_before.chunks(before).zip(rest.chunks_mut(after)) {
+                row[x * 3..][..3].copy_from_slice(&weighted::<3>(&row_before[first * 3..], 3, &weights));
+            }
+        }
+    }
+    RgbPixels { size: ImageSize { width, height }, rgb }
+}
+
+/// `[STRIP_ROWS, columns.len(), 3]` to `[columns.len(), STRIP_ROWS, 3]`.
+fn turn(strip: &[u8], columns: &mut [[u8; COLUMN]]) {
+    for (y, row) in strip.chunks(columns.len() * 3).enumerate() {
+        for (pixel, column) in row.as_chunks::<3>().0.iter().zip(columns.iter_mut()) {
+            column[y * 3..][..3].copy_from_slice(pixel);
+        }
+    }
+}
+
+/// `[columns, STRIP_ROWS, 3]` to `[STRIP_ROWS, windows.len(), 3]`.
+fn strip_across(columns: &[[u8; COLUMN]], windows: &[Window], strip: &mut [u8]) {
+    for (x, Window { first, weights }) in windows.iter().enumerate() {
+        let column = weighted::<COLUMN>(columns[*first..].as_flattened(), COLUMN, weights);
+        for (row, pixel) in strip.chunks_mut(windows.len() * 3).zip(column.as_chunks::<3>().0) {
+            row[x * 3..][..3].copy_from_slice(pixel);
+        }
+    }
+}
+
+/// `[height, width, 3]` of another height.
+fn down(image: &RgbPixels, height: u32, kernel: Kernel) -> RgbPixels {
+    let ImageSize { width, height: from } = image.size;
+    let stride = width as usize * 3;
+    let mut rgb = vec![0; stride * height as usize];
+    let windows = Side { from, to: height, kernel }.windows();
+    for (row, Window { first, weights }) in rgb.chunks_mut(stride.max(1)).zip(windows) {
+        let source = &image.rgb[first * stride..];
+        let (lanes, rest) = row.as_chunks_mut::<LANES>();
+        let n_lanes = lanes.len() * LANES;
+        for (i, values) in lanes.iter_mut().enumerate() {
+            *values = weighted(&source[i * LANES..], stride, &weights);
+        }
+        for (i, value) in rest.iter_mut().enumerate() {
+            [*value] = weighted(&source[n_lanes + i..], stride, &weights);
+        }
+    }
+    RgbPixels { size: ImageSize { width, height }, rgb }
+}
+
+/// The pixel under the middle of each pixel of the result. Positions are summed up, as in the reference.
+fn nearest(image: &RgbPixels, target: ImageSize) -> RgbPixels {
+    let positions = |from: u32, to: u32| -> Vec<usize> {
+        let step = f64::from(from) / f64::from(to);
+        let middles = std::iter::successors(Some(step * 0.5), |at| Some(at + step));
+        middles.take(to as usize).map(|at| (at as usize).min(from.saturating_sub(1) as usize)).collect()
+    };
+    let columns = positions(image.size.width, target.width);
+    let mut rgb = Vec::with_capacity(columns.len() * target.height as usize * 3);
+    for y in positions(image.size.height, target.height) {
+        let row = &image.rgb[y * image.size.width as usize * 3..];
+        rgb.extend(columns.iter().flat_map(|x| &row[x * 3..x * 3 + 3]));
+    }
+    RgbPixels { size: target, rgb }
+}
+
+#[cfg(test)]
+mod tests;
