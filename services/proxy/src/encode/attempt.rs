@@ -2,7 +2,7 @@
 
 use super::job::EncodeJob;
 use super::parts::{Parts, now};
-use crate::fleet::Lease;
+use crate::fleet::{Lease, Origin};
 use crate::request_machine::action::AttemptId;
 use crate::request_machine::event::EncodeEvent;
 use crate::request_machine::output::{Belief, Encoded, Wanted};
@@ -42,9 +42,16 @@ impl Attempt {
         };
         match &result {
             Ok(_) => self.worker.report_ok(),
-            Err(failed) => self.worker.report(failed),
+            Err(failed) => self.worker.report(failed, self.origin()),
         }
         EncodeEvent::Ended { attempt: self.id, result: result.map_err(|failed| failed.failure) }
+    }
+
+    /// Of its key, whose last two bytes are the tenant's.
+    fn origin(&self) -> Origin {
+        let key = self.job.wanted.key.as_bytes();
+        let (request, tenant) = key.split_at(key.len() - 2);
+        Origin::new(request, tenant)
     }
 
     async fn call(&self) -> Result<v1::EncodeResponse, CallFailure> {
