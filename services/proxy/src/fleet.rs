@@ -30,7 +30,7 @@ pub use size::{Forecast, Size};
 
 use crate::admission::in_time;
 use crate::config::ProxyError;
-use crate::request_machine::deaths::Deaths;
+use crate::request_machine::deaths::{Deaths, RequestFingerprint, Verdict};
 use catalog::{Catalog, Want};
 use meters::FleetMeters;
 use rand::SeedableRng;
@@ -136,6 +136,32 @@ impl Fleet {
                 return Lease::new(Arc::clone(&self.shared), worker, given);
             }
             sleep(IDLE_PAUSE).await;
+        }
+    }
+
+    /// What may be done with work that workers may have died of.
+    pub fn verdict(&self, fingerprint: &RequestFingerprint) -> Verdict {
+        self.deaths().verdict(fingerprint, Instant::now().into_std())
+    }
+
+    /// As [`Self::lease`], of work that workers may have died of: alone if they did. Work that is refused is leased too:
+    /// its sender asks again.
+    pub async fn lease_by_verdict(
+        &self,
+        want: &Want,
+        size: Size,
+        tried: &[WorkerId],
+        fingerprint: RequestFingerprint,
+    ) -> Lease {
+        loop {
+            match self.verdict(&fingerprint) {
+                Verdict::Free | Verdict::Refused => return self.lease(want, size, tried).await,
+                Verdict::Alone => {
+                    self.deaths().begin_trial(fingerprint, Instant::now().into_std());
+                    return self.lease_idle(want, size, tried).await;
+                }
+                Verdict::Later | Verdict::Unsettled => sleep(IDLE_PAUSE).await,
+            }
         }
     }
 

@@ -84,6 +84,11 @@ impl Lease {
         self.worker.ask_again.notify_one();
     }
 
+    /// True if it has nothing else.
+    pub fn is_alone(&self) -> bool {
+        self.reason == Reason::Alone
+    }
+
     /// Lets it take other work again, if it was to have nothing else.
     pub fn admit_others(&mut self) {
         if self.reason == Reason::Alone {

@@ -4,8 +4,9 @@
 //! it, and all but one of them are innocent, so a death tells little of each: a request counts as a suspect of it if it
 //! had not begun to answer, or, if all had, like all others. What a worker was starting when it died is known for
 //! certain once its successor reports it; then nobody else is a suspect of that death. A suspect of two deaths, or the
-//! only one of a reported death, is sent again alone, to a worker that has nothing else. One that kills that worker too
-//! is refused for as long as the death is remembered. An answer clears its request.
+//! only one of a reported death, is sent again alone, to a worker that has nothing else, and speaks for the others that
+//! died with it: they are suspects no more. One that kills that worker too is refused for as long as the death is
+//! remembered. An answer clears its request.
 //!
 //! Requests are told apart by a keyed hash of what they ask for, so that one that is sent again by its client under
 //! another id is the same. The key is this process's own and leaves it nowhere.
@@ -115,12 +116,14 @@ struct Death {
     ids: HashMap<RequestId, RequestFingerprint>,
     /// The requests that the worker was starting, as its successor reported; `None`: not reported.
     reported: Option<HashSet<RequestFingerprint>>,
+    /// Requests of it that are tried only alone: they explain it.
+    isolated: HashSet<RequestFingerprint>,
 }
 
 impl Death {
     fn new(at: Instant) -> Self {
-        let (aboard, ids) = (HashMap::new(), HashMap::new());
-        Self { at, is_certain: false, aboard, ids, reported: None }
+        let (aboard, ids, isolated) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Self { at, is_certain: false, aboard, ids, reported: None, isolated }
     }
 
     /// How much it speaks against a request: [`SUSPICIONS`] are enough.
@@ -129,6 +132,7 @@ impl Death {
         let is_starting = |stage: &Stage| *stage != Stage::Answering;
         match (&self.reported, stage) {
             (_, Stage::Alone) => SUSPICIONS,
+            _ if !self.isolated.is_empty() && !self.isolated.contains(fingerprint) => 0,
             (Some(reported), _) if !reported.contains(fingerprint) => 0,
             (Some(reported), _) if reported.len() == 1 => SUSPICIONS,
             (Some(_), _) | (None, Stage::Starting) => 1,
@@ -196,11 +200,18 @@ impl Deaths {
             return Verdict::Unsettled;
         }
         let certain = || self.open.values().chain(&self.closed).filter(|death| death.is_certain);
-        if certain().any(|death| death.aboard.get(fingerprint) == Some(&Stage::Alone)) {
-            return Verdict::Refused;
-        }
         if certain().map(|death| death.suspicion(fingerprint)).sum::<u32>() < SUSPICIONS {
             return Verdict::Free;
+        }
+        let died_alone = |death: &Death| death.aboard.get(fingerprint) == Some(&Stage::Alone);
+        let is_refused = certain().any(died_alone);
+        for death in self.open.values_mut().chain(&mut self.closed) {
+            if death.suspicion(fingerprint) > 0 {
+                death.isolated.insert(*fingerprint);
+            }
+        }
+        if is_refused {
+            return Verdict::Refused;
         }
         match self.trials.contains_key(fingerprint) {
             true => Verdict::Later,
@@ -225,6 +236,7 @@ impl Deaths {
         self.trials.remove(fingerprint);
         for death in self.open.values_mut().chain(&mut self.closed) {
             death.aboard.remove(fingerprint);
+            death.isolated.remove(fingerprint);
         }
     }
 

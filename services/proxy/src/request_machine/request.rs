@@ -333,7 +333,8 @@ impl RequestMachine {
             return self.renew(item, failure, around.now, actions);
         }
         let is_last = self.attempt == ATTEMPTS || !failure.class.is_retryable();
-        if is_last || !around.budget.try_spend(around.now) {
+        // What a worker had that went away is not done twice, and the budget need not pay for it.
+        if is_last || !(is_gone || around.budget.try_spend(around.now)) {
             return self.fail(self.tell_apart(failure), None, LeftItems::GoOn, actions);
         }
         let (attempt, resumed) = (self.attempt, self.text_out);

@@ -115,5 +115,5 @@ async fn a_stream_whose_workers_were_killed_twice_goes_on_alone() {
         }
     }
     assert!(is_whole && n_killed == 2);
-    assert_eq!(fleet.proxy.metric("triptych_fleet_picks_total{role=\"pd\",reason=\"alone\"}").await, 1.0);
+    assert_eq!(fleet.proxy.metric("triptych_worker_picks_total{role=\"pd\",reason=\"alone\"}").await, 1.0);
 }

@@ -1,7 +1,7 @@
 //! A request's way to its answer, on a hand-moved clock.
 
 use crate::request_machine::action::{LeftItems, RequestAction};
-use crate::request_machine::deaths::{Deaths, Life, REMEMBERED, RequestFingerprint};
+use crate::request_machine::deaths::{Aboard, Deaths, Life, REMEMBERED, RequestFingerprint, Stage, Verdict};
 use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::policy::{ATTEMPTS, IDLE_WAIT, LAST_REPORTS, WORKER_WAIT, backoff};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
@@ -337,5 +337,43 @@ fn a_connection_that_breaks_is_no_death_and_an_answer_clears() {
         request.worker("b").on(RequestEvent::Answered);
         assert_eq!(request.log().last().unwrap(), "finish");
         request = arrives(request.deaths, request.now, (id, 1));
+    }
+}
+
+#[test]
+fn a_request_that_is_isolated_explains_the_deaths_of_all_that_were_there() {
+    let mut deaths = Deaths::new([0; 32]);
+    let now = Instant::now();
+    // Two deaths that both were at before they had begun to answer, and one at which only the bad one was.
+    for (worker, ids) in [("a", [1, 2].as_slice()), ("b", &[2]), ("c", &[1, 2])] {
+        for id in ids {
+            let (request, stage) = (RequestId::from_bits(u128::from(*id)), Stage::Starting);
+            let fingerprint = RequestFingerprint::from_bytes([*id; 32]);
+            deaths.broke(&WorkerId::new(worker), Aboard { request, fingerprint, stage }, now);
+        }
+        deaths.died(&WorkerId::new(worker), now);
+        if worker == "b" {
+            let bad = RequestFingerprint::from_bytes([2; 32]);
+            assert_eq!(deaths.verdict(&bad, now), Verdict::Alone);
+        }
+    }
+    assert_eq!(
+        deaths.verdict(&RequestFingerprint::from_bytes([1; 32]), now),
+        Verdict::Free,
+        "one unexplained"
+    );
+}
+
+#[test]
+fn requests_of_workers_that_died_are_sent_again_whatever_the_budget_says() {
+    let mut deaths = Deaths::new([0; 32]);
+    let mut budget = RetryWindow::new(RetryPolicy { share: 0.0, per_second: 0.0 }, Instant::now());
+    for id in 1..100_u8 {
+        let mut request = arrives(deaths, Instant::now(), (id.into(), id));
+        std::mem::swap(&mut request.budget, &mut budget);
+        request.worker("a").died("a");
+        assert_eq!(request.log().last().unwrap(), "retry resumed=false");
+        std::mem::swap(&mut request.budget, &mut budget);
+        deaths = request.deaths;
     }
 }
