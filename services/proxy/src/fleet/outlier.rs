@@ -53,7 +53,7 @@ pub struct Origin {
 impl Origin {
     /// Of the bytes of two hashes, or of as many as there are.
     pub fn new(request: &[u8], tenant: &[u8]) -> Self {
-        let first = |bytes: &[u8]| bytes.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let first = |bytes: &[u8]| bytes.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte));
         Self { request: first(request), tenant: first(tenant) }
     }
 }
