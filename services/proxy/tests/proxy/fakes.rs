@@ -293,7 +293,7 @@ impl EncoderWorker for Encoder {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
-            encodes: false,
+            ..Default::default()
         }))
     }
 
@@ -472,7 +472,7 @@ impl PrefillDecodeWorker for Pd {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
-            encodes: false,
+            ..Default::default()
         }))
     }
 
