@@ -27,6 +27,8 @@ pub fn sampling_from_wire(s: v1::Sampling, defaults: &SamplingParams) -> Result<
         logit_bias: biases(s.logit_bias),
         bad_words: s.bad_words,
         no_repeat_ngram_size: s.no_repeat_ngram_size.unwrap_or(defaults.no_repeat_ngram_size),
+        encoder_no_repeat_ngram_size: defaults.encoder_no_repeat_ngram_size,
+        renormalize_logits: defaults.renormalize_logits,
         seed: s.seed,
         n: s.n.unwrap_or(1),
         beams,

@@ -29,6 +29,12 @@ pub struct SamplingParams {
     pub bad_words: Vec<String>,
     /// Length in tokens of the n-grams that may occur only once; 0: off.
     pub no_repeat_ngram_size: u32,
+    /// Length in tokens of the n-grams of the encoder's text that the answer may not repeat; 0: off. Without an
+    /// encoder, of the prompt.
+    pub encoder_no_repeat_ngram_size: u32,
+    /// True if logits are normalised again after all logits processors, as beam scores then are sums of proper
+    /// log-probabilities.
+    pub renormalize_logits: bool,
     /// Seed of the draw; `None`: one is drawn for the request.
     pub seed: Option<u64>,
     /// Answers to generate for the prompt.
@@ -102,6 +108,8 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             bad_words: Vec::new(),
             no_repeat_ngram_size: 0,
+            encoder_no_repeat_ngram_size: 0,
+            renormalize_logits: false,
             seed: None,
             n: 1,
             beams: None,
