@@ -307,7 +307,7 @@ pub struct Sampling {
     /// Least probability as a share of the most probable token's, 0 to 1. Absent: the model's default.
     #[prost(float, optional, tag = "11")]
     pub min_p: ::core::option::Option<f32>,
-    /// Above 0, up to 10; 1 is off. Over the decoder's prompt and the answer. Absent: the model's default.
+    /// 0.01 to 10; 1 is off. Over the decoder's prompt and the answer. Absent: the model's default.
     #[prost(float, optional, tag = "12")]
     pub repetition_penalty: ::core::option::Option<f32>,
     /// -2 to 2; subtracted from the logit of each token in the answer.
@@ -316,7 +316,7 @@ pub struct Sampling {
     /// -2 to 2; subtracted from the logit of a token for each time it occurs in the answer.
     #[prost(float, tag = "14")]
     pub frequency_penalty: f32,
-    /// Added to the logits of tokens, -100 to 100; up to 1024 tokens.
+    /// Added to the logits of tokens, -100 to 100; up to 1024 tokens of the vocabulary.
     #[prost(map = "uint32, float", tag = "15")]
     pub logit_bias: ::std::collections::HashMap<u32, f32>,
     /// Texts that are never generated; up to 16, of 1 to 256 bytes.
@@ -337,6 +337,14 @@ pub struct Sampling {
     /// The answer starts with the decoder's prompt.
     #[prost(bool, tag = "21")]
     pub echo: bool,
+    /// Length in tokens of the n-grams of the encoder's text, or of the prompt of a model without an encoder, that the
+    /// answer may not repeat; 0 is off. Absent: the model's default.
+    #[prost(uint32, optional, tag = "22")]
+    pub encoder_no_repeat_ngram_size: ::core::option::Option<u32>,
+    /// Normalise logits again after the logits processors, which changes the scores of beams. Absent: the model's
+    /// default.
+    #[prost(bool, optional, tag = "23")]
+    pub renormalize_logits: ::core::option::Option<bool>,
 }
 /// Beam search. Nothing of an answer is sent before it is complete.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -344,7 +352,7 @@ pub struct Beams {
     /// Beams, from `n` to 32; 1 is greedy.
     #[prost(uint32, tag = "1")]
     pub width: u32,
-    /// A beam's score is its log-probability over its length to this power, -10 to 10. Absent: the model's default, or 1.
+    /// A beam's score is its log-probability over its length to this power, -4 to 4. Absent: the model's default, or 1.
     #[prost(float, optional, tag = "2")]
     pub length_penalty: ::core::option::Option<f32>,
     /// Condition for the end of the search.
@@ -1124,7 +1132,7 @@ pub mod triptych_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.Triptych/Generate",
             );
@@ -1149,7 +1157,7 @@ pub mod triptych_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.Triptych/ListModels",
             );
@@ -1302,7 +1310,7 @@ pub mod triptych_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GenerateSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1347,7 +1355,7 @@ pub mod triptych_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListModelsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1512,6 +1520,9 @@ pub struct WorkerModel {
     /// Time at which it was loaded, in seconds since 1970.
     #[prost(uint64, tag = "6")]
     pub created_s: u64,
+    /// PD workers: its logits processors read the encoder's text unless a request turns them off.
+    #[prost(bool, tag = "7")]
+    pub reads_encoder_prompt: bool,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {
@@ -1606,7 +1617,7 @@ pub struct EncodeResponse {
     #[prost(bool, tag = "7")]
     pub shared: bool,
 }
-/// A request to a PD worker: hashes and metadata, never item bytes.
+/// A request to a PD worker: hashes and metadata, never item bytes. Encoder text only where logits processors read it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PdGenerateRequest {
     /// Id of the request.
@@ -1637,6 +1648,9 @@ pub struct PdGenerateRequest {
     /// Resumes answers that another worker began: one entry for each answer with text. Absent: from the start.
     #[prost(message, repeated, tag = "9")]
     pub resume: ::prost::alloc::vec::Vec<ResumedChoice>,
+    /// The encoder's text, only where `encoder_no_repeat_ngram_size` holds for the request.
+    #[prost(message, optional, tag = "10")]
+    pub encoder_prompt: ::core::option::Option<TextOrTokens>,
 }
 /// Location hints of an item's output.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1999,7 +2013,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Describe",
             );
@@ -2025,7 +2039,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Encode",
             );
@@ -2050,7 +2064,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Watch",
             );
@@ -2213,7 +2227,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DescribeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2259,7 +2273,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = EncodeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2305,7 +2319,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2468,7 +2482,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Describe",
             );
@@ -2493,7 +2507,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Generate",
             );
@@ -2518,7 +2532,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Watch",
             );
@@ -2680,7 +2694,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DescribeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2726,7 +2740,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GenerateSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2772,7 +2786,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2932,7 +2946,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Put",
             );
@@ -2956,7 +2970,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Get",
             );
@@ -2977,7 +2991,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Head",
             );
@@ -2999,7 +3013,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Delete",
             );
@@ -3021,7 +3035,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Lease",
             );
@@ -3043,7 +3057,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Wait",
             );
@@ -3065,7 +3079,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/List",
             );
@@ -3238,7 +3252,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3284,7 +3298,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3327,7 +3341,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HeadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3370,7 +3384,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeleteSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3413,7 +3427,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LeaseSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3456,7 +3470,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WaitSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3499,7 +3513,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

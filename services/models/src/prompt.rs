@@ -101,6 +101,10 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
     /// Tokens of an n-gram that is not generated twice.
     pub no_repeat_ngram_size: Option<u32>,
+    /// Tokens of an n-gram of the encoder's text that is not generated.
+    pub encoder_no_repeat_ngram_size: Option<u32>,
+    /// True if logits are normalised again after the logits processors.
+    pub renormalize_logits: bool,
     /// Maximum length of the output.
     pub max_length: Option<AnswerLength>,
     /// Minimum length of the output: no end token before it.
@@ -136,6 +140,8 @@ impl Default for SamplingDefaults {
             beams: None,
             repetition_penalty: None,
             no_repeat_ngram_size: None,
+            encoder_no_repeat_ngram_size: None,
+            renormalize_logits: false,
             max_length: None,
             min_length: None,
         }

@@ -136,7 +136,7 @@ fn report(failure: &Failure) {
     let (class, detail) = (failure.class.as_str(), failure.detail.as_deref());
     match failure.class {
         FailureClass::Internal | FailureClass::Mismatch => tracing::error!(class, detail, "request failed"),
-        FailureClass::Unavailable | FailureClass::DeadlineExceeded => {
+        FailureClass::Unavailable | FailureClass::DeadlineExceeded | FailureClass::Unprocessable => {
             tracing::warn!(class, detail, message = %failure.message, "request failed");
         }
         _ => tracing::info!(class, detail, "request ended"),

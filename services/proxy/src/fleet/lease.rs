@@ -107,6 +107,7 @@ impl Lease {
             | FailureClass::Cancelled
             | FailureClass::PermissionDenied
             | FailureClass::Unauthenticated
+            | FailureClass::Unprocessable
             | FailureClass::Mismatch => {}
         }
     }
