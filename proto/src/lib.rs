@@ -4,12 +4,21 @@
 //! number or a missing field is a [`convert::WireError`] that names the field.
 #![forbid(unsafe_code)]
 
+pub mod bounded;
+pub mod codec;
 pub mod convert;
 
 /// Generated messages, clients and servers.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
     include!("generated/triptych.v1.rs");
+}
+
+/// The lists of each message.
+mod shapes {
+    use crate::bounded::{Field, Kind, Shape, Shaped};
+    use crate::v1;
+    include!("generated/shapes.rs");
 }
 
 /// The encoded descriptor set, for gRPC reflection.

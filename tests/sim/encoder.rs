@@ -184,6 +184,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         max_context: 4096,
         max_items: 8,
         created_s: 1,
+        reads_encoder_prompt: false,
     };
     v1::DescribeResponse {
         worker_id: name.into(),

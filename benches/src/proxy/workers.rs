@@ -62,6 +62,7 @@ fn description() -> v1::DescribeResponse {
         max_context: 4096,
         max_items: 16,
         created_s: 1,
+        reads_encoder_prompt: false,
     };
     v1::DescribeResponse { worker_id: "null".into(), models: vec![model], ..Default::default() }
 }

@@ -282,6 +282,7 @@ impl Bench {
         SequenceRequest {
             ids: vec![SequenceId(self.next_id)],
             prepared: question.prepared.clone(),
+            encoder_tokens: [].into(),
             items: vec![question.output.item().clone()],
             sampling: self.answers.sampling(max_tokens),
             constraint: None,

@@ -3,6 +3,9 @@
 //! protox parses, tonic-prost-build writes the Rust. A test fails while what is checked in is not what the schema gives.
 #![forbid(unsafe_code)]
 
+mod shapes;
+
+use protox::prost_reflect::DescriptorPool;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +14,9 @@ const SCHEMA: [&str; 3] =
     ["triptych/v1/types.proto", "triptych/v1/triptych.proto", "triptych/v1/worker.proto"];
 const RUST: &str = "triptych.v1.rs";
 const DESCRIPTORS: &str = "descriptors.bin";
+const SHAPES: &str = "shapes.rs";
+/// The codec of every method.
+const CODEC: &str = "crate::codec::BoundedCodec";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = schema_folder().join("src/generated");
@@ -37,15 +43,16 @@ fn schema_folder() -> PathBuf {
 type NamedFile = (&'static str, Vec<u8>);
 
 /// The files to check in.
-fn generated() -> Result<[NamedFile; 2], Box<dyn Error>> {
+fn generated() -> Result<[NamedFile; 3], Box<dyn Error>> {
     let descriptors = protox::compile(SCHEMA, [schema_folder()])?;
     let encoded = prost::Message::encode_to_vec(&descriptors);
+    let shapes = shapes::rust(&DescriptorPool::from_file_descriptor_set(descriptors.clone())?);
     let out = tempfile::tempdir()?;
     let mut config = tonic_prost_build::Config::new();
     config.bytes(["."]).out_dir(out.path());
-    let build = tonic_prost_build::configure().build_transport(true).out_dir(out.path());
+    let build = tonic_prost_build::configure().build_transport(true).codec_path(CODEC).out_dir(out.path());
     build.compile_fds_with_config(descriptors, config)?;
-    Ok([(RUST, fs::read(out.path().join(RUST))?), (DESCRIPTORS, encoded)])
+    Ok([(RUST, fs::read(out.path().join(RUST))?), (DESCRIPTORS, encoded), (SHAPES, shapes.into_bytes())])
 }
 
 #[test]

@@ -27,6 +27,10 @@ pub fn sampling_from_wire(s: v1::Sampling, defaults: &SamplingParams) -> Result<
         logit_bias: biases(s.logit_bias),
         bad_words: s.bad_words,
         no_repeat_ngram_size: s.no_repeat_ngram_size.unwrap_or(defaults.no_repeat_ngram_size),
+        encoder_no_repeat_ngram_size: s
+            .encoder_no_repeat_ngram_size
+            .unwrap_or(defaults.encoder_no_repeat_ngram_size),
+        renormalize_logits: s.renormalize_logits.unwrap_or(defaults.renormalize_logits),
         seed: s.seed,
         n: s.n.unwrap_or(1),
         beams,
@@ -140,6 +144,8 @@ pub fn sampling_to_wire(p: SamplingParams) -> v1::Sampling {
         logit_bias: p.logit_bias.into_iter().collect(),
         bad_words: p.bad_words,
         no_repeat_ngram_size: Some(p.no_repeat_ngram_size),
+        encoder_no_repeat_ngram_size: Some(p.encoder_no_repeat_ngram_size),
+        renormalize_logits: Some(p.renormalize_logits),
         seed: p.seed,
         n: Some(p.n),
         beams: Some(p.beams.unwrap_or(greedy).into()),

@@ -310,7 +310,7 @@ pub struct Sampling {
     /// Least probability as a share of the most probable token's, 0 to 1. Absent: the model's default.
     #[prost(float, optional, tag = "11")]
     pub min_p: ::core::option::Option<f32>,
-    /// Above 0, up to 10; 1 is off. Over the decoder's prompt and the answer. Absent: the model's default.
+    /// 0.01 to 10; 1 is off. Over the decoder's prompt and the answer. Absent: the model's default.
     #[prost(float, optional, tag = "12")]
     pub repetition_penalty: ::core::option::Option<f32>,
     /// -2 to 2; subtracted from the logit of each token in the answer.
@@ -319,7 +319,7 @@ pub struct Sampling {
     /// -2 to 2; subtracted from the logit of a token for each time it occurs in the answer.
     #[prost(float, tag = "14")]
     pub frequency_penalty: f32,
-    /// Added to the logits of tokens, -100 to 100; up to 1024 tokens.
+    /// Added to the logits of tokens, -100 to 100; up to 1024 tokens of the vocabulary.
     #[prost(map = "uint32, float", tag = "15")]
     pub logit_bias: ::std::collections::HashMap<u32, f32>,
     /// Texts that are never generated; up to 16, of 1 to 256 bytes.
@@ -340,6 +340,14 @@ pub struct Sampling {
     /// The answer starts with the decoder's prompt.
     #[prost(bool, tag = "21")]
     pub echo: bool,
+    /// Length in tokens of the n-grams of the encoder's text, or of the prompt of a model without an encoder, that the
+    /// answer may not repeat; 0 is off. Absent: the model's default.
+    #[prost(uint32, optional, tag = "22")]
+    pub encoder_no_repeat_ngram_size: ::core::option::Option<u32>,
+    /// Normalise logits again after the logits processors, which changes the scores of beams. Absent: the model's
+    /// default.
+    #[prost(bool, optional, tag = "23")]
+    pub renormalize_logits: ::core::option::Option<bool>,
 }
 /// Beam search. Nothing of an answer is sent before it is complete.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -347,7 +355,7 @@ pub struct Beams {
     /// Beams, from `n` to 32; 1 is greedy.
     #[prost(uint32, tag = "1")]
     pub width: u32,
-    /// A beam's score is its log-probability over its length to this power, -10 to 10. Absent: the model's default, or 1.
+    /// A beam's score is its log-probability over its length to this power, -4 to 4. Absent: the model's default, or 1.
     #[prost(float, optional, tag = "2")]
     pub length_penalty: ::core::option::Option<f32>,
     /// Condition for the end of the search.
@@ -1134,7 +1142,7 @@ pub mod triptych_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.Triptych/Generate",
             );
@@ -1159,7 +1167,7 @@ pub mod triptych_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.Triptych/ListModels",
             );
@@ -1312,7 +1320,7 @@ pub mod triptych_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GenerateSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1357,7 +1365,7 @@ pub mod triptych_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListModelsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1528,6 +1536,9 @@ pub struct WorkerModel {
     /// Time at which it was loaded, in seconds since 1970.
     #[prost(uint64, tag = "6")]
     pub created_s: u64,
+    /// PD workers: its logits processors read the encoder's text unless a request turns them off.
+    #[prost(bool, tag = "7")]
+    pub reads_encoder_prompt: bool,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {
@@ -1622,7 +1633,7 @@ pub struct EncodeResponse {
     #[prost(bool, tag = "7")]
     pub shared: bool,
 }
-/// A request to a PD worker: hashes and metadata, never item bytes.
+/// A request to a PD worker: hashes and metadata, never item bytes. Encoder text only where logits processors read it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PdGenerateRequest {
     /// Id of the request.
@@ -1653,6 +1664,9 @@ pub struct PdGenerateRequest {
     /// Resumes answers that another worker began: one entry for each answer with text. Absent: from the start.
     #[prost(message, repeated, tag = "9")]
     pub resume: ::prost::alloc::vec::Vec<ResumedChoice>,
+    /// The encoder's text, only where `encoder_no_repeat_ngram_size` holds for the request.
+    #[prost(message, optional, tag = "10")]
+    pub encoder_prompt: ::core::option::Option<TextOrTokens>,
 }
 /// Location hints of an item's output.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2015,7 +2029,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Describe",
             );
@@ -2041,7 +2055,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Encode",
             );
@@ -2066,7 +2080,7 @@ pub mod encoder_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EncoderWorker/Watch",
             );
@@ -2229,7 +2243,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DescribeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2275,7 +2289,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = EncodeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2321,7 +2335,7 @@ pub mod encoder_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2484,7 +2498,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Describe",
             );
@@ -2509,7 +2523,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Generate",
             );
@@ -2534,7 +2548,7 @@ pub mod prefill_decode_worker_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.PrefillDecodeWorker/Watch",
             );
@@ -2696,7 +2710,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DescribeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2742,7 +2756,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GenerateSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2788,7 +2802,7 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2948,7 +2962,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Put",
             );
@@ -2972,7 +2986,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Get",
             );
@@ -2993,7 +3007,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Head",
             );
@@ -3015,7 +3029,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Delete",
             );
@@ -3037,7 +3051,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Lease",
             );
@@ -3059,7 +3073,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/Wait",
             );
@@ -3081,7 +3095,7 @@ pub mod ec_objects_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/triptych.v1.EcObjects/List",
             );
@@ -3254,7 +3268,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3300,7 +3314,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3343,7 +3357,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HeadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3386,7 +3400,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeleteSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3429,7 +3443,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LeaseSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3472,7 +3486,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WaitSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -3515,7 +3529,7 @@ pub mod ec_objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

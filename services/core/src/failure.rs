@@ -12,6 +12,9 @@ pub enum FailureClass {
     NotFound,
     /// Larger than a limit of this server.
     TooLarge,
+    /// The model computes no numbers for it: NaN or infinite logits. Sending it again gives the same, and tells
+    /// nothing of the worker.
+    Unprocessable,
     /// No key, or none that is valid.
     Unauthenticated,
     /// The client is known and not allowed to do this.
@@ -38,6 +41,7 @@ impl FailureClass {
         Self::InvalidArgument,
         Self::NotFound,
         Self::TooLarge,
+        Self::Unprocessable,
         Self::Unauthenticated,
         Self::PermissionDenied,
         Self::Overloaded,
@@ -55,6 +59,7 @@ impl FailureClass {
             Self::InvalidArgument => "invalid_argument",
             Self::NotFound => "not_found",
             Self::TooLarge => "too_large",
+            Self::Unprocessable => "unprocessable",
             Self::Unauthenticated => "unauthenticated",
             Self::PermissionDenied => "permission_denied",
             Self::Overloaded => "overloaded",

@@ -35,6 +35,7 @@ impl EncoderService {
             encoders: m.encoders.iter().map(|(modality, (f, _))| encoder(m, modality, f)).collect(),
             max_context: 0,
             max_items: 0,
+            reads_encoder_prompt: false,
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         };
         v1::DescribeResponse {

@@ -26,6 +26,8 @@ pub struct BeamCompletions {
     ends: Vec<u32>,
     min_tokens: usize,
     n_completions: usize,
+    /// True if processed log-probabilities are normalised again.
+    renormalizes: bool,
     /// Number of alternatives to report; `None`: no log-probabilities.
     n_top: Option<usize>,
     /// Chosen tokens in the order of their branches; empty without log-probabilities.
@@ -68,6 +70,7 @@ impl BeamCompletions {
             ends,
             min_tokens: sampling.min_tokens as usize,
             n_completions: sampling.n as usize,
+            renormalizes: sampling.renormalize_logits,
             n_top: sampling.logprobs.map(|n| n as usize),
             chosen: Vec::new(),
             echo: if sampling.echo { request.prepared.tokens.clone() } else { Vec::new() },
@@ -89,13 +92,16 @@ impl BeamCompletions {
     /// branch, the caller then continues the KV of its parent with the branch's token.
     ///
     /// # Errors
-    /// Nothing can be chosen: invalid if the request's settings are the cause, internal for broken logits.
+    /// Nothing can be chosen: as [`LogitsPipeline::blame`] has it.
     pub fn advance(&mut self, logits: &mut [f32]) -> Result<BeamStep, Failure> {
         let vocab = logits.len() / self.n_live().max(1);
         for (beam, row) in logits.chunks_exact_mut(vocab.max(1)).enumerate() {
             log_softmax(row);
             if let Some(pipeline) = self.pipelines.get_mut(beam) {
                 pipeline.apply(self.search.tokens(beam), row)?;
+            }
+            if self.renormalizes {
+                log_softmax(row);
             }
         }
         let tokenizer = &self.tokenizer;
@@ -171,11 +177,23 @@ impl BeamCompletions {
     }
 }
 
-/// True if the text of `token` after `before` completes a stop string.
+/// Bytes at the start of a text that may differ when the tokens before it are left out: a space, or the rest of a
+/// character.
+const UNSURE_BYTES: usize = 8;
+
+/// True if the text of `token` after `before` completes a stop string. It reads as many of the last tokens as the
+/// longest stop string may take, not the whole text: it is asked for every candidate of every step.
 fn ends_with_stop(tokenizer: &Tokenizer, stops: &[String], before: &[u32], token: u32) -> bool {
-    if stops.is_empty() {
-        return false;
+    let Some(longest) = stops.iter().map(String::len).max() else { return false };
+    let enough = longest + UNSURE_BYTES;
+    let mut n_read = enough;
+    loop {
+        let start = before.len().saturating_sub(n_read);
+        let text = tokenizer.decode(&[&before[start..], &[token]].concat());
+        // Some tokens have no text.
+        if start == 0 || text.len() >= enough + tokenizer.token_text(token).len() {
+            return stops.iter().any(|stop| text.contains(stop.as_str()));
+        }
+        n_read *= 2;
     }
-    let text = tokenizer.decode(&[before, &[token]].concat());
-    stops.iter().any(|stop| text.contains(stop.as_str()))
 }

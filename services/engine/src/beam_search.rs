@@ -127,6 +127,9 @@ impl BeamSearch {
         let mut live = Vec::with_capacity(self.width);
         let mut branches = Vec::with_capacity(self.width);
         for (rank, candidate) in candidates.iter().enumerate() {
+            if rank >= self.width && live.len() == self.width {
+                break;
+            }
             let BeamBranch { parent, token } = candidate.branch;
             let ended = length >= self.max_tokens
                 || self.end_tokens.contains(&token)

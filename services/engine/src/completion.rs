@@ -13,7 +13,7 @@ use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
 use triptych_models::tokenization::Tokenizer;
 
 /// State of a sampled completion.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Completion {
     tokenizer: Arc<Tokenizer>,
     pipeline: LogitsPipeline,
@@ -76,6 +76,11 @@ impl Completion {
         }
     }
 
+    /// An empty completion of the same request as this one, number `choice` of it. They share what they only read.
+    pub fn for_choice(&self, params: &SamplingParams, choice: u32) -> Self {
+        Self { sampler: Sampler::new(params, choice), ..self.clone() }
+    }
+
     /// Replays the tokens that another worker generated. Afterwards the state is as if it had chosen them
     /// itself; text that the client has is not sent again.
     ///
@@ -135,7 +140,7 @@ impl Completion {
     /// Chooses the token after `generated` from `logits [vocab]`, which are changed in place.
     ///
     /// # Errors
-    /// Nothing can be chosen: invalid if the request's settings are the cause, internal for broken logits.
+    /// Nothing can be chosen: as [`LogitsPipeline::blame`] has it.
     pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<NextToken, Failure> {
         self.pipeline.apply(generated, logits)?;
         let chosen = self.sampler.choose(logits, generated.len());

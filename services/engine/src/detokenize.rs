@@ -7,7 +7,7 @@ use std::sync::Arc;
 use triptych_models::tokenization::{Detokenizer, Tokenizer};
 
 /// Incremental text of one completion, up to its first stop string.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StopDetokenizer {
     detokenizer: Detokenizer,
     stops: Vec<String>,

@@ -222,8 +222,9 @@ impl Engine {
             }
             return;
         }
+        let first = Completion::new(request, 0, room, Arc::clone(&self.tokenizer));
         for (choice, id) in (0..).zip(&request.ids) {
-            self.completions.insert(*id, Completion::new(request, choice, room, Arc::clone(&self.tokenizer)));
+            self.completions.insert(*id, first.for_choice(&request.sampling, choice));
         }
     }
 

@@ -44,6 +44,7 @@ pub mod completion;
 pub mod sampler;
 pub mod logits_pipeline;
 pub mod logits_processors;
+pub mod ngrams;
 pub mod constraint;
 pub mod detokenize;
 pub mod beam_search;

@@ -5,19 +5,17 @@
 //! family's rules apply.
 
 use crate::constraint::GrammarMatcher;
-use crate::logits_processors::LogitsProcessors;
+use crate::logits_processors::{GivenTokens, LogitsProcessors};
 use crate::request::SequenceRequest;
 use crate::sampler::{SampleError, logprobs};
-use std::sync::Arc;
-use triptych_core::Failure;
 use triptych_core::sampling::SamplingParams;
+use triptych_core::{Failure, FailureClass};
 use triptych_models::rules::LogitRules;
 use triptych_models::tokenization::Tokenizer;
 
-/// Logits processors, grammar and family rules of one branch.
+/// Logits processors, grammar and family rules of one branch. A clone shares what only the request decides.
 #[derive(Clone, Debug)]
 pub struct LogitsPipeline {
-    prompt: Arc<[u32]>,
     processors: LogitsProcessors,
     grammar: Option<GrammarMatcher>,
     rules: LogitRules,
@@ -33,9 +31,10 @@ impl LogitsPipeline {
     /// For a sequence without generated tokens, with room for `max_tokens`. `ends`: tokens that end it.
     pub fn new(request: &SequenceRequest, ends: &[u32], max_tokens: usize, tokenizer: &Tokenizer) -> Self {
         let bad_words = request.sampling.bad_words.iter().flat_map(|word| spellings(word, tokenizer));
+        let prompt = request.prepared.tokens.as_slice();
+        let given = GivenTokens { prompt, encoder: &request.encoder_tokens };
         Self {
-            prompt: request.prepared.tokens.as_slice().into(),
-            processors: LogitsProcessors::new(&request.sampling, bad_words.collect(), ends.to_vec()),
+            processors: LogitsProcessors::new(&request.sampling, bad_words.collect(), ends.to_vec(), given),
             grammar: request.constraint.clone().map(GrammarMatcher::new),
             rules: request.prepared.rules.clone(),
             ends: ends.to_vec(),
@@ -62,7 +61,7 @@ impl LogitsPipeline {
             keep_certain(forced, logits);
             return Ok(());
         }
-        self.processors.apply(&self.prompt, written, logits);
+        self.processors.apply(written, logits);
         if let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) {
             grammar.mask(free)?.apply(&self.ends, logits);
         }
@@ -81,13 +80,18 @@ impl LogitsPipeline {
         grammar.is_complete(&[free, &[token]].concat())
     }
 
-    /// Failure for a choice that could not be made; invalid if the request's settings left no token.
+    /// Failure for a choice that could not be made: invalid if the request's settings left no token, and
+    /// unprocessable if the model computed no numbers for it.
     pub fn blame(&self, error: SampleError) -> Failure {
         match error {
             SampleError::NothingAllowed { .. } if self.restricted => Failure::invalid(
                 "the constraint and the other settings together allow no further token, nor an end",
             ),
-            other => Failure::internal(other),
+            SampleError::NotFinite { .. } => {
+                let message = "the model computes logits that are not finite for this request";
+                Failure::new(FailureClass::Unprocessable, message).with_detail(error)
+            }
+            SampleError::NothingAllowed { .. } => Failure::internal(error),
         }
     }
 
@@ -109,6 +113,7 @@ fn keep_certain(allowed: &[u32], logits: &mut [f32]) {
 fn rules_out(params: &SamplingParams) -> bool {
     params.constraint.is_some()
         || params.no_repeat_ngram_size > 0
+        || params.encoder_no_repeat_ngram_size > 0
         || !params.bad_words.is_empty()
         || params.min_tokens > 0
 }

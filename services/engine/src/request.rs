@@ -4,6 +4,7 @@
 
 use crate::blocks::blocks_for;
 use crate::constraint::CompiledConstraint;
+use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -24,6 +25,9 @@ pub struct SequenceRequest {
     pub ids: Vec<SequenceId>,
     /// Tokens, positions, item spans and family rules.
     pub prepared: PreparedSequence,
+    /// Tokens of the encoder's text, or of the prompt of a model without an encoder, for
+    /// `encoder_no_repeat_ngram_size`; empty where that is off.
+    pub encoder_tokens: Arc<[u32]>,
     /// Items of the client request; `prepared` names them by index.
     pub items: Vec<EncodedItem>,
     /// Sampling settings; completions under one seed differ by their index in `ids`.
@@ -108,6 +112,7 @@ impl SequenceRequest {
     /// contradict each other.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
+        self.check_biases(capacity)?;
         if self.sampling.constraint.is_some() != self.constraint.is_some() {
             return Err(Failure::internal("a constraint and its compiled form do not come together"));
         }
@@ -119,6 +124,18 @@ impl SequenceRequest {
         self.check_cross(capacity)?;
         self.check_tokens(capacity)?;
         self.check_resumed(capacity)
+    }
+
+    /// Every token with a bias has a logit.
+    fn check_biases(&self, capacity: &Capacity) -> Result<(), Failure> {
+        let vocab = capacity.decoder.vocab;
+        match self.sampling.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+            Some((token, _)) => {
+                let text = format!("logit_bias names token {token}, allowed are tokens 0 to {}", vocab - 1);
+                Err(Failure::invalid(text).with_param("logit_bias"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_resumed(&self, capacity: &Capacity) -> Result<(), Failure> {

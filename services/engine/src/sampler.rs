@@ -13,7 +13,7 @@ use thiserror::Error;
 use triptych_core::sampling::SamplingParams;
 use triptych_models::logits;
 
-/// Logits that allow no choice: our bug, or a broken weight. Only this sequence fails.
+/// Logits that allow no choice. Only this sequence fails.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum SampleError {
     /// NaN or positive infinity.

@@ -27,6 +27,8 @@ pub struct AdmittedRequest {
     pub prompt: Prompt,
     /// Encoded items.
     pub items: Vec<EncodedItem>,
+    /// Tokens whose n-grams the answer may not repeat; empty: none.
+    pub encoder_tokens: Arc<[u32]>,
     /// Locations of their outputs, in the order of items; an item without one is in the store.
     pub hints: Vec<ItemHint>,
     /// Sequences, one for each window.
@@ -81,6 +83,7 @@ impl AdmittedRequest {
         SequenceRequest {
             ids,
             prepared: self.windows[window].clone(),
+            encoder_tokens: Arc::clone(&self.encoder_tokens),
             items: self.items.clone(),
             sampling,
             constraint: self.constraint.clone(),

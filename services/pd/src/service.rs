@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::Prompt;
+use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId};
@@ -85,6 +85,7 @@ impl PdWorkerState {
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
         let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
         let most = model.max_context.saturating_mul(windows.len());
+        let encoder_tokens = model.encoder_tokens(&sampling, request.encoder_prompt, &windows, &work).await?;
         let prior = resume::read(request.resume, sampling.n, most)?;
         let constraint = model.constrain(&sampling, &work).await?;
         let sequences = model.admit_sequences(windows.len(), sampling.n)?;
@@ -93,6 +94,7 @@ impl PdWorkerState {
             request: id,
             prompt,
             items,
+            encoder_tokens,
             hints,
             windows,
             sampling,
@@ -131,6 +133,7 @@ impl PdWorkerState {
             max_context: count(m.max_context),
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            reads_encoder_prompt: m.reads_encoder_prompt(),
         };
         v1::DescribeResponse {
             worker_id: self.worker_id.to_string(),
@@ -180,6 +183,8 @@ fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
         beams: of_model.beams,
         repetition_penalty: of_model.repetition_penalty.unwrap_or(open.repetition_penalty),
         no_repeat_ngram_size: of_model.no_repeat_ngram_size.unwrap_or(open.no_repeat_ngram_size),
+        encoder_no_repeat_ngram_size: of_model.encoder_no_repeat_ngram_size.unwrap_or(0),
+        renormalize_logits: of_model.renormalize_logits,
         max_tokens,
         min_tokens: max_tokens.map_or(min_tokens, |max| min_tokens.min(max)),
         ..open
@@ -263,6 +268,38 @@ impl ServedDecoder {
             return Err(Failure::internal("a prompt was laid out as no sequence"));
         }
         Ok(windows)
+    }
+
+    /// True if its own defaults rule out n-grams of the encoder's text.
+    fn reads_encoder_prompt(&self) -> bool {
+        self.prompts.sampling_defaults().encoder_no_repeat_ngram_size.is_some()
+    }
+
+    /// Tokens of the encoder's text, or of the prompt of a model without an encoder, where n-grams of them are
+    /// ruled out.
+    async fn encoder_tokens(
+        &self,
+        sampling: &SamplingParams,
+        prompt: Option<v1::TextOrTokens>,
+        windows: &[PreparedSequence],
+        work: &BlockingWork,
+    ) -> Result<Arc<[u32]>, Failure> {
+        if sampling.encoder_no_repeat_ngram_size == 0 {
+            return Ok([].into());
+        }
+        match prompt.map(TextOrTokens::try_from).transpose()? {
+            Some(TextOrTokens::Tokens(ids)) => Ok(ids.into()),
+            Some(TextOrTokens::Text(text)) => {
+                let tokenizer = Arc::clone(&self.tokenizer);
+                let encode = move || Ok(tokenizer.encode_input(&text)?.into());
+                work.run("tokenizing the encoder's text", encode).await
+            }
+            // As transformers: a model without an encoder has its prompt, one that reads no text has nothing.
+            None => Ok(match windows {
+                [one] if one.cross.is_none() => one.tokens.as_slice().into(),
+                _ => [].into(),
+            }),
+        }
     }
 
     /// Permits for `n` completions over `n_windows` windows, all or none.

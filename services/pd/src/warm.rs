@@ -80,6 +80,7 @@ fn arrival(
             end_tokens: Vec::new(),
             output: OutputKind::Text,
         },
+        encoder_tokens: [].into(),
         items: rows.map(|output| output.item().clone()).into_iter().collect(),
         sampling: SamplingParams {
             temperature: 0.0,

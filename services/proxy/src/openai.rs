@@ -8,8 +8,10 @@
 mod api;
 mod body;
 mod chat;
+mod collected;
 mod completions;
 mod error;
+mod lists;
 pub mod listen;
 mod models;
 mod part;

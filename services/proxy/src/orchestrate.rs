@@ -145,7 +145,7 @@ fn report(failure: &Failure) {
         FailureClass::Internal | FailureClass::Mismatch | FailureClass::Quarantined => {
             tracing::error!(class, detail, "request failed")
         }
-        FailureClass::Unavailable | FailureClass::DeadlineExceeded => {
+        FailureClass::Unavailable | FailureClass::DeadlineExceeded | FailureClass::Unprocessable => {
             tracing::warn!(class, detail, message = %failure.message, "request failed");
         }
         _ => tracing::info!(class, detail, "request ended"),

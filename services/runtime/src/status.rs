@@ -20,7 +20,9 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// gRPC code of a class.
 pub const fn grpc_code(class: FailureClass) -> Code {
     match class {
-        FailureClass::InvalidArgument | FailureClass::TooLarge => Code::InvalidArgument,
+        FailureClass::InvalidArgument | FailureClass::TooLarge | FailureClass::Unprocessable => {
+            Code::InvalidArgument
+        }
         FailureClass::NotFound => Code::NotFound,
         FailureClass::Unauthenticated => Code::Unauthenticated,
         FailureClass::PermissionDenied => Code::PermissionDenied,
@@ -38,6 +40,7 @@ pub fn http_status(class: FailureClass) -> StatusCode {
     match class {
         FailureClass::InvalidArgument => StatusCode::BAD_REQUEST,
         FailureClass::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        FailureClass::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
         FailureClass::NotFound => StatusCode::NOT_FOUND,
         FailureClass::Unauthenticated => StatusCode::UNAUTHORIZED,
         FailureClass::PermissionDenied => StatusCode::FORBIDDEN,
@@ -98,6 +101,8 @@ pub fn from_status(status: &Status) -> Failure {
         Code::ResourceExhausted => {
             Failure::new(FailureClass::Overloaded, "a worker is full").with_detail(detail)
         }
+        // A codec's word for a message over its limits.
+        Code::OutOfRange => Failure::new(FailureClass::TooLarge, status.message()),
         Code::Cancelled | Code::Unavailable | Code::Unknown | Code::Aborted => {
             Failure::unavailable("a worker could not be reached").with_detail(detail)
         }
@@ -164,6 +169,13 @@ mod tests {
     fn a_bare_transport_error_is_retryable() {
         assert!(from_status(&Status::unavailable("connection refused")).class.is_retryable());
         assert_eq!(from_status(&Status::internal("x")).class, FailureClass::Internal);
+    }
+
+    #[test]
+    fn a_message_over_the_limits_of_a_codec_is_the_senders_fault() {
+        let failure = from_status(&Status::out_of_range("the message has 5 lists"));
+        let expect = Failure::new(FailureClass::TooLarge, "the message has 5 lists");
+        assert_eq!(failure, expect);
     }
 
     #[test]

@@ -113,6 +113,7 @@ fn description() -> v1::DescribeResponse {
         max_context: 1 << 20,
         max_items: 16,
         created_s: 1,
+        reads_encoder_prompt: false,
     };
     v1::DescribeResponse { worker_id: MODEL.into(), models: vec![model], ..Default::default() }
 }

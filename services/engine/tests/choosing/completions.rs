@@ -44,6 +44,7 @@ fn arrival(sampling: SamplingParams) -> SequenceRequest {
             end_tokens: vec![END],
             output: OutputKind::Text,
         },
+        encoder_tokens: [].into(),
         items: Vec::new(),
         sampling: SamplingParams { temperature: 0.0, ..sampling },
         constraint,
@@ -195,6 +196,35 @@ fn beams_completion_best_first_with_text_and_log_probabilities_of_their_own_path
         let ended = usize::from(answer.end_logprob.is_some());
         assert_eq!(answer.n_generated, answer.delta.logprobs.len() + ended);
     }
+}
+
+/// transformers appends `LogitNormalization`: what a rule left has the probabilities of a distribution again.
+#[test]
+fn renormalised_scores_are_those_of_the_tokens_that_are_left() {
+    for (renormalize_logits, n_tokens) in [(false, 8.0_f32), (true, 7.0)] {
+        let params =
+            SamplingParams { bad_words: vec!["b".into()], renormalize_logits, ..SamplingParams::default() };
+        let answers = beams(params, |_| vec![0.0; VOCAB]);
+        let expect = -6.0 * n_tokens.ln();
+        assert!((answers[0].score - expect).abs() < 1e-4, "{}: {expect}", answers[0].score);
+    }
+}
+
+/// A search reads the end of a text for its stop strings, also where tokens have no text.
+#[test]
+fn a_stop_string_is_found_at_the_end_of_a_long_text() {
+    let params = BeamParams { width: 1, length_penalty: 0.0, early_stopping: EarlyStopping::Never };
+    let sampling =
+        SamplingParams { beams: Some(params), stop: vec!["bc".into()], ..SamplingParams::default() };
+    let mut beams = BeamCompletions::new(&arrival(sampling), &params, 500, tokenizer());
+    for n in 0..400 {
+        let token = [0, 3, 4][n % 3];
+        assert_ne!(beams.advance(&mut prefer(token)).expect("finite logits"), BeamStep::Done);
+    }
+    beams.advance(&mut prefer(1)).expect("finite logits");
+    assert_eq!(beams.advance(&mut prefer(2)).expect("finite logits"), BeamStep::Done);
+    let answer = beams.into_completions().remove(0);
+    assert_eq!((answer.delta.text.len(), answer.reason), (400, FinishReason::Stop));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use triptych_core::sampling::SamplingParams;
-use triptych_engine::logits_processors::LogitsProcessors;
+use triptych_engine::logits_processors::{GivenTokens, LogitsProcessors};
 
 pub struct Golden {
     pub json: Value,
@@ -67,6 +67,7 @@ pub fn params(setting: &Value) -> SamplingParams {
     }
 }
 
-pub fn processors(setting: &Value, end_tokens: &[u32]) -> LogitsProcessors {
-    LogitsProcessors::new(&params(setting), or(&setting["bad_words"], Vec::new()), end_tokens.to_vec())
+pub fn processors(setting: &Value, prompt: &[u32], end_tokens: &[u32]) -> LogitsProcessors {
+    let given = GivenTokens { prompt, encoder: &[] };
+    LogitsProcessors::new(&params(setting), or(&setting["bad_words"], Vec::new()), end_tokens.to_vec(), given)
 }

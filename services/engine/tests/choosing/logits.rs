@@ -15,7 +15,7 @@ fn processed_logits_are_those_of_the_reference() {
         let (prompt, written) = (ids(&case["prompt"]), ids(&case["written"]));
         let setting = &case["setting"];
         let mut logits = golden.f32(&format!("processors.{i}.logits"));
-        processors(setting, &golden.end_tokens()).apply(&prompt, &written, &mut logits);
+        processors(setting, &prompt, &golden.end_tokens()).apply(&written, &mut logits);
         let list = |name: &str| setting.get(name).map(ids).unwrap_or_default().into();
         let rules = LogitRules {
             suppress: list("suppress"),
@@ -63,7 +63,7 @@ fn draws_follow_the_distribution_of_the_reference() {
     for (i, case) in golden.cases("cuts").iter().enumerate() {
         let (prompt, written) = (ids(&case["prompt"]), ids(&case["written"]));
         let mut logits = golden.f32(&format!("cuts.{i}.logits"));
-        processors(&case["setting"], &golden.end_tokens()).apply(&prompt, &written, &mut logits);
+        processors(&case["setting"], &prompt, &golden.end_tokens()).apply(&written, &mut logits);
         let expected = golden.f32(&format!("cuts.{i}.probabilities"));
         let sampler = Sampler::new(&SamplingParams { seed: Some(i as u64), ..params(&case["setting"]) }, 0);
         let mut counts = vec![0; logits.len()];

@@ -5,4 +5,5 @@ mod beams;
 mod constraints;
 mod drafts;
 mod golden;
+mod limits;
 mod logits;

@@ -93,6 +93,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
     SequenceRequest {
         ids: vec![SequenceId(id)],
         prepared,
+        encoder_tokens: [].into(),
         items: Vec::new(),
         sampling,
         constraint: None,

@@ -4,7 +4,7 @@ use crate::bench::{Bench, config};
 use crate::fake::NAN_TOKEN;
 use std::sync::Arc;
 use triptych_core::FailureClass;
-use triptych_core::sampling::{FinishReason, SamplingParams};
+use triptych_core::sampling::{BeamParams, EarlyStopping, FinishReason, SamplingParams};
 use triptych_engine::{SequenceId, SequenceRequest};
 use triptych_models::speech::timestamps::NoSpeech;
 
@@ -110,9 +110,44 @@ fn broken_logits_end_only_their_sequence() {
     bench.add(broken);
     bench.add(bench.sequence(2, 4, 3));
     bench.settle();
-    assert_eq!(bench.seen(1).failure(), FailureClass::Internal);
+    assert_eq!(bench.seen(1).failure(), FailureClass::Unprocessable);
     assert_eq!(bench.seen(2).tokens().len(), 3);
     bench.assert_books_balance();
+}
+
+#[test]
+fn broken_logits_end_only_their_beams() {
+    let mut bench = Bench::decoder_only(config());
+    let mut broken = bench.sequence(1, 4, 8);
+    broken.prepared.tokens[3] = NAN_TOKEN;
+    let early_stopping = EarlyStopping::Heuristic;
+    broken.sampling.beams = Some(BeamParams { width: 3, length_penalty: 1.0, early_stopping });
+    bench.add(broken);
+    bench.add(bench.sequence(2, 4, 3));
+    bench.settle();
+    assert_eq!(bench.seen(1).failure(), FailureClass::Unprocessable);
+    assert_eq!(bench.seen(2).tokens().len(), 3);
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_bias_for_a_token_without_a_logit_is_refused_by_name() {
+    let mut bench = Bench::decoder_only(config());
+    let vocab = crate::fake::VOCAB as u32;
+    for (id, token) in [(1, vocab), (2, 10 * vocab), (3, u32::MAX)] {
+        let mut arrival = bench.sequence(id, 4, 3);
+        arrival.sampling.logit_bias = vec![(0, 1.0), (token, 1.0)];
+        bench.add(arrival);
+        let failure = bench.seen(id).end.unwrap().unwrap_err();
+        assert_eq!(failure.class, FailureClass::InvalidArgument);
+        assert_eq!(failure.param.as_deref(), Some("logit_bias"));
+        assert_eq!(failure.message, format!("logit_bias names token {token}, allowed are tokens 0 to 63"));
+    }
+    let mut arrival = bench.sequence(4, 4, 3);
+    arrival.sampling.logit_bias = vec![(vocab - 2, 1.0)];
+    bench.add(arrival);
+    bench.settle();
+    assert_eq!(bench.seen(4).tokens().len(), 3);
 }
 
 #[test]

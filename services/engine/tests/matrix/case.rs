@@ -195,6 +195,7 @@ impl Case {
                 end_tokens: request.end_tokens.clone(),
                 output: OutputKind::Text,
             },
+            encoder_tokens: [].into(),
             items: items.iter().map(|i| self.outputs[*i].item().clone()).collect(),
             sampling,
             constraint: None,

@@ -33,10 +33,34 @@ async fn a_wrong_request_is_an_invalid_argument_and_the_worker_goes_on() {
     check(&pd, "short tenant", tenant, invalid).await;
     check(&pd, "no choices", sampled(words("x", 4), |s| s.n = Some(17)), invalid).await;
     check(&pd, "not finite", sampled(words("x", 4), |s| s.temperature = Some(f32::NAN)), invalid).await;
+    let small = sampled(words("x", 4), |s| s.repetition_penalty = Some(1e-45));
+    check(&pd, "a penalty that makes logits infinite", small, invalid).await;
+    let alien = sampled(words("x", 4), |s| s.logit_bias = [(9_999_999, 1.0)].into());
+    check(&pd, "a bias past the vocabulary", alien, invalid).await;
     let broken = sampled(words("x", 4), |s| s.constraint = Some(Constraint::Regex("(a".into()).into()));
     check(&pd, "no expression", broken, invalid).await;
     assert_eq!(pd.generate(words("x", 4)).await.unwrap().tokens[0].len(), 4);
     pd.until_idle("vl").await;
+}
+
+/// A model without an encoder has the prompt in the place of the encoder's text, as in transformers.
+#[tokio::test]
+async fn no_token_of_the_prompt_is_written_where_its_ngrams_are_ruled_out() {
+    let pd = start().await;
+    let mut n_repeated = Vec::new();
+    for size in [0, 1] {
+        let request = sampled(words("what is it", 8), |s| {
+            s.echo = true;
+            s.encoder_no_repeat_ngram_size = Some(size);
+        });
+        let plain = pd.generate(request.clone()).await.unwrap();
+        let n_prompt = plain.summary.usage.unwrap().prompt_tokens as usize;
+        let favourite = plain.tokens[0][n_prompt - 1];
+        let biased = sampled(request, |s| s.logit_bias = [(favourite, 100.0)].into());
+        let answer = pd.generate(biased).await.unwrap();
+        n_repeated.push(answer.tokens[0][n_prompt..].iter().filter(|token| **token == favourite).count());
+    }
+    assert_eq!(n_repeated, [8, 0]);
 }
 
 #[tokio::test]

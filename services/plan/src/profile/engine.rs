@@ -137,6 +137,7 @@ impl Run<'_> {
         Ok(SequenceRequest {
             ids: vec![SequenceId(self.next_id)],
             prepared,
+            encoder_tokens: [].into(),
             items,
             sampling,
             constraint: None,

@@ -61,6 +61,7 @@ impl World<'_> {
         SequenceRequest {
             ids: vec![id],
             prepared,
+            encoder_tokens: [].into(),
             items: items.collect(),
             sampling,
             constraint: None,

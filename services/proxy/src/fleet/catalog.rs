@@ -65,6 +65,8 @@ pub struct Served {
     pub max_items: Option<u32>,
     /// Time of loading, in seconds since 1970.
     pub created_s: u64,
+    /// True if the model's own logits processors read the encoder's text.
+    pub reads_encoder_prompt: bool,
 }
 
 impl TryFrom<v1::WorkerModel> for Served {
@@ -83,6 +85,7 @@ impl TryFrom<v1::WorkerModel> for Served {
             max_context: m.max_context,
             max_items: Some(m.max_items).filter(|n| *n > 0),
             created_s: m.created_s,
+            reads_encoder_prompt: m.reads_encoder_prompt,
         })
     }
 }

@@ -122,6 +122,7 @@ impl Lease {
             | FailureClass::PermissionDenied
             | FailureClass::Unauthenticated
             | FailureClass::Quarantined
+            | FailureClass::Unprocessable
             | FailureClass::Mismatch => {}
         }
     }

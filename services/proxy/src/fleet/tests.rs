@@ -48,6 +48,7 @@ fn describe(encodes: bool) -> description::Description {
         max_context: 10,
         max_items: None,
         created_s: 1,
+        reads_encoder_prompt: false,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }

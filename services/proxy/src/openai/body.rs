@@ -18,6 +18,9 @@ const INLINE_BYTES: usize = 1 << 20;
 /// Largest number of values in a JSON body. A prompt of token ids fits; many small values cannot take much memory.
 const MAX_VALUES: usize = 256 << 10;
 
+/// Largest number of lists and objects in a JSON body. An object of two bytes takes up to 700 in memory.
+const MAX_CONTAINERS: usize = 16 << 10;
+
 /// Errors of reading a body.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum BodyError {
@@ -111,9 +114,9 @@ where
     }
 }
 
-/// Counts the values of lists and objects, by their commas.
+/// Counts the values, by commas, and the lists and objects, which one value may nest.
 fn check_values(bytes: &[u8]) -> Result<(), Failure> {
-    let mut n_values = 1;
+    let (mut n_values, mut n_containers) = (1, 0);
     let mut is_text = false;
     let mut is_escaped = false;
     for byte in bytes {
@@ -122,11 +125,17 @@ fn check_values(bytes: &[u8]) -> Result<(), Failure> {
             b'\\' if is_text => is_escaped = true,
             b'"' => is_text = !is_text,
             b',' if !is_text => n_values += 1,
+            b'[' | b'{' if !is_text => n_containers += 1,
             _ => {}
         }
     }
     if n_values > MAX_VALUES {
         let message = format!("the body has {n_values} values or more, the limit is {MAX_VALUES}");
+        return Err(Failure::invalid(message));
+    }
+    if n_containers > MAX_CONTAINERS {
+        let message =
+            format!("the body has {n_containers} lists and objects or more, the limit is {MAX_CONTAINERS}");
         return Err(Failure::invalid(message));
     }
     Ok(())

@@ -6,6 +6,7 @@ mod response;
 mod schema;
 
 use super::api::{AdmittedCall, HttpApi};
+use super::collected::CollectedLogprobs;
 use super::error::HttpError;
 use super::response_head::ResponseHead;
 use super::sampling::SamplingBody;
@@ -55,10 +56,14 @@ async fn respond(mut answer: Answer, form: ChatResponseForm) -> Result<Response,
         return Ok(sse::response(streamed.events(first, answer)));
     }
     let mut collected = ChatCollector::new(form.n_choices);
+    let mut logprobs = CollectedLogprobs::default();
     let mut piece = first;
     loop {
         match piece {
-            Piece::Delta(delta) => collected.add(delta),
+            Piece::Delta(delta) => {
+                logprobs.add(&delta)?;
+                collected.add(delta);
+            }
             Piece::Summary(summary) => {
                 return Ok(Json(collected.into_completion(head, summary)).into_response());
             }

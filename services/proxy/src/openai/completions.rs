@@ -10,6 +10,7 @@ mod response;
 mod schema;
 
 use super::api::{AdmittedCall, HttpApi};
+use super::collected::CollectedLogprobs;
 use super::error::HttpError;
 use super::response_head::ResponseHead;
 use super::sampling::SamplingBody;
@@ -75,9 +76,13 @@ async fn respond(answers: Vec<Answer>, form: CompletionResponseForm) -> Result<R
         return Ok(sse::response(streamed.events(pieces)));
     }
     let mut collected = CompletionCollector::new(shape);
+    let mut logprobs = CollectedLogprobs::default();
     while let Some((prompt, piece)) = pieces.next().await {
         match piece? {
-            Piece::Delta(delta) => collected.add(prompt, delta),
+            Piece::Delta(delta) => {
+                logprobs.add(&delta)?;
+                collected.add(prompt, delta);
+            }
             Piece::Summary(summary) => collected.end(prompt, summary),
         }
     }

@@ -47,9 +47,10 @@ struct ErrorFields<'a> {
 impl<'a> From<&'a Failure> for ErrorBody<'a> {
     fn from(failure: &'a Failure) -> Self {
         let kind = match failure.class {
-            FailureClass::InvalidArgument | FailureClass::NotFound | FailureClass::TooLarge => {
-                "invalid_request_error"
-            }
+            FailureClass::InvalidArgument
+            | FailureClass::NotFound
+            | FailureClass::TooLarge
+            | FailureClass::Unprocessable => "invalid_request_error",
             FailureClass::Unauthenticated => "authentication_error",
             FailureClass::PermissionDenied => "permission_error",
             FailureClass::Overloaded => "rate_limit_error",

@@ -3,9 +3,11 @@
 //!
 //! Every field may be absent or null, which selects the model's own default.
 
+use super::lists::{MAX_READ, ShortList, ShortMap, read_at_most};
 use serde::Deserialize;
+use serde::de::{Error, SeqAccess, Visitor};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::fmt;
 use triptych_core::Failure;
 use triptych_proto::v1;
 
@@ -19,7 +21,7 @@ pub(super) struct SamplingBody {
     top_p: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
+    logit_bias: Option<ShortMap<f32>>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     response_format: Option<ResponseFormat>,
@@ -28,9 +30,11 @@ pub(super) struct SamplingBody {
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
     min_tokens: Option<u32>,
-    stop_token_ids: Option<Vec<u32>>,
-    bad_words: Option<Vec<String>>,
+    stop_token_ids: Option<ShortList<u32>>,
+    bad_words: Option<ShortList<String>>,
     no_repeat_ngram_size: Option<u32>,
+    encoder_no_repeat_ngram_size: Option<u32>,
+    renormalize_logits: Option<bool>,
     ignore_eos: Option<bool>,
     num_beams: Option<u32>,
     length_penalty: Option<f32>,
@@ -41,11 +45,32 @@ pub(super) struct SamplingBody {
 }
 
 /// A string or a list of strings.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a string or a list of strings")]
-enum Stop {
-    One(String),
-    Many(Vec<String>),
+#[derive(Debug)]
+struct Stop(Vec<String>);
+
+/// By hand, so that a long list is not held before it is refused, as `untagged` does.
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(StopVisitor)
+    }
+}
+
+struct StopVisitor;
+
+impl<'de> Visitor<'de> for StopVisitor {
+    type Value = Stop;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of strings")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Stop, E> {
+        Ok(Stop(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, texts: A) -> Result<Stop, A::Error> {
+        read_at_most(MAX_READ, texts, Vec::new()).map(Stop)
+    }
 }
 
 /// Hugging Face's setting.
@@ -74,7 +99,7 @@ struct NamedSchema {
 struct StructuredOutputs {
     json: Option<Value>,
     regex: Option<String>,
-    choice: Option<Vec<String>>,
+    choice: Option<ShortList<String>>,
     grammar: Option<String>,
     json_object: Option<bool>,
 }
@@ -107,17 +132,15 @@ impl SamplingBody {
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-            logit_bias: biases(self.logit_bias.unwrap_or_default())?,
-            bad_words: self.bad_words.unwrap_or_default(),
+            logit_bias: self.logit_bias.map(biases).transpose()?.unwrap_or_default(),
+            bad_words: self.bad_words.map(|words| words.0).unwrap_or_default(),
             no_repeat_ngram_size: self.no_repeat_ngram_size,
+            encoder_no_repeat_ngram_size: self.encoder_no_repeat_ngram_size,
+            renormalize_logits: self.renormalize_logits,
             seed: self.seed.as_ref().map(seed).transpose()?,
             n: self.n,
-            stop: match self.stop {
-                None => Vec::new(),
-                Some(Stop::One(text)) => vec![text],
-                Some(Stop::Many(texts)) => texts,
-            },
-            stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+            stop: self.stop.map(|stop| stop.0).unwrap_or_default(),
+            stop_token_ids: self.stop_token_ids.map(|ids| ids.0).unwrap_or_default(),
             logprobs,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             constraint: constraint(self.response_format, self.structured_outputs)?,
@@ -160,13 +183,13 @@ fn seed(number: &serde_json::Number) -> Result<u64, Failure> {
 }
 
 /// Parses the keys, which are token ids written as strings.
-fn biases(map: BTreeMap<String, f32>) -> Result<std::collections::HashMap<u32, f32>, Failure> {
+fn biases(map: ShortMap<f32>) -> Result<std::collections::HashMap<u32, f32>, Failure> {
     let read = |(token, bias): (String, f32)| match token.parse() {
         Ok(id) => Ok((id, bias)),
         Err(_) => Err(Failure::invalid(format!("logit_bias names {token:?}, its keys are token ids"))
             .with_param("logit_bias")),
     };
-    map.into_iter().map(read).collect()
+    map.0.into_iter().map(read).collect()
 }
 
 fn constraint(
@@ -214,7 +237,7 @@ impl StructuredOutputs {
                 schema => Kind::JsonSchema(schema.to_string()),
             }),
             self.regex.map(Kind::Regex),
-            self.choice.map(|texts| Kind::Choice(Choice { texts })),
+            self.choice.map(|texts| Kind::Choice(Choice { texts: texts.0 })),
             self.grammar.map(Kind::Grammar),
             self.json_object.filter(|wanted| *wanted).map(|_| Kind::JsonObject(JsonObject {})),
         ];
@@ -255,7 +278,7 @@ mod tests {
         let found = read(json!({
             "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
             "logit_bias": {"7": -100}, "bad_words": ["no"], "no_repeat_ngram_size": 3, "min_tokens": 2,
-            "stop_token_ids": [5], "num_beams": 4, "length_penalty": 0.5, "early_stopping": "never", "echo": true,
+            "stop_token_ids": [5], "encoder_no_repeat_ngram_size": 2, "renormalize_logits": true, "num_beams": 4, "length_penalty": 0.5, "early_stopping": "never", "echo": true,
         }));
         let beams = v1::Beams {
             width: 4,
@@ -270,6 +293,8 @@ mod tests {
             logit_bias: [(7, -100.0)].into(),
             bad_words: vec!["no".into()],
             no_repeat_ngram_size: Some(3),
+            encoder_no_repeat_ngram_size: Some(2),
+            renormalize_logits: Some(true),
             min_tokens: Some(2),
             stop_token_ids: vec![5],
             beams: Some(beams),

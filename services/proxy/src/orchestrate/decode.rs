@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 use tracing::{Instrument, Span};
 use triptych_core::lifetime::StageTimes;
-use triptych_core::prompt::Prompt;
+use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{Failure, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
@@ -329,7 +329,18 @@ impl<'a> Decoding<'a> {
             priority: request.priority,
             hints: self.supply.hints(),
             resume: if self.held.is_some() { Vec::new() } else { self.sent.resume() },
+            encoder_prompt: self.encoder_prompt().map(Into::into),
         }
+    }
+
+    /// The encoder's text, for a PD worker that rules out its n-grams.
+    fn encoder_prompt(&self) -> Option<TextOrTokens> {
+        let Work { request, route, .. } = self.work;
+        let reads = match request.sampling.encoder_no_repeat_ngram_size {
+            Some(size) => size > 0,
+            None => route.served.reads_encoder_prompt,
+        };
+        request.encoder_prompt.clone().filter(|_| reads)
     }
 
     /// A digest: the worker tells tenants apart and learns no name.

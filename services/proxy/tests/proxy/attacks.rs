@@ -156,6 +156,11 @@ async fn hostile_json_is_refused_by_depth_and_count() {
             ),
             "values",
         ),
+        // One value may nest objects without a comma.
+        (
+            format!("{{\"tools\": [{}]}}", vec!["{\"a\":{\"a\":{\"a\":{}}}}"; 10_000].join(",")),
+            "lists and objects",
+        ),
         (format!("{{\"n\": {}1}}", "0".repeat(1 << 20)), ""),
         (format!("{{\"temperature\": 1{}}}", "0".repeat(1 << 20)), ""),
     ] {
@@ -168,13 +173,113 @@ async fn hostile_json_is_refused_by_depth_and_count() {
     assert_eq!(cluster.proxy.post(CHAT, &words).await.0, 200, "commas in a text are text");
 }
 
+/// Largest resident size of this process so far, in bytes.
+fn peak_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// The growth of this process that a message of 32 MiB, or a body, may cause: its bytes at both ends, a few times.
+const MAX_GROWTH: usize = 512 << 20;
+
+/// Two bytes were 200 in memory: 32 MiB of empty messages took 4.7 GB before they were refused.
+#[tokio::test]
+async fn a_message_of_empty_lists_takes_no_memory() {
+    use prost::encoding::{WireType, encode_key, encode_varint};
+    let field = |number: u32, bytes: &[u8]| {
+        let mut out = Vec::new();
+        encode_key(number, WireType::LengthDelimited, &mut out);
+        encode_varint(bytes.len() as u64, &mut out);
+        [out, bytes.to_vec()].concat()
+    };
+    let cluster = Cluster::start().await;
+    let before = peak_bytes();
+    for mib in [3, 32] {
+        let n = mib << 19;
+        // As field 2 of the message: its prompt.
+        let prompts = [
+            ("Chat.messages", field(1, &[10, 0].repeat(n))),
+            ("Message.parts", field(1, &field(1, &[18, 0].repeat(n)))),
+            ("TokenIds.ids", field(2, &field(2, &field(1, &vec![0; 2 * n])))),
+        ];
+        for (name, prompt) in prompts {
+            let status = raw(&cluster, prompt).await;
+            assert_eq!(status.code(), Code::InvalidArgument, "{name}: {status:?}");
+            assert!(status.message().contains(name), "{name}: {status:?}");
+        }
+    }
+    let grown = peak_bytes() - before;
+    assert!(grown < MAX_GROWTH, "the peak grew by {} MiB", grown >> 20);
+    assert!(ask(&cluster.proxy, question(&[])).await.is_ok());
+}
+
+/// Sends bytes as the prompt of a request.
+async fn raw(cluster: &Cluster, prompt: Vec<u8>) -> tonic::Status {
+    use triptych_proto::codec::BoundedCodec;
+    let mut client =
+        tonic::client::Grpc::new(triptych_runtime::grpc::channel(&cluster.proxy.grpc.to_string()).unwrap());
+    client.ready().await.unwrap();
+    // A field with the number of the prompt.
+    let frame = v1::PutFrame { kind: Some(v1::put_frame::Kind::Data(prompt.into())) };
+    let codec = BoundedCodec::<v1::PutFrame, v1::GenerateResponse>::default();
+    let path = http::uri::PathAndQuery::from_static("/triptych.v1.Triptych/Generate");
+    client.server_streaming(Request::new(frame), path, codec).await.unwrap_err()
+}
+
+/// The worst lists of a body, at the limits on its values and at ten times them.
+#[tokio::test]
+async fn lists_of_a_body_take_memory_within_a_bound() {
+    let cluster = Cluster::start().await;
+    let list = |value: &str, n: usize| format!("[{}]", vec![value; n].join(","));
+    let message = |content: String| format!("[{{\"role\":\"user\",\"content\":{content}}}]");
+    let before = peak_bytes();
+    for scale in [1, 10] {
+        let (values, containers) = (scale * 250_000, scale * 16_000);
+        let bodies = [
+            (CHAT, "messages", list("{}", containers)),
+            (CHAT, "messages", message(list("{}", containers))),
+            (CHAT, "tools", list("{\"a\":0}", containers)),
+            (CHAT, "tools", list("0", values)),
+            (CHAT, "stop", list("\"\"", values)),
+            (CHAT, "bad_words", list("\"\"", values)),
+            (CHAT, "stop_token_ids", list("0", values)),
+            (CHAT, "modalities", list("\"\"", values)),
+            (CHAT, "logit_bias", list("\"1\":1", values).replace('[', "{").replace(']', "}")),
+            (CHAT, "structured_outputs", format!("{{\"choice\":{}}}", list("\"\"", values))),
+            (
+                CHAT,
+                "response_format",
+                format!(
+                    "{{\"type\":\"json_schema\",\"json_schema\":{{\"schema\":{}}}}}",
+                    list("{\"a\":0}", containers)
+                ),
+            ),
+            ("/v1/completions", "prompt", list("[]", containers)),
+            ("/v1/completions", "prompt", list("\"\"", values)),
+            ("/v1/completions", "encoder_prompt", list("4294967296", values)),
+            ("/v1/completions", "items", list("{}", containers)),
+        ];
+        for (path, field, value) in bodies {
+            let body = format!("{{\"model\": \"vl\", {field:?}: {value}}}");
+            let start = body[..60].to_owned();
+            let response = client().post(cluster.proxy.url(path)).body(body).send().await.unwrap();
+            let (status, answer) = (response.status().as_u16(), response.text().await.unwrap());
+            assert_eq!(status, 400, "{path} {start}: {answer}");
+            assert!(answer.len() < 4096, "{path} {start}");
+        }
+    }
+    let grown = peak_bytes() - before;
+    assert!(grown < MAX_GROWTH, "the peak grew by {} MiB", grown >> 20);
+}
+
 #[tokio::test]
 async fn too_many_items_are_refused_before_any_is_read() {
     let cluster = Cluster::start().await;
-    let crowd = vec![question(&[b"x"]).items[0].clone(); 100_000];
+    let crowd = vec![question(&[b"x"]).items[0].clone(); 10_000];
     let status =
         ask(&cluster.proxy, v1::GenerateRequest { items: crowd, ..question(&[]) }).await.unwrap_err();
-    assert!(status.message().contains("100000 items"), "{status}");
+    assert!(status.message().contains("10000 items"), "{status}");
     let parts = vec![json!({"type": "image_url", "image_url": {"url": "http://192.0.2.1/x"}}); 5000];
     let body = json!({"model": "vl", "messages": [{"role": "user", "content": parts}]});
     let (status, answer) = cluster.proxy.post(CHAT, &body).await;

@@ -311,6 +311,22 @@ async fn tenants_and_priorities_are_passed_on() {
     assert_eq!(cluster.encoder.jobs().len(), 3, "tenants do not share encoder outputs");
 }
 
+/// A PD worker has no text of an encoder, except where its logits processors rule out the n-grams of that text.
+#[tokio::test]
+async fn the_encoders_text_goes_to_a_pd_worker_only_where_it_is_read() {
+    let reading = v1::WorkerModel { reads_encoder_prompt: true, ..model("reading", Modality::Text, 3) };
+    let cluster = Cluster::serving(vec![model("t2t", Modality::Text, 1), reading], |_| {}).await;
+    let cases =
+        [("t2t", None, false), ("t2t", Some(3), true), ("reading", None, true), ("reading", Some(0), false)];
+    for (model, size, expect) in cases {
+        let body = json!({"model": model, "prompt": "hi", "encoder_no_repeat_ngram_size": size});
+        assert_eq!(cluster.proxy.post(PATH, &body).await.0, 200);
+        let sent = cluster.pd.requests().last().unwrap().encoder_prompt.clone();
+        let text = v1::TextOrTokens { kind: Some(v1::text_or_tokens::Kind::Text("hi".into())) };
+        assert_eq!(sent, expect.then_some(text), "{model} {size:?}");
+    }
+}
+
 #[tokio::test]
 async fn bad_completion_requests() {
     let cluster = cluster().await;

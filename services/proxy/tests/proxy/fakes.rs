@@ -34,6 +34,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         max_context: 4096,
         max_items: 8,
         created_s: 1_700_000_000,
+        reads_encoder_prompt: false,
     }
 }
 

@@ -13,6 +13,7 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         max_context: 10,
         max_items: None,
         created_s: 1,
+        reads_encoder_prompt: false,
     };
     Known {
         id: WorkerId::new("w"),

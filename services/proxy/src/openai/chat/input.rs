@@ -1,12 +1,12 @@
 //! The body of a chat request. Every field may be absent or null; unknown ones are ignored.
 
 use super::super::api::AdmittedCall;
+use super::super::lists::{IsSet, ShortList};
 use super::super::sampling::SamplingBody;
 use super::super::sse::StreamOptions;
 use super::message::RawMessage;
 use crate::request::Request;
 use serde::Deserialize;
-use serde_json::Value;
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, ModelName};
 
@@ -22,9 +22,9 @@ pub(super) struct ChatBody {
     // Extension.
     src_lang: Option<String>,
     // Known and not supported: may be present with an empty value.
-    tools: Option<Value>,
-    functions: Option<Value>,
-    modalities: Option<Vec<String>>,
+    tools: Option<IsSet>,
+    functions: Option<IsSet>,
+    modalities: Option<ShortList<String>>,
 }
 
 impl ChatBody {
@@ -38,8 +38,8 @@ impl ChatBody {
 
     /// Refuses unsupported fields that would change the answer.
     pub(super) fn check_supported(&self) -> Result<(), Failure> {
-        let is_given = |value: &Option<Value>| value.as_ref().is_some_and(is_set);
-        let non_text = self.modalities.iter().flatten().any(|m| m != "text");
+        let is_given = |value: &Option<IsSet>| value.is_some_and(|value| value.0);
+        let non_text = self.modalities.iter().flat_map(|list| &list.0).any(|m| m != "text");
         let wanted = [
             ("tools", is_given(&self.tools)),
             ("functions", is_given(&self.functions)),
@@ -91,14 +91,5 @@ impl ChatBody {
                 Err(Failure::invalid("top_logprobs needs logprobs: true").with_param("top_logprobs"))
             }
         }
-    }
-}
-
-fn is_set(value: &Value) -> bool {
-    match value {
-        Value::Null => false,
-        Value::Array(values) => !values.is_empty(),
-        Value::Object(fields) => !fields.is_empty(),
-        _ => true,
     }
 }
