@@ -121,6 +121,12 @@ pub enum PromptError {
 
 impl From<PromptError> for Failure {
     fn from(e: PromptError) -> Self {
-        Self::invalid(e.to_string())
+        match e {
+            // As the engine refuses a prompt that fits the model's context and not its own.
+            PromptError::TooLong { .. } => {
+                Self::new(triptych_core::FailureClass::TooLarge, e.to_string()).with_param("prompt")
+            }
+            _ => Self::invalid(e.to_string()),
+        }
     }
 }

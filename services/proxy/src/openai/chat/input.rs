@@ -4,7 +4,7 @@ use super::super::api::AdmittedCall;
 use super::super::sampling::SamplingBody;
 use super::super::sse::StreamOptions;
 use super::message::RawMessage;
-use crate::request::Request;
+use crate::request::{Api, Request};
 use serde::Deserialize;
 use serde_json::Value;
 use triptych_core::prompt::Prompt;
@@ -66,6 +66,7 @@ impl ChatBody {
         }
         Ok(Request {
             id: call.id,
+            api: Api::Http,
             arrived: call.arrived,
             deadline: call.deadline,
             model: self.model.filter(|m| !m.is_empty()).map(ModelName::new),
