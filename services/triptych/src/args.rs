@@ -2,7 +2,9 @@
 //!
 //! Every flag of a role can also come from a `TRIPTYCH_*` variable; a flag wins over its variable.
 
+pub mod api;
 pub mod auth;
+pub mod check;
 pub mod tls;
 pub mod discovery;
 pub mod drain;

@@ -56,25 +56,13 @@ fn main() -> ExitCode {
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
-    let ended = if cli.check { check(&cli.command) } else { run(cli.command) };
-    match ended {
+    match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             // A closed stderr must not turn an error into a panic.
             let _ = writeln!(std::io::stderr(), "error: {e}");
             ExitCode::from(e.exit_code())
         }
-    }
-}
-
-/// Checks the settings without starting anything. Texts are parsed already.
-fn check(command: &Command) -> Result<(), CliError> {
-    match command {
-        Command::Proxy(args) => args.check(),
-        Command::Encoder(args) => args.check(),
-        Command::Pd(args) => args.check(),
-        Command::Store(args) => args.check(),
-        _ => Ok(()),
     }
 }
 
@@ -91,6 +79,10 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
         Command::Keys(args) => keys::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
+        Command::Proxy(args) if args.check.check => args.check(),
+        Command::Encoder(args) if args.check.check => args.check(),
+        Command::Pd(args) if args.check.check => args.check(),
+        Command::Store(args) if args.check.check => args.check(),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),

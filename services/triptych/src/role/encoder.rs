@@ -1,6 +1,7 @@
 //! `triptych encoder`.
 
 use super::{Process, bind_admin, worker_id};
+use crate::args::check::CheckArgs;
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
@@ -62,6 +63,9 @@ pub struct EncoderArgs {
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
+    /// Settings
+    #[command(flatten)]
+    pub check: CheckArgs,
 }
 
 impl EncoderArgs {

@@ -2,6 +2,7 @@
 
 use super::{Process, bind_admin};
 use crate::args::LogArgs;
+use crate::args::check::CheckArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::error::{CliError, chain};
@@ -39,6 +40,9 @@ pub struct StoreArgs {
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
+    /// Settings
+    #[command(flatten)]
+    pub check: CheckArgs,
 }
 
 impl StoreArgs {

@@ -133,7 +133,11 @@ impl ClusterPlan {
             }
         }
         let mut proxy = proxy(&children, ec, endpoints);
+        // An own address: whoever answers at the public ones may be the proxy of another cluster.
+        proxy.admin = local(ports.next()?);
+        proxy.flags.extend(["--admin".into(), proxy.admin.to_string().into()]);
         proxy.flags.extend(args.fetch.to_flags());
+        proxy.flags.extend(args.api.to_flags());
         children.push(proxy);
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
@@ -235,6 +239,8 @@ mod tests {
         assert_eq!(names(&plan), ["store", "encoder-0", "encoder-1", "pd-0", "pd-1", "pd-2", "proxy"]);
         let ports: HashSet<_> = plan.children.iter().flat_map(|c| [c.grpc, c.admin]).collect();
         assert_eq!(ports.len(), 14);
+        let proxy = plan.children.last().unwrap();
+        assert_ne!(proxy.admin, plan.endpoints.local_http(), "it answers for itself");
     }
 
     #[test]
