@@ -86,6 +86,31 @@ pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no text at {pointer} of {value}"))
 }
 
+/// The notes that `helm install` shows with these settings.
+fn notes(set: &[&str]) -> String {
+    let dir = tempfile::tempdir().expect("a folder");
+    let copy = dir.path().join("triptych");
+    passed(Command::new("cp").args(["-rL", "--"]).arg(chart()).arg(&copy));
+    // `helm template` leaves the notes out; a template that includes them does not.
+    let shown = "notes: {{ include (print $.Template.BasePath \"/NOTES.txt\") . | toJson }}\n";
+    fs::write(copy.join("templates/shown.yaml"), shown).expect("own folder");
+    let mut helm = tool("helm");
+    helm.args(["template", RELEASE]).arg(&copy).args(["--namespace", NAMESPACE]);
+    let text = passed(helm.args(["--show-only", "templates/shown.yaml"]).args(set));
+    let json = text.lines().find_map(|line| line.strip_prefix("notes: ")).expect("notes");
+    serde_json::from_str(json).expect("a string")
+}
+
+#[test]
+fn the_notes_say_that_the_default_image_is_in_no_registry() {
+    let default = notes(&[]);
+    for part in ["triptych:0.1.0 is in no registry", "docker build", "--set image.repository=", "kind load"] {
+        assert!(default.contains(part), "{part:?} is not in {default}");
+    }
+    let own = notes(&["--set", "image.repository=registry.example.com/triptych"]);
+    assert!(!own.contains("is in no registry"), "{own}");
+}
+
 #[test]
 fn helm_lint_passes_for_all_values() {
     for path in std::iter::once(None).chain(values().into_values().map(Some)) {

@@ -1,6 +1,6 @@
 //! Alerts: promtool accepts them and their tests pass, each fires in a test, and each has a runbook entry.
 
-use crate::chart::{of_kind, rendered};
+use crate::chart::{of_kind, rendered, text};
 use crate::page::{anchors, deploy, page};
 use std::fs;
 use std::process::Command;
@@ -76,6 +76,37 @@ fn the_chart_has_the_same_alerts_with_its_own_objective() {
         whole.contains("vector(0.999)") && whole.contains("le=\\\"0.8192\\\"") && !whole.contains("1.6384")
     );
     assert!(whole.contains("https://runbooks.example.com/triptych#triptychnopdworkers"));
+}
+
+#[test]
+fn an_alert_leads_to_its_entry_as_installed() {
+    let documents = &rendered()["minimal"];
+    let rule = of_kind(documents, "PrometheusRule").next().expect("a rule");
+    let runbook = of_kind(documents, "ConfigMap")
+        .find(|c| text(c, "/metadata/name").ends_with("-runbook"))
+        .expect("the chart installs the runbook");
+    let place = format!(
+        "--namespace {} get configmap {} ",
+        text(runbook, "/metadata/namespace"),
+        text(runbook, "/metadata/name")
+    );
+    let rules = rule["spec"]["groups"].as_array().expect("groups").iter();
+    let mut n = 0;
+    for alert in rules.flat_map(|g| g["rules"].as_array().expect("rules")).filter(|r| r["alert"].is_string())
+    {
+        let (name, command) = (text(alert, "/alert"), text(alert, "/annotations/runbook"));
+        assert!(command.starts_with("kubectl ") && command.contains(&place), "{command}");
+        let key =
+            command.split(['{', '}']).nth(1).and_then(|path| path.strip_prefix(".data.")).expect("a key");
+        let entry = text(&runbook["data"], &format!("/{key}"));
+        assert!(entry.starts_with(&format!("{name}\n")) && entry.lines().count() > 1, "{name}: {entry}");
+        assert!(!entry.contains("\n## "), "{name} goes on into the next section");
+        n += 1;
+    }
+    assert_eq!(n, alerts().len());
+    assert!(!rule.to_string().contains("deploy/README.md"), "nothing of a cluster leads into a repository");
+    let with_page = of_kind(&rendered()["full"], "ConfigMap").map(|c| text(c, "/metadata/name"));
+    assert!(with_page.into_iter().all(|name| !name.ends_with("-runbook")), "it is published elsewhere");
 }
 
 #[test]

@@ -133,6 +133,11 @@ async fn bad_requests_get_openais_error_with_the_right_status() {
             error["type"].is_string() && (error["code"].is_string() || error["code"].is_null()),
             "{what}: {answer}"
         );
+        assert_eq!(
+            error["code"] == "context_length_exceeded",
+            what.contains("beyond the context"),
+            "{answer}"
+        );
     }
     assert_eq!(all_pids(&cluster), before, "a process died");
     let (status, answer) =

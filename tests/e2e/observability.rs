@@ -156,3 +156,30 @@ async fn every_process_has_its_metrics_with_help_and_unit_after_a_request() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_followed_by_its_id_through_the_logs_of_all_processes() {
+    let flags =
+        ["--log-json", "--log", "warn,triptych_encoder=info,triptych_pd=info,triptych::request=debug"];
+    let cluster = Cluster::start(&[&flags[..], &["--request-log", "all"]].concat()).await;
+    let mut client = connect(&cluster.grpc).await;
+    let question = "What is in this picture?";
+    let answer = generate(&mut client, about_images(question, vec![heldout("scene.png")])).await;
+    let answer = answer.expect("an answer");
+    let line_of = |process: &str| -> Option<Value> {
+        let log = cluster.up.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut of = lines.filter(|line| line["process"] == process);
+        of.find(|line| line.to_string().contains(&answer.request_id))
+    };
+    for process in ["proxy", "encoder-0", "pd-0"] {
+        eventually("a line with the id", async || line_of(process)).await;
+    }
+    let line = line_of("proxy").expect("it is there");
+    let fields = &line["fields"];
+    assert_eq!((&fields["message"], &fields["outcome"]), (&"request".into(), &"ok".into()), "{line}");
+    assert_eq!((&fields["pd_worker"], &fields["images"]), (&"pd-0".into(), &1.into()), "{line}");
+    assert!(fields["prompt_tokens"].as_u64() > Some(0) && fields["ttft_ms"].as_f64() > Some(0.0), "{line}");
+    let log = cluster.up.log();
+    assert!(!log.contains(question) && !log.contains(&answer.text), "content is in the log");
+}

@@ -23,6 +23,7 @@ use triptych_proto::{convert, v1};
 use triptych_runtime::Drain;
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::trace_context::REQUEST_TARGET;
 
 /// Limit on the store's lookup of an output that is cached here.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -104,10 +105,13 @@ impl EncoderWorkerState {
                 let ended = encoders.encode(request, &state).await;
                 let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
                 encoders.count(&model, outcome, ended.as_ref().err());
+                let encode_us = ended.as_ref().ok().map(|response| response.encode_us);
+                tracing::debug!(target: REQUEST_TARGET, outcome, encode_us, "encoder job ended");
                 state.send_modify(|progress| progress.ended = Some(ended));
             });
         if role == CallRole::Follower {
             self.meters.shared();
+            tracing::debug!(target: REQUEST_TARGET, "joined the job of another request");
         }
         Ok((subscription, role))
     }

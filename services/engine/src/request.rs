@@ -174,7 +174,7 @@ impl SequenceRequest {
         if tokens.len() > capacity.context {
             let limit = capacity.context;
             let text = format!("the prompt has {} tokens, this server holds {limit}", tokens.len());
-            return Err(Failure::invalid(text).with_param("prompt"));
+            return Err(Failure::new(FailureClass::TooLarge, text).with_param("prompt"));
         }
         // Embeddings of placeholders are replaced, so their ids may lie outside the vocabulary.
         let in_span = |i: usize| self.prepared.spans.iter().any(|s| span_of(s).contains(&i));

@@ -113,6 +113,10 @@ pub enum ItemError {
 impl From<ItemError> for Failure {
     fn from(e: ItemError) -> Self {
         let class = match e {
+            // As a prompt that is too long for the decoder.
+            ItemError::TooLong { .. } => {
+                return Self::new(triptych_core::FailureClass::TooLarge, e.to_string()).with_param("prompt");
+            }
             ItemError::TooLarge { .. } => triptych_core::FailureClass::TooLarge,
             _ => triptych_core::FailureClass::InvalidArgument,
         };
@@ -141,6 +145,12 @@ pub enum PromptError {
 
 impl From<PromptError> for Failure {
     fn from(e: PromptError) -> Self {
-        Self::invalid(e.to_string())
+        match e {
+            // As the engine refuses a prompt that fits the model's context and not its own.
+            PromptError::TooLong { .. } => {
+                Self::new(triptych_core::FailureClass::TooLarge, e.to_string()).with_param("prompt")
+            }
+            _ => Self::invalid(e.to_string()),
+        }
     }
 }

@@ -19,6 +19,7 @@ use triptych_engine::{AlignJob, Event, Output, SequenceId};
 use triptych_models::prompt::OutputKind;
 use triptych_proto::v1;
 use triptych_runtime::status;
+use triptych_runtime::trace_context::REQUEST_TARGET;
 
 /// Limit on waiting for a client to read the status that ends its stream.
 const STATUS_SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -137,6 +138,8 @@ impl RunningRequest {
             // The engine ends late sequences; this is for a client that stopped reading.
             () = sleep_until(deadline) => Err(late()),
         };
+        let ended = outcome.as_ref().map_or_else(|failure| failure.class.as_str(), |()| "ok");
+        tracing::debug!(target: REQUEST_TARGET, outcome = ended, items = self.prepared.items.len(), "call of a PD worker ended");
         match outcome {
             Ok(()) => self.context.meters.request("ok"),
             Err(failure) => {

@@ -2,6 +2,8 @@
 
 use crate::auth::{AuthConfig, AuthError};
 use crate::fetch::FetchPolicy;
+use crate::openai::cors::AllowedOrigin;
+use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +53,10 @@ pub struct ProxyConfig {
     pub encodes: EncodePolicy,
     /// Patience with clients.
     pub client_times: ClientTimes,
+    /// Origins whose web pages may call the API from a browser. None: no answer has headers of CORS.
+    pub allowed_origins: Vec<AllowedOrigin>,
+    /// The requests that are logged.
+    pub request_log: RequestLog,
 }
 
 /// The longest times of a client. A slower one is cut off, so that slow connections cannot pile up.
@@ -92,4 +98,15 @@ pub enum ProxyError {
     /// The gRPC server could not start, or a server ended by itself.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// It has drained, and some requests did not end in time.
+    #[error(
+        "{n_cut} requests were cut: they ran on for longer than --drain-grace ({} s), or a second signal came",
+        grace.as_secs_f32()
+    )]
+    Cut {
+        /// Number of requests; each ended with an error.
+        n_cut: usize,
+        /// Grace period.
+        grace: Duration,
+    },
 }

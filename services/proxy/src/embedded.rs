@@ -16,6 +16,7 @@ use crate::items::Materials;
 use crate::observe::Observer;
 use crate::openai;
 use crate::orchestrate::Orchestrator;
+use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
 use axum::Router;
 use std::sync::Arc;
@@ -93,6 +94,7 @@ impl Embedded {
             },
             observer: Observer::new(metrics),
             drain,
+            request_log: RequestLog::Off,
         });
         let admission = Admission::new(config.max_in_flight);
         Ok(Self { api: GrpcApi { orchestrator, limits, admission, auth }, registry: metrics.clone() })
@@ -108,7 +110,9 @@ impl Embedded {
         let GrpcApi { orchestrator, limits, admission, auth } = self.api.clone();
         let times = ClientTimes::default();
         let registry = self.registry.clone();
-        let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry };
+        let allowed_origins = Vec::new();
+        let parts =
+            openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry, allowed_origins };
         openai::routes(openai::HttpApi::new(parts))
     }
 

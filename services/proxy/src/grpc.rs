@@ -7,7 +7,7 @@ use crate::admission::Admission;
 use crate::auth::{Auth, Caller};
 use crate::fleet::catalog::Served;
 use crate::orchestrate::{Answer, Orchestrator, Piece};
-use crate::request::{Item, Request, Resumption, Source, param_of_item};
+use crate::request::{Api, Item, Request, Resumption, Source, param_of_item};
 use admit::Admitted;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
@@ -47,6 +47,7 @@ impl GrpcApi {
             admission: self.admission.clone(),
             auth: self.auth.clone(),
             observer: self.orchestrator.observer.clone(),
+            request_log: self.orchestrator.request_log,
             message_timeout: limits.max_request_time,
         };
         let service = TriptychServer::new(self).max_decoding_message_size(limits.max_body_bytes);
@@ -56,7 +57,7 @@ impl GrpcApi {
     fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
         let admitted = request.extensions().get::<Admitted>().cloned();
         let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
-        let id = RequestId::from_bits(rand::random());
+        let id = admit::request_id(request.extensions());
         let span = tracing::info_span!("request", request_id = %id, api = "grpc");
         trace_context::adopt(&span, request.metadata());
         let (metadata, _, message) = request.into_parts();
@@ -64,7 +65,10 @@ impl GrpcApi {
             let Admitted { caller, permit } = self.named(admitted, &message)?;
             Ok::<_, Failure>((read(id, message, &metadata, &self.limits, caller)?, permit))
         };
-        let (request, permit) = read().inspect_err(|failure| self.orchestrator.observer.refused(failure))?;
+        let (request, permit) = read().inspect_err(|failure| {
+            self.orchestrator.observer.refused(failure);
+            self.orchestrator.request_log.refused(id, Api::Grpc, failure);
+        })?;
         span.in_scope(|| self.orchestrator.start(request, permit))
     }
 
@@ -96,6 +100,7 @@ fn read(
     let prompt = message.prompt.ok_or(WireError::Missing { field: "prompt" })?;
     Ok(Request {
         id,
+        api: Api::Grpc,
         arrived,
         deadline: arrived + time,
         model: Some(message.model).filter(|m| !m.is_empty()).map(ModelName::new),

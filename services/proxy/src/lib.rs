@@ -22,6 +22,7 @@ pub mod fetch;
 mod items;
 
 mod observe;
+mod request_log;
 mod orchestrate;
 
 mod grpc;
@@ -38,6 +39,8 @@ pub mod decisions {
 
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
+pub use openai::cors::{AllowedOrigin, NotAnOrigin};
+pub use request_log::{NotARequestLog, RequestLog};
 pub use request_machine::policy::EncodePolicy;
 pub use request_machine::retry_budget::RetryPolicy;
 pub use serve::run;

@@ -10,7 +10,9 @@ mod body;
 mod chat;
 mod collected;
 mod completions;
+pub mod cors;
 mod error;
+mod json_error;
 mod lists;
 pub mod listen;
 mod models;
@@ -35,31 +37,40 @@ use triptych_runtime::metrics::CONTENT_TYPE;
 
 /// All routes.
 pub fn routes(api: HttpApi) -> Router {
-    Router::new()
+    let cors = cors::layer(&api.allowed_origins);
+    let routes = Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
+        .merge(probes())
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(add_request_id))
         // The body's own reader holds the limit, and reports it in OpenAI's format.
         .layer(DefaultBodyLimit::disable())
-        .with_state(api)
+        .with_state(api);
+    // Outermost: a preflight is answered whatever the route.
+    match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    }
 }
 
 /// The probes and metrics alone, for the operator's port.
 pub fn admin_routes(api: HttpApi) -> Router {
+    probes().with_state(api)
+}
+
+/// Probes and metrics; `/health` is vLLM's name of `/healthz`.
+fn probes() -> Router<HttpApi> {
     Router::new()
         .route("/healthz", get(async || "ok\n"))
+        .route("/health", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(api)
 }
 
 /// Gives every request an id, and every response the id of its request.

@@ -18,6 +18,7 @@ pub use work::Orchestrator;
 use crate::admission::Permit;
 use crate::fleet::catalog::Route;
 use crate::request::Request;
+use crate::request_log::RequestRecord;
 use crate::request_machine::failures::out_of_time;
 use answer::READ_AHEAD;
 use decode::Decoding;
@@ -37,11 +38,16 @@ impl Orchestrator {
     /// # Errors
     /// [`Failure`] if the request is refused; then nothing was begun.
     pub fn start(self: &Arc<Self>, mut request: Request, permit: Permit) -> Result<Answer, Failure> {
-        let route = self.admit(&mut request).inspect_err(|failure| self.observer.refused(failure))?;
+        let route = self.admit(&mut request).inspect_err(|failure| {
+            self.observer.refused(failure);
+            self.request_log.refused(request.id, request.api, failure);
+        });
+        let route = route?;
         let ((sender, pieces), (ends, end)) = (mpsc::channel(READ_AHEAD), oneshot::channel());
         let answer =
             Answer { request_id: request.id, model: route.served.name.clone(), pieces, end: Some(end) };
-        let work = Work { orchestrator: Arc::clone(self), request, route, sender };
+        let record = RequestRecord::default();
+        let work = Work { orchestrator: Arc::clone(self), request, route, sender, record };
         let task = async move {
             // A reader that went away needs no end; one that is slow finds it behind what it has still to read.
             let _ = ends.send(work.run().await);
@@ -113,14 +119,19 @@ impl Work {
         let outcome = tokio::select! {
             done = timeout_at(deadline, self.stages()) => done.unwrap_or_else(|_| Err(self.out_of_time())),
             () = self.sender.closed() => Err(Failure::new(FailureClass::Cancelled, "the caller went away")),
-            () = abort.cancelled() => Err(Failure::unavailable("the server is stopping")),
+            () = abort.cancelled() => {
+                self.orchestrator.drain.count_cut();
+                Err(Failure::unavailable("the server is stopping"))
+            }
         };
         let observer = &self.orchestrator.observer;
         observer.ended(&self.route.served.name, outcome.as_ref().map(|_| ()), self.request.arrived);
-        outcome.map_err(|failure| {
+        let outcome = outcome.map_err(|failure| {
             report(&failure);
             self.request.localise(failure)
-        })
+        });
+        self.log(outcome.as_ref());
+        outcome
     }
 
     async fn stages(&self) -> Result<v1::Summary, Failure> {

@@ -26,6 +26,8 @@ const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 pub struct Request {
     /// Its name in logs, spans and answers.
     pub id: RequestId,
+    /// The API that it came over.
+    pub api: Api,
     /// Time of its arrival.
     pub arrived: Instant,
     /// Time at which its answer must be complete.
@@ -48,6 +50,25 @@ pub struct Request {
     pub src_lang: Option<String>,
     /// The fate of its stream when the worker that writes it goes away.
     pub resumption: Resumption,
+}
+
+/// An API that requests come over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// OpenAI's, over HTTP.
+    Http,
+    /// gRPC.
+    Grpc,
+}
+
+impl Api {
+    /// Its name in logs and spans.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
 }
 
 /// The fate of a stream when the worker that writes it goes away in the middle.
@@ -176,8 +197,12 @@ impl Request {
         [&(salt.len() as u64).to_le_bytes(), salt, tenant.as_bytes()].concat()
     }
 
-    /// Puts the sender's name of an item in the place of the cluster's `items[i]`.
+    /// Puts the sender's name of an item in the place of the cluster's `items[i]`, and that of a conversation in the place of
+    /// `prompt`.
     pub fn localise(&self, failure: Failure) -> Failure {
+        if matches!(self.prompt, Prompt::Chat(_)) && failure.param.as_deref() == Some("prompt") {
+            return failure.with_param("messages");
+        }
         let item =
             failure.param.as_deref().and_then(item_of_param).and_then(|i| self.items.get(i.0 as usize));
         match item {
@@ -214,6 +239,7 @@ mod tests {
         let now = Instant::now();
         Request {
             id: RequestId::from_bits(1),
+            api: Api::Grpc,
             arrived: now,
             deadline: now,
             model: None,

@@ -15,8 +15,10 @@ use crate::orchestrate::Orchestrator;
 use crate::request_machine::policy::EncodePolicy;
 use crate::{grpc, openai};
 use futures::TryStreamExt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::listener::Listener;
@@ -63,6 +65,7 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         },
         observer: Observer::new(&metrics),
         drain: drain.clone(),
+        request_log: config.request_log,
     });
     let grpc_api = grpc::GrpcApi {
         orchestrator: Arc::clone(&orchestrator),
@@ -71,16 +74,40 @@ pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) ->
         auth: auth.clone(),
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, grpc_api, times.head, drain.clone()));
-    let parts = openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry: metrics };
+    let parts = openai::HttpApiParts {
+        orchestrator,
+        limits,
+        admission,
+        auth,
+        times,
+        registry: metrics,
+        allowed_origins: config.allowed_origins,
+    };
     let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {
         admin::spawn(listener, openai::admin_routes(http_api.clone()), &drain);
     }
     let routes = openai::routes(http_api);
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
+    drained(&drain, grpc).await
+}
+
+/// Waits until the process has drained, both APIs.
+async fn drained(drain: &Drain, grpc: JoinHandle<Result<(), ProxyError>>) -> Result<(), ProxyError> {
+    let mut finish = pin!(drain.finish(drain.times()));
     tokio::select! {
-        () = drain.finish(drain.times()) => Ok(()),
-        ended = grpc => ended.map_err(ServeError::from)?,
+        () = &mut finish => {}
+        ended = grpc => {
+            ended.map_err(ServeError::from)??;
+            // Without gRPC connections its server ends as soon as listeners close; HTTP may still have answers to write.
+            if drain.is_stopping() {
+                finish.await;
+            }
+        }
+    }
+    match drain.n_cut() {
+        0 => Ok(()),
+        n_cut => Err(ProxyError::Cut { n_cut, grace: drain.times().grace }),
     }
 }
 
@@ -93,7 +120,7 @@ async fn serve_grpc(
     let incoming = door.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, preface_timeout));
     let (health, health_service) = tonic_health::server::health_reporter();
     let watching = watch_health(health, Arc::clone(&api.orchestrator));
-    let (v1, v1alpha) = triptych_runtime::grpc::reflection().map_err(ServeError::from)?;
+    let (v1, v1alpha) = triptych_runtime::grpc::reflection(&[SERVICE_NAME]).map_err(ServeError::from)?;
     let serving = triptych_runtime::grpc::server()
         .layer(WatchShutdownLayer::new(&drain))
         .add_service(health_service)
@@ -101,11 +128,10 @@ async fn serve_grpc(
         .add_service(v1alpha)
         .add_service(api.service())
         .serve_with_incoming_shutdown(incoming, drain.closing());
-    let abort = drain.abort_token();
     tokio::select! {
         ended = serving => Ok(ended.map_err(ServeError::from)?),
         () = watching => Ok(()),
-        () = abort.cancelled() => Ok(()),
+        () = drain.connections_end() => Ok(()),
     }
 }
 

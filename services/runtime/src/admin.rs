@@ -1,4 +1,4 @@
-//! Admin endpoints of a worker: `/healthz`, `/readyz` and `/metrics` over plain HTTP.
+//! Admin endpoints of a worker: `/healthz` (and `/health`, vLLM's name), `/readyz` and `/metrics` over plain HTTP.
 
 use crate::drain::Drain;
 use crate::metrics::{CONTENT_TYPE, MetricsRegistry};
@@ -48,6 +48,7 @@ pub fn router(readiness: Readiness, metrics: MetricsRegistry) -> Router {
     };
     Router::new()
         .route("/healthz", get(async || "ok\n"))
+        .route("/health", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(text))
 }

@@ -4,6 +4,8 @@
 //! grace period, the rest is cancelled. Every task that must end before the process does is spawned on
 //! [`Drain::tasks`]; one that serves until the very end, on [`Drain::background`].
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -11,6 +13,9 @@ use tokio_util::task::TaskTracker;
 
 /// Time for tasks to end after they were cancelled.
 const AFTER_ABORT: Duration = Duration::from_secs(2);
+/// Time after the abort in which requests that were cut send their errors, before their connections close. Less than
+/// [`AFTER_ABORT`].
+const ERROR_TIME: Duration = Duration::from_secs(1);
 
 /// Durations of the phases of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +47,8 @@ pub struct Drain {
     tasks: TaskTracker,
     /// Tasks that run until `abort`.
     background: TaskTracker,
+    /// Requests that ended because of `abort`.
+    n_cut: Arc<AtomicUsize>,
 }
 
 impl Drain {
@@ -95,6 +102,25 @@ impl Drain {
         self.abort.clone()
     }
 
+    /// Completes when connections must close: running work was cancelled, and had time to report that to its clients.
+    pub fn connections_end(&self) -> impl Future<Output = ()> + Send + 'static {
+        let abort = self.abort.clone();
+        async move {
+            abort.cancelled().await;
+            tokio::time::sleep(ERROR_TIME).await;
+        }
+    }
+
+    /// Counts a request that was ended by [`Self::abort_token`] and not by itself.
+    pub fn count_cut(&self) {
+        self.n_cut.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of requests that the end of the grace period, or a second signal, has cut.
+    pub fn n_cut(&self) -> usize {
+        self.n_cut.load(Ordering::Relaxed)
+    }
+
     /// Tasks that [`Self::finish`] waits for within the grace period.
     pub fn tasks(&self) -> &TaskTracker {
         &self.tasks
@@ -146,6 +172,10 @@ impl Drain {
         let _ = tokio::time::timeout(AFTER_ABORT, self.tasks.wait()).await;
         self.background.close();
         let _ = tokio::time::timeout(AFTER_ABORT, self.background.wait()).await;
+        match self.n_cut() {
+            0 => tracing::info!("drained"),
+            requests => tracing::warn!(requests, "drained; these requests were cut, each with an error"),
+        }
     }
 }
 

@@ -96,28 +96,34 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .tcp_nodelay(true))
 }
 
-/// The two reflection services, v1 and v1alpha, over our schema and gRPC's health.
+/// The two reflection services, v1 and v1alpha. They list `services`, gRPC's health, and themselves: what this server
+/// answers, and not all that our schema has.
 ///
 /// # Errors
 /// Only for a descriptor set that does not parse, which a test rules out.
 #[allow(clippy::type_complexity)]
-pub fn reflection() -> Result<
+pub fn reflection(
+    services: &[&str],
+) -> Result<
     (
         tonic_reflection::server::v1::ServerReflectionServer<
-            impl tonic_reflection::server::v1::ServerReflection,
+            impl tonic_reflection::server::v1::ServerReflection + use<>,
         >,
         tonic_reflection::server::v1alpha::ServerReflectionServer<
-            impl tonic_reflection::server::v1alpha::ServerReflection,
+            impl tonic_reflection::server::v1alpha::ServerReflection + use<>,
         >,
     ),
     tonic_reflection::server::Error,
 > {
-    let builder = || {
-        tonic_reflection::server::Builder::configure()
+    let builder = |version: &str| {
+        let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(triptych_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(tonic_health::pb::health_server::SERVICE_NAME)
+            .with_service_name(format!("grpc.reflection.{version}.ServerReflection"));
+        services.iter().fold(builder, |builder, name| builder.with_service_name(*name))
     };
-    Ok((builder().build_v1()?, builder().build_v1alpha()?))
+    Ok((builder("v1").build_v1()?, builder("v1alpha").build_v1alpha()?))
 }
 
 /// Sets the overall health (`""`) and that of `service`.
@@ -134,7 +140,7 @@ mod tests {
 
     #[tokio::test]
     async fn descriptors_parse_and_addresses_are_checked() {
-        assert!(reflection().is_ok());
+        assert!(reflection(&["triptych.v1.Triptych"]).is_ok());
         assert!(channel("127.0.0.1:1").is_ok());
         assert!(channel("not an address").is_err());
     }

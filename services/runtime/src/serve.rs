@@ -122,6 +122,7 @@ where
     }
     readiness.set_loaded();
     let stopping = drain.clone();
+    let (v1, v1alpha) = grpc::reflection(&names)?;
     drain.tasks().spawn(async move {
         stopping.stopping().await;
         for name in names {
@@ -129,7 +130,6 @@ where
         }
     });
     let incoming = listener.into().incoming();
-    let (v1, v1alpha) = grpc::reflection()?;
     let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
     let routes = colocated.add.into_iter().fold(routes, |routes, add| add(routes));
     let serving = grpc::server()

@@ -54,6 +54,17 @@ pub fn http_status(class: FailureClass) -> StatusCode {
     }
 }
 
+/// True for a prompt that is longer than the model's context: too large, and about the prompt.
+pub fn exceeds_context(failure: &Failure) -> bool {
+    let is_prompt = |param: &str| ["prompt", "messages", "encoder_prompt"].contains(&param);
+    failure.class == FailureClass::TooLarge && failure.param.as_deref().is_some_and(is_prompt)
+}
+
+/// HTTP status of a failure: of its class; of a prompt beyond the context 400, as in OpenAI's API.
+pub fn http_status_of(failure: &Failure) -> StatusCode {
+    if exceeds_context(failure) { StatusCode::BAD_REQUEST } else { http_status(failure.class) }
+}
+
 /// Pause before a retry: the failure's own, or [`RETRY_AFTER`]. `None` if the failure is not retryable.
 pub fn retry_after(failure: &Failure) -> Option<Duration> {
     failure.class.is_retryable().then(|| failure.retry_after.unwrap_or(RETRY_AFTER))
@@ -145,6 +156,20 @@ mod tests {
         }
         assert_eq!(retry_after_seconds(&Failure::unavailable("x")), Some(1));
         assert_eq!(retry_after(&Failure::invalid("x").with_retry_after(RETRY_AFTER)), None);
+    }
+
+    #[test]
+    fn a_prompt_beyond_the_context_is_a_bad_request_and_a_large_item_is_not() {
+        let too_large = Failure::new(FailureClass::TooLarge, "5000 tokens, the limit is 4096");
+        for (param, status) in [("prompt", 400), ("messages", 400), ("items[0]", 413), ("n", 413)] {
+            let failure = too_large.clone().with_param(param);
+            assert_eq!(
+                (http_status_of(&failure).as_u16(), exceeds_context(&failure)),
+                (status, status == 400)
+            );
+        }
+        assert_eq!(http_status_of(&too_large), StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(!exceeds_context(&Failure::invalid("empty").with_param("prompt")));
     }
 
     #[test]

@@ -7,6 +7,10 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use triptych_core::RequestId;
 
+/// Tracing target of the request log: a line for each request in the proxy (level INFO), and for each job and call of it
+/// in the workers (level DEBUG). It is filtered apart from all else, as in `--log info,triptych::request=debug`.
+pub const REQUEST_TARGET: &str = "triptych::request";
+
 struct MetadataWriter<'a>(&'a mut MetadataMap);
 
 impl Injector for MetadataWriter<'_> {

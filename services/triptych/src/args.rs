@@ -2,6 +2,7 @@
 //!
 //! Every flag of a role can also come from a `TRIPTYCH_*` variable; a flag wins over its variable.
 
+pub mod api;
 pub mod auth;
 pub mod tls;
 pub mod discovery;

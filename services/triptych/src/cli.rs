@@ -105,7 +105,8 @@ Examples:
   triptych up --encoders 0 --with-encoder            no encoder workers: PD workers encode
   triptych up --ec redis://127.0.0.1:6379 --http 0.0.0.0:8080
 
-Ctrl-C lets running requests end, stops the workers and exits with 0; a second one stops at once.";
+Ctrl-C lets running requests end, stops the workers and exits with 0. Requests that run for longer than
+--drain-grace, and all of them at a second Ctrl-C, end with an error; it exits with 1 then.";
 
 const ASK_EXAMPLES: &str = "\
 Examples:

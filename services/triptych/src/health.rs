@@ -61,7 +61,11 @@ pub async fn run(args: HealthArgs) -> Result<(), CliError> {
     timeout(Duration::from_millis(args.timeout_ms), asked).await.map_err(|_| late())?
 }
 
-async fn over_http(address: &str, path: &str) -> Result<(), CliError> {
+/// Asks a process over plain HTTP; `path` is `/readyz` or `/healthz`.
+///
+/// # Errors
+/// [`CliError::Failed`] for any answer but 200.
+pub async fn over_http(address: &str, path: &str) -> Result<(), CliError> {
     let answer = get(&here(address), path).await;
     let answer = answer.map_err(|e| CliError::failed(format!("http://{address}{path}"), &e))?;
     let head = answer.lines().next().unwrap_or_default();

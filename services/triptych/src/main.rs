@@ -56,8 +56,7 @@ fn main() -> ExitCode {
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
-    let ended = run(cli.command);
-    match ended {
+    match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             // A closed stderr must not turn an error into a panic.

@@ -38,15 +38,6 @@ pub struct ProfileArgs {
     /// A Hugging Face directory, or a model id of the hub
     #[arg(value_name = "DIR_OR_HUB_ID")]
     pub model: String,
-    /// Compute settings of the workers; `--threads` is the number of cores of one worker
-    #[command(flatten)]
-    pub compute: ComputeArgs,
-    /// Format of encoder outputs
-    #[command(flatten)]
-    pub rows: RowArgs,
-    /// Store of encoder outputs
-    #[command(flatten)]
-    pub store: OperatorEcArgs,
     /// Cores that the measurement is bound to, as in 0,1, as many as --threads. Default: not bound
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
@@ -60,6 +51,16 @@ pub struct ProfileArgs {
     /// File for the curves, as JSON
     #[arg(long, short = 'o', value_name = "FILE", default_value = "curves.json")]
     pub output: PathBuf,
+    // Below, since each heading lasts until the next.
+    /// Compute settings of the workers; `--threads` is the number of cores of one worker
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+    /// Store of encoder outputs
+    #[command(flatten)]
+    pub store: OperatorEcArgs,
+    /// Format of encoder outputs
+    #[command(flatten)]
+    pub rows: RowArgs,
 }
 
 /// Measures, writes the file, and prints a summary in Markdown.

@@ -37,7 +37,8 @@ use triptych_ec::{EcError, EcSetting, Scope};
 /// Runs the cluster until a signal stops it.
 ///
 /// # Errors
-/// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it, without an error.
+/// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it; it is an error then if requests
+/// had to be cut.
 pub async fn run(args: UpArgs) -> Result<(), CliError> {
     if args.encoders == 0 && !args.with_encoder {
         return Err(CliError::Setting(
@@ -76,10 +77,10 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
             std::future::pending().await
         } => Ok(()),
     };
-    cluster.stop(&mut signals).await;
+    let stopped = cluster.stop(&mut signals).await;
     match ended {
         Err(lost) => Err(CliError::Failed(lost.to_string())),
-        Ok(()) => Ok(()),
+        Ok(()) => stopped,
     }
 }
 

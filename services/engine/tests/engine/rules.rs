@@ -113,12 +113,13 @@ fn a_sequence_alone_fills_the_whole_pool_and_ends_with_length() {
 #[test]
 fn what_can_never_fit_is_refused_at_once() {
     let mut bench = Bench::new(with_blocks(2, 0), false, 100);
-    // A text too long is one status, whichever side of the cluster finds it.
-    for (id, n_prompt) in (1..).zip([65, 101, 0]) {
+    let cases =
+        [(65, FailureClass::TooLarge), (101, FailureClass::TooLarge), (0, FailureClass::InvalidArgument)];
+    for (id, (n_prompt, class)) in (1..).zip(cases) {
         let mut arrival = bench.sequence(id, n_prompt.max(1), 1);
         arrival.prepared.tokens.truncate(n_prompt);
         bench.add(arrival);
-        assert_eq!(bench.seen(id).failure(), FailureClass::InvalidArgument, "{n_prompt} tokens");
+        assert_eq!(bench.seen(id).failure(), class, "{n_prompt} tokens");
     }
     let mut strange = bench.sequence(8, 4, 1);
     strange.prepared.tokens[2] = 64;

@@ -60,8 +60,9 @@ fn a_text_of_the_whole_context_fits_and_one_token_more_is_refused() {
     assert_eq!(refusal.to_string(), expect);
     // One class on both sides, so one status.
     let prompt = PromptError::TooLong { actual: n, limit: n - 1 };
-    assert_eq!(Failure::from(refusal).class, FailureClass::InvalidArgument);
-    assert_eq!(Failure::from(prompt).class, FailureClass::InvalidArgument);
+    for failure in [Failure::from(refusal), Failure::from(prompt)] {
+        assert_eq!((failure.class, failure.param.as_deref()), (FailureClass::TooLarge, Some("prompt")));
+    }
     let ids = as_bytes(&vec![5; n]);
     assert_eq!(read(&small, &ids, ItemForm::TokenIds).expect_err("too long").to_string(), expect);
 }

@@ -6,9 +6,11 @@
 use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::observe::Observer;
+use crate::request::Api;
+use crate::request_log::RequestLog;
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use http::{HeaderMap, Request, Response};
+use http::{Extensions, HeaderMap, Request, Response};
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,7 +18,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
-use triptych_core::{Failure, FailureClass};
+use triptych_core::{Failure, FailureClass, RequestId};
 use triptych_runtime::status::{CLASS_KEY, to_status};
 
 /// An admitted call.
@@ -37,6 +39,8 @@ pub struct AdmissionCheck {
     pub auth: Auth,
     /// Counts refusals.
     pub observer: Observer,
+    /// Logs refusals.
+    pub request_log: RequestLog,
     /// Longest time that a message may take to arrive.
     pub message_timeout: Duration,
 }
@@ -107,10 +111,13 @@ where
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let observer = self.check.observer.clone();
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let (observer, request_log) = (self.check.observer.clone(), self.check.request_log);
+        let id = RequestId::from_bits(rand::random());
+        request.extensions_mut().insert(id);
         let refuse = move |failure: &Failure| {
             observer.refused(failure);
+            request_log.refused(id, Api::Grpc, failure);
             to_status(failure).into_http()
         };
         let request = match self.check.admit(request) {
@@ -131,6 +138,11 @@ where
             })
         })
     }
+}
+
+/// The id that a call was given on arrival.
+pub fn request_id(extensions: &Extensions) -> RequestId {
+    extensions.get::<RequestId>().copied().unwrap_or_else(|| RequestId::from_bits(rand::random()))
 }
 
 /// The failure behind a status of the codec. Statuses of the service carry a class.

@@ -1,11 +1,12 @@
 //! State that every route shares, and admission of a request before its body is read.
 
+use super::cors::AllowedOrigin;
 use super::error::HttpError;
 use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
-use crate::request::Resumption;
+use crate::request::{Api, Resumption};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue};
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub struct HttpApiParts {
     pub times: ClientTimes,
     /// For `/metrics`.
     pub registry: MetricsRegistry,
+    /// Origins whose web pages may call the API from a browser.
+    pub allowed_origins: Vec<AllowedOrigin>,
 }
 
 impl std::ops::Deref for HttpApi {
@@ -69,8 +72,7 @@ impl HttpApi {
         let caller = self.auth.identify(request.headers())?;
         let permit = self.admission.enter()?;
         let caller = caller.enter()?;
-        let id = request.extensions().get::<RequestId>().copied();
-        let id = id.unwrap_or_else(|| RequestId::from_bits(rand::random()));
+        let id = request_id(request);
         let span = tracing::info_span!("request", request_id = %id, api = "http");
         trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
         let arrived = Instant::now();
@@ -79,15 +81,22 @@ impl HttpApi {
         Ok(AdmittedCall { id, arrived, deadline, permit, span, caller, resumption })
     }
 
-    /// Counts a request that is refused before a model is chosen for it.
-    pub(super) fn refused(&self, error: &HttpError) {
+    /// Counts and logs a request that is refused before a model is chosen for it.
+    pub(super) fn refused(&self, id: RequestId, error: &HttpError) {
         self.orchestrator.observer.refused(&error.failure);
+        self.orchestrator.request_log.refused(id, Api::Http, &error.failure);
     }
 
     /// True if a model is served and the process is not stopping.
     pub(super) fn is_ready(&self) -> bool {
         self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
     }
+}
+
+/// The id that the request was given on arrival.
+pub(super) fn request_id(request: &Request) -> RequestId {
+    let id = request.extensions().get::<RequestId>().copied();
+    id.unwrap_or_else(|| RequestId::from_bits(rand::random()))
 }
 
 /// Reads [`RESUME_HEADER`].

@@ -3,6 +3,7 @@
 
 use super::api::{AdmittedCall, HttpApi};
 use super::error::HttpError;
+use super::json_error;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -142,17 +143,10 @@ fn check_values(bytes: &[u8]) -> Result<(), Failure> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    if bytes.is_empty() {
-        return Err(Failure::invalid("the body is empty, expected is JSON"));
-    }
+    json_error::check_object(bytes)?;
     check_values(bytes)?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
-        let path = e.path().to_string();
-        let failure = Failure::invalid(format!("the body is not the JSON that is expected: {}", e.inner()));
-        // A single dot is the path of the body itself.
-        if path == "." { failure } else { failure.with_param(path) }
-    })?;
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| json_error::failure(&e))?;
     reader.end().map_err(|e| Failure::invalid(format!("the body goes on after its JSON: {e}")))?;
     Ok(value)
 }

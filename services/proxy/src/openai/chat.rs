@@ -5,7 +5,7 @@ mod message;
 mod response;
 mod schema;
 
-use super::api::{AdmittedCall, HttpApi};
+use super::api::{AdmittedCall, HttpApi, request_id};
 use super::collected::CollectedLogprobs;
 use super::error::HttpError;
 use super::response_head::ResponseHead;
@@ -27,6 +27,7 @@ struct ChatResponseForm {
 }
 
 pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Result<Response, HttpError> {
+    let id = request_id(&request);
     let read = async {
         let call = api.admit(&request)?;
         let (parts, body) = request.into_parts();
@@ -35,13 +36,14 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         chat.check_supported()?;
         Ok::<_, HttpError>((call, chat, sampling))
     };
-    let (call, chat, sampling) = read.await.inspect_err(|e| api.refused(e))?;
+    let (call, chat, sampling) = read.await.inspect_err(|e| api.refused(id, e))?;
     let form = ChatResponseForm {
         stream: chat.stream(),
         include_usage: chat.include_usage(),
         n_choices: sampling.n(),
     };
-    let request = chat.into_request(&call, sampling).inspect_err(|f| api.orchestrator.observer.refused(f))?;
+    let request = chat.into_request(&call, sampling).map_err(HttpError::from);
+    let request = request.inspect_err(|e| api.refused(id, e))?;
     let AdmittedCall { permit, span, .. } = call;
     let answer = span.in_scope(|| api.orchestrator.start(request, permit))?;
     respond(answer, form).await

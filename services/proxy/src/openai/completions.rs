@@ -9,7 +9,7 @@ mod input;
 mod response;
 mod schema;
 
-use super::api::{AdmittedCall, HttpApi};
+use super::api::{AdmittedCall, HttpApi, request_id};
 use super::collected::CollectedLogprobs;
 use super::error::HttpError;
 use super::response_head::ResponseHead;
@@ -33,6 +33,7 @@ struct CompletionResponseForm {
 }
 
 pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Result<Response, HttpError> {
+    let id = request_id(&request);
     let read = async {
         let call = api.admit(&request)?;
         let (parts, body) = request.into_parts();
@@ -41,14 +42,14 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         completion.check_supported(&sampling)?;
         Ok::<_, HttpError>((call, completion, sampling))
     };
-    let (call, completion, sampling) = read.await.inspect_err(|e| api.refused(e))?;
+    let (call, completion, sampling) = read.await.inspect_err(|e| api.refused(id, e))?;
     let form = CompletionResponseForm {
         stream: completion.stream(),
         include_usage: completion.include_usage(),
         n: sampling.n(),
     };
-    let requests = completion.into_requests(&call, sampling);
-    let requests = requests.inspect_err(|f| api.orchestrator.observer.refused(f))?;
+    let requests = completion.into_requests(&call, sampling).map_err(HttpError::from);
+    let requests = requests.inspect_err(|e| api.refused(id, e))?;
     let AdmittedCall { permit, span, .. } = call;
     // One permit for all prompts: they are in one body, and their number is bounded.
     let start = |request| span.in_scope(|| api.orchestrator.start(request, permit.clone()));

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use triptych_core::{Failure, FailureClass};
-use triptych_runtime::status::{http_status, retry_after_seconds};
+use triptych_runtime::status::{exceeds_context, http_status_of, retry_after_seconds};
 
 /// A failure with its HTTP status: of its class, or one that only HTTP has (405, 408).
 #[derive(Debug)]
@@ -16,16 +16,20 @@ pub(super) struct HttpError {
     pub(super) closes: bool,
 }
 
-/// A failure for a field with a value that is not allowed. Quotes at most 80 characters of it.
+/// A client's text in quotes: at most 80 characters of it.
+pub(super) fn quoted(value: &str) -> String {
+    format!("{:?}", value.chars().take(80).collect::<String>())
+}
+
+/// A failure for a field with a value that is not allowed.
 pub(super) fn invalid_field(field: &str, value: &str, allowed: &str) -> Failure {
-    let value: String = value.chars().take(80).collect();
-    Failure::invalid(format!("{field} is {value:?}, allowed are {allowed}")).with_param(field)
+    Failure::invalid(format!("{field} is {}, allowed are {allowed}", quoted(value))).with_param(field)
 }
 
 impl From<Failure> for HttpError {
     fn from(failure: Failure) -> Self {
-        let closes = failure.class == FailureClass::TooLarge;
-        Self { status: http_status(failure.class), failure, closes }
+        let closes = failure.class == FailureClass::TooLarge && !exceeds_context(&failure);
+        Self { status: http_status_of(&failure), failure, closes }
     }
 }
 
@@ -67,6 +71,7 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
             FailureClass::NotFound if param == Some("model") => Some("model_not_found"),
             FailureClass::Unauthenticated => Some("invalid_api_key"),
             FailureClass::Quarantined => Some("request_quarantined"),
+            FailureClass::TooLarge if exceeds_context(failure) => Some("context_length_exceeded"),
             class => Some(class.as_str()),
         };
         Self { error: ErrorFields { message: &failure.message, kind, param, code } }
@@ -105,6 +110,8 @@ mod tests {
             (FailureClass::NotFound, None, Some("not_found")),
             (FailureClass::Overloaded, None, Some("overloaded")),
             (FailureClass::Quarantined, None, Some("request_quarantined")),
+            (FailureClass::TooLarge, Some("prompt"), Some("context_length_exceeded")),
+            (FailureClass::TooLarge, Some("items[0]"), Some("too_large")),
         ];
         for (class, param, code) in cases {
             let failure = Failure { param: param.map(str::to_owned), ..Failure::new(class, "m") };

@@ -29,7 +29,8 @@ const LINGER_TIME: Duration = Duration::from_secs(2);
 /// Most bytes that are read from a closing connection.
 const LINGER_BYTES: usize = 256 << 20;
 
-/// Serves until listeners close. Open connections then end after their running request.
+/// Serves until listeners close. Open connections then end after their running request; one that is cut at the end of the
+/// grace period still gets its error.
 pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Drain) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut closing = pin!(drain.closing());
@@ -69,7 +70,7 @@ async fn serve_connection(guest: PendingConnection, routes: Router, times: Clien
         .max_buf_size(64 << 10)
         .serve_connection(TokioIo::new(stream), service);
     let mut closing = pin!(drain.closing());
-    let abort = drain.abort_token();
+    let mut connections_end = pin!(drain.connections_end());
     let mut is_closing = false;
     loop {
         tokio::select! {
@@ -78,7 +79,7 @@ async fn serve_connection(guest: PendingConnection, routes: Router, times: Clien
                 is_closing = true;
                 std::pin::Pin::new(&mut connection).graceful_shutdown();
             }
-            () = abort.cancelled() => return,
+            () = &mut connections_end => return,
         }
     }
     linger(connection.into_parts().io.into_inner()).await;

@@ -4,11 +4,11 @@ mod form;
 mod format;
 mod options;
 
-use super::api::{AdmittedCall, HttpApi};
+use super::api::{AdmittedCall, HttpApi, request_id};
 use super::error::HttpError;
 use super::sse;
 use crate::orchestrate::{Answer, Piece};
-use crate::request::{Item, Request, Source};
+use crate::request::{Api, Item, Request, Source};
 use axum::extract::{Request as HttpRequest, State};
 use axum::response::Response;
 use bytes::Bytes;
@@ -35,12 +35,13 @@ pub(super) async fn translate(
 }
 
 async fn answer(api: HttpApi, request: HttpRequest, kind: SpeechKind) -> Result<Response, HttpError> {
+    let id = request_id(&request);
     let read = async {
         let call = api.admit(&request)?;
         let form = form::read(&api, &call, request).await?;
         Ok::<_, HttpError>((call, form))
     };
-    let (call, form) = read.await.inspect_err(|e| api.refused(e))?;
+    let (call, form) = read.await.inspect_err(|e| api.refused(id, e))?;
     let format = form.format;
     let stream = form.stream;
     let words = if form.options.words { WordTimes::Reported } else { WordTimes::Omitted };
@@ -82,6 +83,7 @@ fn into_request(form: SpeechForm, call: &AdmittedCall, kind: SpeechKind) -> Requ
     let options = ItemOptions { vad: form.options.vad, ..ItemOptions::default() };
     Request {
         id: call.id,
+        api: Api::Http,
         arrived: call.arrived,
         deadline: call.deadline,
         model: form.model.map(ModelName::new),

@@ -283,6 +283,7 @@ impl<'a> Decoding<'a> {
             RequestAction::Send { attempt } => self.send(attempt),
             RequestAction::Retry { attempt, failure, resumed } => {
                 tracing::warn!(attempt, resumed, %failure, "request sent to a PD worker again");
+                self.work.record.retried();
                 match resumed {
                     true => orchestrator.observer.resumed(&route.served.name),
                     false => orchestrator.observer.retried(&route.served.name),
@@ -300,6 +301,7 @@ impl<'a> Decoding<'a> {
             self.work.orchestrator.observer.early(&self.work.route.served.name);
         }
         let span = tracing::info_span!("answer", pd = %lease.id(), attempt);
+        self.work.record.sent_to(lease.id());
         let mut client =
             PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);
         // The trace goes with it.

@@ -7,6 +7,7 @@ use crate::fleet::catalog::{Route, Want};
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::request::Request;
+use crate::request_log::{EndedRequest, RequestLog, RequestRecord};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -29,6 +30,8 @@ pub struct Orchestrator {
     pub observer: Observer,
     /// The process's shutdown.
     pub drain: Drain,
+    /// The requests that are logged.
+    pub request_log: RequestLog,
 }
 
 /// A request that is worked on.
@@ -37,6 +40,8 @@ pub(super) struct Work {
     pub(super) request: Request,
     pub(super) route: Route,
     pub(super) sender: mpsc::Sender<v1::Delta>,
+    /// Facts for the request log.
+    pub(super) record: RequestRecord,
 }
 
 impl Work {
@@ -49,7 +54,23 @@ impl Work {
     /// Sends a piece; waits for a slow reader. An error if nobody reads any more.
     pub(super) async fn send(&self, delta: v1::Delta) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the caller went away");
+        self.record.wrote(&delta, self.elapsed());
         self.sender.send(delta).await.map_err(gone)
+    }
+
+    /// Logs its end.
+    pub(super) fn log(&self, outcome: Result<&v1::Summary, &Failure>) {
+        let Orchestrator { request_log, materials, .. } = &*self.orchestrator;
+        if request_log.is_on() {
+            request_log.ended(&EndedRequest {
+                request: &self.request,
+                model: &self.route.served.name,
+                tenant_secret: self.request.tenant_secret(&materials.tenant_salt),
+                record: &self.record,
+                outcome,
+                elapsed: self.elapsed(),
+            });
+        }
     }
 
     /// Time since it arrived.

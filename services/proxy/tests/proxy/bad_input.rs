@@ -1,10 +1,13 @@
 //! Invalid requests: each gets an error that names the field, and none reaches a worker.
 
+use crate::fakes::GenerateStep;
 use crate::support::{Cluster, IMAGE, ask, client, question};
 use serde_json::{Value, json};
 use tonic::{Code, Request};
 use triptych_core::limits::Limits;
+use triptych_core::{Failure, FailureClass};
 use triptych_proto::v1;
+use triptych_runtime::status::to_status;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -38,7 +41,7 @@ async fn bad_chat_requests() {
         (json!({"messages": []}), 400, json!("messages"), "messages is empty"),
         (user(json!("  ")), 400, json!("messages"), "the prompt is empty"),
         (user(json!([])), 400, json!("messages"), "the prompt is empty"),
-        (json!([]), 400, null.clone(), "not the JSON that is expected"),
+        (json!([]), 400, null.clone(), "the body is an array, expected is a JSON object"),
         (user(json!(5)), 400, json!("messages[0].content"), "a string or a list of parts"),
         (
             user(json!([{"type": "text", "text": 5}])),
@@ -48,13 +51,18 @@ async fn bad_chat_requests() {
         ),
         (with("model", json!("gpt-4o")), 404, json!("model"), "\"gpt-4o\" is not served; served are"),
         (with("temperature", json!(3)), 400, json!("temperature"), "temperature is 3, allowed is 0 to 2"),
-        (with("temperature", json!("hot")), 400, json!("temperature"), "invalid type: string"),
+        (
+            with("temperature", json!("hot")),
+            400,
+            json!("temperature"),
+            "is the string \"hot\", expected is a number",
+        ),
         (with("repetition_penalty", json!(1e-45)), 400, json!("repetition_penalty"), "allowed is 0.01 to 10"),
         (with("repetition_penalty", json!(1e39)), 400, json!("repetition_penalty"), "allowed is 0.01 to 10"),
         (with("stop", json!(vec!["a"; 160])), 400, json!("stop"), "stop is 160 strings, allowed is up to 16"),
         (with("n", json!(0)), 400, json!("n"), "n is 0, allowed is 1 to 16"),
         (with("n", json!(4_000_000_000u32)), 400, json!("n"), "allowed is 1 to 16"),
-        (with("n", json!(-1)), 400, json!("n"), "invalid value"),
+        (with("n", json!(-1)), 400, json!("n"), "n is -1, expected is an integer from 0"),
         (with("max_tokens", json!(0)), 400, json!("max_tokens"), "1 or more"),
         (with("stop", json!([""])), 400, json!("stop"), "an empty string"),
         (with("stop", json!(5)), 400, json!("stop"), "a string or a list of strings"),
@@ -99,16 +107,40 @@ async fn bad_chat_requests() {
 }
 
 #[tokio::test]
+async fn a_prompt_beyond_the_context_has_openais_code() {
+    let cluster = Cluster::start().await;
+    let too_long =
+        Failure::new(FailureClass::TooLarge, "the prompt has 5000 tokens, the model's context holds 4096");
+    let on_encoder =
+        Failure::new(FailureClass::TooLarge, "the text has 5000 tokens, the limit is 512 tokens");
+    let cases = [
+        (PATH, user(json!("hi")), too_long.clone().with_param("prompt"), "messages"),
+        ("/v1/completions", json!({"prompt": "hi", "model": "vl"}), too_long.with_param("prompt"), "prompt"),
+        (PATH, user(json!("hi")), on_encoder.with_param("prompt"), "messages"),
+    ];
+    for (path, body, failure, param) in cases {
+        cluster.pd.script([GenerateStep::Fail(to_status(&failure))]);
+        let (status, answer) = cluster.proxy.post(path, &body).await;
+        let error = &answer["error"];
+        assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+        assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")));
+        assert_eq!(error["message"], failure.message);
+    }
+}
+
+#[tokio::test]
 async fn bodies_that_are_not_json() {
     let cluster = Cluster::with(|config| config.limits = small()).await;
     let deep = format!("{{\"messages\": {}", "[".repeat(10_000));
-    let cases: [(&[u8], &str); 6] = [
+    let cases: [(&[u8], &str); 8] = [
         (b"", "the body is empty"),
         (b"{\"model\": \"vl\",\n \"messages\": oops}", "at line 2 column 14"),
         (b"{\"model\": \"\xff\"}", "invalid unicode code point"),
-        (b"{\"model\": \"vl\"", "EOF while parsing"),
+        (b"{\"model\": \"vl\"", "not valid JSON: it ends too early at line 1"),
+        (b"{", "not valid JSON: it ends too early at line 1 column 1"),
+        (b" [1]", "the body is an array, expected is a JSON object"),
         (b"{} {}", "goes on after its JSON"),
-        (deep.as_bytes(), "invalid type: sequence"),
+        (deep.as_bytes(), "is an array, expected is"),
     ];
     for (body, expect) in cases {
         let response = client().post(cluster.proxy.url(PATH)).body(body.to_vec()).send().await.unwrap();

@@ -42,7 +42,9 @@ async fn readiness_follows_the_workers() {
     let proxy = Proxy::start(&[], &[process.address], memory().await, |_| {}).await;
     eventually("the PD worker is known", async || ask(&proxy, question(&[])).await.is_ok()).await;
     assert_eq!(proxy.get("/readyz").await.0, 503);
-    assert_eq!(proxy.get("/healthz").await.0, 200);
+    for live in ["/healthz", "/health"] {
+        assert_eq!(proxy.get(live).await, (200, "ok\n".into()), "{live}");
+    }
     assert_eq!(health(&proxy, "triptych.v1.Triptych").await, ServingStatus::NotServing);
 
     let cluster = Cluster::start().await;
@@ -106,7 +108,7 @@ async fn shutdown_finishes_running_streams_and_refuses_new_ones() {
 }
 
 #[tokio::test]
-async fn reflection_answers_in_both_versions() {
+async fn reflection_lists_what_is_served_in_both_versions() {
     let cluster = Cluster::start().await;
     // `ServerReflectionRequest { list_services: "" }` in a gRPC frame, and "*": tools send either.
     let frame = [0, 0, 0, 0, 3, 0x3a, 1, b'*'];
@@ -117,8 +119,13 @@ async fn reflection_answers_in_both_versions() {
         let response =
             request.header("content-type", "application/grpc").header("te", "trailers").send().await.unwrap();
         let body = String::from_utf8_lossy(&response.bytes().await.unwrap()).into_owned();
-        for service in ["triptych.v1.Triptych", "grpc.health.v1.Health"] {
+        let reflection = format!("grpc.reflection.{version}.ServerReflection");
+        for service in ["triptych.v1.Triptych", "grpc.health.v1.Health", &reflection] {
             assert!(body.contains(service), "{version}: {body}");
+        }
+        // The schema has them; a proxy does not answer them.
+        for other in ["EncoderWorker", "PrefillDecodeWorker", "EcObjects"] {
+            assert!(!body.contains(other), "{version}: {body}");
         }
     }
 }

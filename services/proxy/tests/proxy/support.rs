@@ -68,6 +68,8 @@ pub fn settings(
         max_in_flight: 64,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
+        allowed_origins: Vec::new(),
+        request_log: Default::default(),
     }
 }
 
@@ -82,12 +84,22 @@ impl Proxy {
         store: Arc<dyn EcStore>,
         change: impl FnOnce(&mut ProxyConfig),
     ) -> Self {
+        Self::draining(Drain::new(), encoders, pds, store, change).await
+    }
+
+    /// A proxy with a drain of the test's own.
+    pub async fn draining(
+        drain: Drain,
+        encoders: &[SocketAddr],
+        pds: &[SocketAddr],
+        store: Arc<dyn EcStore>,
+        change: impl FnOnce(&mut ProxyConfig),
+    ) -> Self {
         let listeners = Listeners::bind().await;
         let http = listeners.http.local_addr().unwrap();
         let grpc = listeners.grpc.local_addr().unwrap();
         let mut config = settings(encoders, pds, store, listeners);
         change(&mut config);
-        let drain = Drain::new();
         let running = tokio::spawn(triptych_proxy::run(config, drain.clone(), MetricsRegistry::default()));
         Self { http, grpc, drain, running }
     }

@@ -57,6 +57,11 @@ pub struct QuotaArgs {
 }
 
 impl AuthArgs {
+    /// True if clients must authenticate.
+    pub fn is_required(&self) -> bool {
+        self.api_keys.is_some() || self.jwt_keys.is_some()
+    }
+
     /// Settings of the proxy.
     pub fn config(self) -> AuthConfig {
         let jwt = self.jwt_keys.map(|keys| JwtConfig {

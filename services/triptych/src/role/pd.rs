@@ -22,6 +22,11 @@ use triptych_runtime::{Drain, MetricsRegistry};
 /// Encoder jobs that a PD worker with encoders admits at once.
 const MAX_JOBS: usize = 256;
 
+/// Heading of the flags about models, that of [`ModelArgs`].
+const MODELS: &str = "Models";
+/// Heading of the flags about encoders.
+const WITH_ENCODER: &str = "Encoders";
+
 /// Flags of a prefill/decode worker.
 #[derive(Args, Debug)]
 pub struct PdArgs {
@@ -45,19 +50,21 @@ pub struct PdArgs {
     pub models: ModelArgs,
     /// A smaller model of the same family that drafts tokens for model NAME; repeat, or part by commas, for several
     /// models
-    #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',')]
+    #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',',
+          help_heading = MODELS)]
     pub drafts: Vec<String>,
     /// Hold the encoders too and answer their jobs at the same address: they help out when no encoder worker can, and
     /// what they encode is here at once
-    #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new(), help_heading = WITH_ENCODER)]
     pub with_encoder: bool,
     /// Encoder output tokens that a worker with encoders computes between two steps while sequences decode: less keeps
     /// the pace of answers, more encodes sooner. A forward is divided between layers, so at least one layer runs. `auto`:
     /// about as long as a step takes; `none`: a whole forward
-    #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic)]
+    #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic,
+          help_heading = WITH_ENCODER)]
     pub encoder_token_budget: EncoderBudget,
     /// Precision of the encoders, its own included: it refuses encoder outputs of any other. Default: --precision
-    #[arg(long, value_name = "TYPE", env = "TRIPTYCH_ENCODER_PRECISION")]
+    #[arg(long, value_name = "TYPE", env = "TRIPTYCH_ENCODER_PRECISION", help_heading = WITH_ENCODER)]
     pub encoder_precision: Option<PrecisionArg>,
     /// TLS
     #[command(flatten)]

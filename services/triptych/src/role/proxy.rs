@@ -1,6 +1,7 @@
 //! `triptych proxy`.
 
 use super::{Process, bind_admin};
+use crate::args::api::ApiArgs;
 use crate::args::auth::AuthArgs;
 use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
@@ -11,15 +12,17 @@ use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::discovery::setting::WorkerSetting;
 use triptych_runtime::discovery::{Role, Source};
+use triptych_runtime::trace_context::REQUEST_TARGET;
 
 /// Flags of the proxy.
 #[derive(Args, Debug)]
 pub struct ProxyArgs {
-    /// Address of the OpenAI API, /healthz, /readyz and /metrics
+    /// Address of the OpenAI API, /health, /healthz, /readyz and /metrics
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP", default_value = "127.0.0.1:8080")]
     pub http: String,
     /// Address of the gRPC API
@@ -44,6 +47,9 @@ pub struct ProxyArgs {
     /// request is refused at once, with the time after which to come back. 0: only its deadline counts
     #[arg(long, value_name = "MS", env = "TRIPTYCH_ENCODE_SLO_MS", default_value_t = 0)]
     pub encode_slo_ms: u64,
+    /// APIs
+    #[command(flatten)]
+    pub api: ApiArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -109,7 +115,7 @@ impl ProxyArgs {
 /// # Errors
 /// [`CliError`] if it cannot start, or one of its servers ends.
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
-    let process = Process::start("proxy", &args.log, &args.drain)?;
+    let process = Process::start("proxy", &with_requests(&args), &args.drain)?;
     let limits = Limits::default();
     let others = args.others();
     let mut discovery = args.discover.sources()?;
@@ -118,6 +124,9 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let links = args.tls.links(&process.drain)?;
     let http = listen::bind("--http", &args.http).await?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
+    if !args.auth.is_required() {
+        warn_if_open(&[("--http", &http), ("--grpc", &grpc)]);
+    }
     let config = ProxyConfig {
         http: args.public_tls.listener(http, "http/1.1", &process.drain)?,
         grpc: args.public_tls.listener(grpc, "h2", &process.drain)?,
@@ -136,6 +145,8 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         max_in_flight: args.max_in_flight,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
+        allowed_origins: args.api.allowed_origins,
+        request_log: args.api.request_log,
     };
     triptych_proxy::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         ProxyError::NoPdWorker | ProxyError::WorkerAddress { .. } | ProxyError::Auth(_) => {
@@ -143,6 +154,31 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         }
         other => CliError::Failed(chain(&other)),
     })
+}
+
+/// Logs that let the lines of the request log through, whatever the filter says of others.
+fn with_requests(args: &ProxyArgs) -> LogArgs {
+    let mut log = args.log.clone();
+    if args.api.request_log.is_on() {
+        log.log = format!("{},{REQUEST_TARGET}=info", log.log);
+    }
+    log
+}
+
+/// Says once, if so, that everybody who reaches these listeners may use the models.
+fn warn_if_open(listeners: &[(&str, &TcpListener)]) {
+    let reached = |(flag, listener): &(&str, &TcpListener)| {
+        let address = listener.local_addr().ok().filter(|address| !address.ip().is_loopback())?;
+        Some(format!("{address} ({flag})"))
+    };
+    let open: Vec<_> = listeners.iter().filter_map(reached).collect();
+    if !open.is_empty() {
+        tracing::warn!(
+            "no client has to authenticate: everybody who reaches {} may use the models; set --api-keys \
+             (TRIPTYCH_API_KEYS) or --jwt-keys, or let only a gateway reach this process",
+            open.join(" and ")
+        );
+    }
 }
 
 /// The addresses that were written down; what has to be found goes to `sources`.

@@ -1,5 +1,6 @@
 //! Flags of `triptych up`.
 
+use crate::args::api::ApiArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
@@ -9,7 +10,7 @@ use clap::builder::FalseyValueParser;
 /// Flags of `up`.
 #[derive(Args, Debug)]
 pub struct UpArgs {
-    /// Address of the OpenAI API, /readyz and /metrics
+    /// Address of the OpenAI API, /health, /readyz and /metrics
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_HTTP", default_value = "127.0.0.1:8080")]
     pub http: String,
     /// Address of the gRPC API
@@ -24,6 +25,9 @@ pub struct UpArgs {
     /// PD workers hold the encoders too: they help out when no encoder worker can
     #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
     pub with_encoder: bool,
+    /// APIs
+    #[command(flatten)]
+    pub api: ApiArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,

@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 /// For the last lines of a child that ended.
 const LAST_LINES: Duration = Duration::from_millis(500);
+/// Time for a child to end its requests with errors, after the second signal.
+const CANCEL_TIME: Duration = Duration::from_secs(4);
 /// A longer line is passed on in pieces.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
@@ -28,7 +30,7 @@ pub struct Orders {
     pub ready: CancellationToken,
     /// End the child, with time to drain.
     pub stop: CancellationToken,
-    /// End the child now.
+    /// Leave the child no time to drain, once it is to stop.
     pub kill: CancellationToken,
 }
 
@@ -61,6 +63,14 @@ pub struct Keeper {
     pub orders: Orders,
 }
 
+/// End of one process.
+enum RunEnd {
+    /// It was stopped. The error with which it ended, if it was not well.
+    Stopped(Option<String>),
+    /// Unexpectedly.
+    Early(Ended),
+}
+
 /// Unexpected end of a process.
 struct Ended {
     end: End,
@@ -69,15 +79,18 @@ struct Ended {
 }
 
 impl Keeper {
-    /// Keeps the child running until `stop`.
+    /// Keeps the child running until `stop`. Returns the error with which it then ended, if it had one.
     ///
     /// # Errors
     /// [`Lost`] if the child cannot start and the cluster was never ready.
-    pub async fn keep(self) -> Result<(), Lost> {
+    pub async fn keep(self) -> Result<Option<String>, Lost> {
         let mut restarts = Restarts::new();
         while !self.orders.stop.is_cancelled() {
             let start = Instant::now();
-            let Some(ended) = self.run_once().await else { return Ok(()) };
+            let ended = match self.run_once().await {
+                RunEnd::Stopped(error) => return Ok(error),
+                RunEnd::Early(ended) => ended,
+            };
             let phase = if self.orders.ready.is_cancelled() { Phase::Running } else { Phase::Starting };
             match restarts.after(ended.end, start.elapsed(), phase) {
                 RestartDecision::GiveUp => {
@@ -87,7 +100,7 @@ impl Keeper {
                 RestartDecision::Again(pause) => self.wait_to_restart(&ended.how, pause).await,
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     async fn wait_to_restart(&self, how: &str, pause: Duration) {
@@ -99,13 +112,13 @@ impl Keeper {
         }
     }
 
-    /// Runs one process to its end; `None` if it was stopped.
-    async fn run_once(&self) -> Option<Ended> {
+    /// Runs one process to its end.
+    async fn run_once(&self) -> RunEnd {
         let mut process = match self.spawn() {
             Ok(process) => process,
             Err(e) => {
                 let how = format!("{}: {e}", self.exe.display());
-                return Some(Ended { end: End::Other, how, reason: None });
+                return RunEnd::Early(Ended { end: End::Other, how, reason: None });
             }
         };
         let pid = process.id().unwrap_or_default();
@@ -115,15 +128,13 @@ impl Keeper {
         let status = tokio::select! {
             status = process.wait() => status,
             () = self.orders.stop.cancelled() => {
-                self.end(&mut process).await;
-                return None;
-            }
-            () = self.orders.kill.cancelled() => {
-                let _ = process.kill().await;
-                return None;
+                let status = self.end(&mut process).await;
+                // A child that was killed, or is gone already, has nothing to report.
+                let failed = status.and_then(|status| status.code()).is_some_and(|code| code != 0);
+                return RunEnd::Stopped(if failed { last_error(lines).await } else { None });
             }
         };
-        Some(describe(pid, status, last_error(lines).await))
+        RunEnd::Early(describe(pid, status, last_error(lines).await))
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
@@ -167,20 +178,36 @@ impl Keeper {
         })
     }
 
-    /// SIGTERM, patience, SIGKILL.
-    async fn end(&self, process: &mut Child) {
-        if let Some(pid) = process.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
-            // A process that is gone already cannot be signalled, and need not be.
-            let _ = kill_process(pid, Signal::TERM);
+    /// SIGTERM, patience, SIGKILL. When the user asks a second time, a second SIGTERM first: requests then end with an
+    /// error, and not with a broken connection. Returns the child's own end, if it had one.
+    async fn end(&self, process: &mut Child) -> Option<ExitStatus> {
+        if self.orders.kill.is_cancelled() {
+            // The proxy has ended by now, so nothing runs here that anybody waits for.
+            let _ = process.kill().await;
+            return None;
         }
+        terminate(process);
         tokio::select! {
-            _ = process.wait() => return,
+            status = process.wait() => return status.ok(),
             () = sleep(self.spec.stop_patience) => {
                 self.screen.warn(&format!("{} did not end in {} s, killing it", self.spec.name, self.spec.stop_patience.as_secs()));
             }
-            () = self.orders.kill.cancelled() => {}
+            () = self.orders.kill.cancelled() => {
+                terminate(process);
+                if let Ok(status) = timeout(CANCEL_TIME, process.wait()).await {
+                    return status.ok();
+                }
+            }
         }
         let _ = process.kill().await;
+        None
+    }
+}
+
+fn terminate(process: &Child) {
+    if let Some(pid) = process.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+        // A process that is gone already cannot be signalled, and need not be.
+        let _ = kill_process(pid, Signal::TERM);
     }
 }
 

@@ -24,7 +24,8 @@ pub struct Cluster {
 struct KeptChild {
     role: Role,
     stop: CancellationToken,
-    keeper: JoinHandle<()>,
+    /// Ends with the error of a child that did not stop well.
+    keeper: JoinHandle<Option<String>>,
 }
 
 impl Cluster {
@@ -43,11 +44,14 @@ impl Cluster {
             let role = spec.role;
             let report_lost = report_lost.clone();
             let keeper = Keeper { spec: spec.clone(), exe: exe.clone(), screen: screen.clone(), orders };
+            let name = spec.name.clone();
             let keeper = tokio::spawn(async move {
-                if let Err(lost) = keeper.keep().await {
+                let stopped = keeper.keep().await.unwrap_or_else(|lost| {
                     // The channel has a place for each child.
                     let _ = report_lost.try_send(lost);
-                }
+                    None
+                });
+                stopped.map(|error| format!("{name}: {error}"))
             });
             KeptChild { role, stop, keeper }
         };
@@ -69,32 +73,38 @@ impl Cluster {
         }
     }
 
-    /// Stops every child in order. A signal meanwhile kills what still runs.
-    pub async fn stop(self, signals: &mut Signals) {
+    /// Stops every child in order. At a signal meanwhile none has time to drain any more.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] with the errors of children that did not stop well: a proxy that had to cut requests.
+    pub async fn stop(self, signals: &mut Signals) -> Result<(), CliError> {
         self.screen.end_progress();
-        self.screen.say("stopping; Ctrl-C again stops at once");
+        self.screen.say("stopping; Ctrl-C again ends running requests with an error");
         let kill = self.kill.clone();
-        tokio::select! {
-            () = self.stop_in_order() => {}
-            () = async {
+        let errors = tokio::select! {
+            errors = self.stop_in_order() => errors,
+            never = async {
                 signals.next().await;
                 kill.cancel();
                 std::future::pending().await
-            } => {}
-        }
+            } => never,
+        };
+        if errors.is_empty() { Ok(()) } else { Err(CliError::Failed(errors.join("; "))) }
     }
 
-    async fn stop_in_order(self) {
+    async fn stop_in_order(self) -> Vec<String> {
+        let mut errors = Vec::new();
         let mut children = self.children;
         for roles in STOP_ORDER {
             let (now, later): (Vec<_>, Vec<_>) = children.into_iter().partition(|c| roles.contains(&c.role));
             now.iter().for_each(|c| c.stop.cancel());
             for child in now {
                 // Ends early only for a keeper that panicked, whose child died with it.
-                let _ = child.keeper.await;
+                errors.extend(child.keeper.await.ok().flatten());
             }
             children = later;
         }
         self.screen.say("stopped");
+        errors
     }
 }

@@ -138,7 +138,11 @@ impl ClusterPlan {
             }
         }
         let mut proxy = proxy(&children, ec, endpoints);
+        // An own address: whoever answers at the public ones may be the proxy of another cluster.
+        proxy.admin = local(ports.next()?);
+        proxy.flags.extend(["--admin".into(), proxy.admin.to_string().into()]);
         proxy.flags.extend(args.fetch.to_flags());
+        proxy.flags.extend(args.api.to_flags());
         children.push(proxy);
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
@@ -244,6 +248,8 @@ mod tests {
             (plan.store.as_str(), plan.store_address),
             ("memory", format!("grpc://{}", plan.children[0].grpc))
         );
+        let proxy = plan.children.last().unwrap();
+        assert_ne!(proxy.admin, plan.endpoints.local_http(), "it answers for itself");
     }
 
     #[test]

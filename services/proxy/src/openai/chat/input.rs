@@ -5,7 +5,7 @@ use super::super::lists::{IsSet, ShortList};
 use super::super::sampling::SamplingBody;
 use super::super::sse::StreamOptions;
 use super::message::RawMessage;
-use crate::request::Request;
+use crate::request::{Api, Request};
 use serde::Deserialize;
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, ModelName};
@@ -68,6 +68,7 @@ impl ChatBody {
         }
         Ok(Request {
             id: call.id,
+            api: Api::Http,
             arrived: call.arrived,
             deadline: call.deadline,
             model: self.model.filter(|m| !m.is_empty()).map(ModelName::new),

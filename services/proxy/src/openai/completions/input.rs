@@ -5,7 +5,7 @@ use super::super::lists::{MAX_READ, read_at_most};
 use super::super::part::{RawPart, items_of};
 use super::super::sampling::SamplingBody;
 use super::super::sse::StreamOptions;
-use crate::request::{Item, Request};
+use crate::request::{Api, Item, Request};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use std::fmt;
@@ -205,6 +205,7 @@ impl CompletionBody {
         let request = |(i, prompt): (usize, Prompt)| Request {
             // The first has the response's id; the others need their own for logs and seeds.
             id: if i == 0 { call.id } else { RequestId::from_bits(rand::random()) },
+            api: Api::Http,
             arrived: call.arrived,
             deadline: call.deadline,
             model: self.model.as_deref().filter(|m| !m.is_empty()).map(ModelName::new),
