@@ -12,6 +12,7 @@ pub mod null_workers;
 use crate::error::MeasureError;
 use client::{Client, RequestKind, SMALL_ITEM};
 use displaced::ComputeLoad;
+use futures::future::BoxFuture;
 use tokio::task::JoinSet;
 
 /// Bytes of a large item.
@@ -76,7 +77,16 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 ///
 /// # Errors
 /// [`MeasureError::Failed`] if a server does not answer.
-pub async fn measure(
+pub fn measure<'a>(
+    servers: &'a Servers,
+    rounds: u32,
+    quick: bool,
+    progress: Progress<'a>,
+) -> BoxFuture<'a, Result<(AddedLatency, DisplacedTime), MeasureError>> {
+    Box::pin(measure_costs(servers, rounds, quick, progress))
+}
+
+async fn measure_costs(
     servers: &Servers,
     rounds: u32,
     quick: bool,

@@ -2,7 +2,8 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
+//! use futures::future::BoxFuture;
+use std::sync::Arc;
 //! use triptych_bench::client::http::{Endpoint, HttpTarget};
 //! use triptych_bench::{scrape::Scraper, sweep, workload::Workload};
 //!
@@ -196,7 +197,17 @@ pub enum SweepError {
 /// # Errors
 /// [`SweepError`] if it answers nothing at all, or was stopped before anything was judged. Once it has answered, every
 /// further failure is a part of the result.
-pub async fn run_sweep(
+pub fn run_sweep<'a>(
+    server: &'a Server,
+    workload: &'a Workload,
+    slo: &'a Slo,
+    settings: &'a SweepSettings,
+    listener: Listener<'a>,
+) -> BoxFuture<'a, Result<SweepResult, SweepError>> {
+    Box::pin(sweep(server, workload, slo, settings, listener))
+}
+
+async fn sweep(
     server: &Server,
     workload: &Workload,
     slo: &Slo,

@@ -36,6 +36,7 @@ use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use crate::store::shm::{ShmSetting, ShmStore};
 use crate::store::tiered::{Tier, Tiered, TieredTuning};
 use crate::store::{Access, EcStore, Scope, StoreKind};
+use futures::future::BoxFuture;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -207,7 +208,14 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
 /// # Errors
 /// [`EcError::Config`] if the setting cannot be used: a directory that cannot be written, TLS that was not
 /// built in, a URL that is none. [`EcError::NoStore`] if it must be there and is not.
-pub async fn open_with(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
+pub fn open_with<'a>(
+    setting: &'a EcSetting,
+    with: &'a OpenOptions,
+) -> BoxFuture<'a, Result<Arc<dyn EcStore>, EcError>> {
+    Box::pin(open_and_decorate(setting, with))
+}
+
+async fn open_and_decorate(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
         let store = guard(open_one(setting, with).await?, with.breaker, with);

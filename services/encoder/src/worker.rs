@@ -8,6 +8,7 @@ use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::service::EncoderService;
 use crate::warm::warm_up;
+use futures::future::BoxFuture;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -130,7 +131,16 @@ pub struct EmbeddedConfig {
 ///
 /// # Errors
 /// [`EncoderError`] for a model that cannot be served.
-pub async fn embedded(
+pub fn embedded(
+    config: EmbeddedConfig,
+    connector: WorkerRole,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> BoxFuture<'static, Result<ColocatedServices, EncoderError>> {
+    Box::pin(load_embedded(config, connector, drain, metrics))
+}
+
+async fn load_embedded(
     config: EmbeddedConfig,
     connector: WorkerRole,
     drain: Drain,
@@ -144,11 +154,24 @@ pub async fn embedded(
     }))
 }
 
-/// Runs the worker until it is drained.
+/// Runs the worker until it is drained. The future is boxed, so that its code is generated in this crate, not in every
+/// binary.
 ///
 /// # Errors
 /// [`EncoderError`] if it cannot start, or its server ends by itself.
-pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), EncoderError> {
+pub fn run(
+    config: EncoderConfig,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> BoxFuture<'static, Result<(), EncoderError>> {
+    Box::pin(run_to_drain(config, drain, metrics))
+}
+
+async fn run_to_drain(
+    config: EncoderConfig,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> Result<(), EncoderError> {
     let readiness = Readiness::new(drain.clone());
     let meters = Arc::new(EncoderMeters::new(&metrics));
     if let Some(listener) = config.admin {

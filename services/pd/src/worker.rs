@@ -164,11 +164,20 @@ pub enum PdError {
     EngineDied,
 }
 
-/// Runs the worker until it is drained.
+/// Runs the worker until it is drained. The future is boxed, so that its code is generated in this crate, not in every
+/// binary.
 ///
 /// # Errors
 /// [`PdError`] if it cannot start, or its server or an engine ends by itself.
-pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
+pub fn run(
+    config: PdConfig,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> BoxFuture<'static, Result<(), PdError>> {
+    Box::pin(run_to_drain(config, drain, metrics))
+}
+
+async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let readiness = Readiness::new(drain.clone());
     let families = MetricFamilies::new(&metrics);
     let ec_meters = Arc::new(EcMeters::new(&metrics));

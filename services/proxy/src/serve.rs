@@ -15,6 +15,7 @@ use crate::orchestrate::Orchestrator;
 use crate::request_machine::policy::EncodePolicy;
 use crate::{grpc, openai};
 use futures::TryStreamExt;
+use futures::future::BoxFuture;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +27,20 @@ use triptych_runtime::serve::ServeError;
 use triptych_runtime::watch_shutdown::WatchShutdownLayer;
 use triptych_runtime::{Drain, MetricsRegistry, admin};
 
-/// Runs the proxy until it is drained. It listens at once, and is ready when its workers are.
+/// Runs the proxy until it is drained. It listens at once, and is ready when its workers are. The future is boxed, so
+/// that its code is generated in this crate, not in every binary.
 ///
 /// # Errors
 /// [`ProxyError`] if it cannot start, or a server fails.
-pub async fn run(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
+pub fn run(
+    config: ProxyConfig,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> BoxFuture<'static, Result<(), ProxyError>> {
+    Box::pin(run_to_drain(config, drain, metrics))
+}
+
+async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let admission = Admission::new(config.max_in_flight);
     let auth = Auth::start(config.auth, &drain)?;

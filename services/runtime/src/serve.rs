@@ -5,6 +5,7 @@ use crate::drain::Drain;
 use crate::grpc;
 use crate::listener::Listener;
 use crate::watch_shutdown::WatchShutdownLayer;
+use futures::future::BoxFuture;
 use http::{Request, Response};
 use std::convert::Infallible;
 use std::fmt;
@@ -14,6 +15,7 @@ use thiserror::Error;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
+use tonic_health::server::HealthReporter;
 use tower::Service;
 use triptych_proto::v1;
 
@@ -115,23 +117,52 @@ where
         + 'static,
     S::Future: Send + 'static,
 {
+    let ColocatedServices { names, add, .. } = colocated;
+    let names: Vec<&str> = std::iter::once(S::NAME).chain(names).collect();
     let (health, health_service) = tonic_health::server::health_reporter();
-    let names: Vec<&str> = std::iter::once(S::NAME).chain(colocated.names).collect();
+    let (v1, v1alpha) = grpc::reflection(&names)?;
+    let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
+    let routes = add.into_iter().fold(routes, |routes, add| add(routes));
+    let served = Served { routes, names, health };
+    serve_routes(served, listener.into(), readiness, drain).await
+}
+
+/// Routes of a server, the services that its health names, and the reporter of that.
+struct Served {
+    routes: Routes,
+    names: Vec<&'static str>,
+    health: HealthReporter,
+}
+
+/// The part of [`serve_colocated`] that is the same for every service: boxed, so that its code is generated here.
+fn serve_routes(
+    served: Served,
+    listener: Listener,
+    readiness: Readiness,
+    drain: Drain,
+) -> BoxFuture<'static, Result<(), ServeError>> {
+    Box::pin(serve_to_drain(served, listener, readiness, drain))
+}
+
+async fn serve_to_drain(
+    served: Served,
+    listener: Listener,
+    readiness: Readiness,
+    drain: Drain,
+) -> Result<(), ServeError> {
+    let Served { routes, names, health } = served;
     for name in &names {
         grpc::set_health(&health, name, !drain.is_stopping()).await;
     }
     readiness.set_loaded();
     let stopping = drain.clone();
-    let (v1, v1alpha) = grpc::reflection(&names)?;
     drain.tasks().spawn(async move {
         stopping.stopping().await;
         for name in names {
             grpc::set_health(&health, name, false).await;
         }
     });
-    let incoming = listener.into().incoming();
-    let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(service);
-    let routes = colocated.add.into_iter().fold(routes, |routes, add| add(routes));
+    let incoming = listener.incoming();
     let serving = grpc::server()
         .layer(WatchShutdownLayer::new(&drain))
         .add_routes(routes)

@@ -115,3 +115,174 @@ fn a_wrong_origin_or_request_log_says_what_is_allowed() {
     refuses(&with(&["--allowed-origins", "example.com"]), 2, &["https://app.example.com"]);
     refuses(&with(&["--request-log", "some"]), 2, &["all, errors, off", "0.01"]);
 }
+
+#[test]
+fn each_option_of_a_bench_is_under_its_heading() {
+    let help = String::from_utf8_lossy(&triptych(&["bench", "run", "--help"]).stdout).into_owned();
+    let of = |heading: &str| help.split(&format!("\n{heading}:\n")).nth(1).expect(heading).to_owned();
+    assert!(!of("Size").split("\nResult:\n").next().expect("its options").contains("--json"), "{help}");
+    assert!(of("Result").contains("--json") && of("Result").contains("--report"), "{help}");
+    let page = String::from_utf8_lossy(&triptych(&["bench", "report", "--help"]).stdout).into_owned();
+    assert!(page.contains("Examples:\n  triptych bench report"), "{page}");
+}
+
+#[test]
+fn a_port_in_use_names_the_address_and_the_flag() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
+    let address = taken.local_addr().expect("bound").to_string();
+    refuses(&["up", "--http", &address], 1, &["error: ", &address, "in use", "--http"]);
+    refuses(&["up", "--http", "127.0.0.1:0", "--grpc", &address], 1, &[&address, "--grpc"]);
+}
+
+#[test]
+fn a_wrong_model_is_told_before_a_worker_starts() {
+    let up = ["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--model"];
+    let with = |model: &'static str| [up.as_slice(), &[model]].concat();
+    refuses(&with("./no-such-model"), 2, &["./no-such-model", "no such directory"]);
+    refuses(&with("Cargo.toml"), 2, &["Cargo.toml is a file"]);
+    refuses(&with("src"), 2, &["no config.json"]);
+    refuses(&with("nobody/nothing"), 1, &["nobody/nothing", "--model DIR"]);
+}
+
+#[test]
+fn a_wrong_store_says_what_is_allowed() {
+    refuses(&["up", "--ec", "nfs://bucket"], 2, &["`memory[:MIB]`", "`disk:DIR[?mib=N]`"]);
+    let up = ["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--ec"];
+    refuses(&[up.as_slice(), &["redis://127.0.0.1:9"]].concat(), 1, &["redis://127.0.0.1:9", "--ec"]);
+    refuses(&[up.as_slice(), &["disk:Cargo.toml"]].concat(), 2, &["Cargo.toml"]);
+    let encoder = ["encoder", "--grpc", "127.0.0.1:0", "--model", "."];
+    refuses(&[encoder.as_slice(), &["--ec", "memory"]].concat(), 2, &["triptych store"]);
+    refuses(&encoder, 2, &["--ec"]);
+}
+
+#[test]
+fn asking_nobody_says_how_to_start_somebody() {
+    refuses(&["ask", "hello", "--grpc", "127.0.0.1:9"], 1, &["127.0.0.1:9", "triptych up"]);
+}
+
+#[test]
+fn a_cluster_that_is_silent_is_not_waited_for_longer_than_was_said() {
+    // Connections wait in its queue, as at a process that is stopped.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
+    let address = silent.local_addr().expect("bound").to_string();
+    let ask = |more: &[&str]| triptych(&[&["ask", "hello", "--grpc", &address], more].concat());
+    for more in [&["--timeout", "300ms"][..], &["--timeout", "300ms", "--json"]] {
+        let output = ask(more);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(124), "{text}");
+        // Nothing of the spinner on a pipe.
+        let expect =
+            format!("error: no whole answer within 300ms: waiting for {address} to admit the request\n");
+        assert_eq!(text, expect);
+    }
+    refuses(&["ask", "hello", "--timeout", "soon"], 2, &["--timeout", "soon"]);
+}
+
+#[test]
+fn a_missing_file_is_named_before_anybody_is_asked() {
+    refuses(&["ask", "what?", "--image", "no-such.png"], 2, &["no-such.png"]);
+    refuses(&["ask", "what?", "--image", "Cargo.toml", "--grpc", "127.0.0.1:9"], 1, &["triptych up"]);
+    refuses(&["ask"], 2, &["nothing to ask"]);
+}
+
+#[test]
+fn a_child_without_its_supervisor_ends_at_once() {
+    // No Linux has so many processes.
+    let output = triptych(&["store", "--grpc", "127.0.0.1:0", "--supervised-by", "999999999"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// A directory of the source tree.
+fn tree(relative: &str) -> String {
+    format!("{}/../../{relative}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Output of `triptych models --json` for a directory.
+#[track_caller]
+fn facts(args: &[&str]) -> serde_json::Value {
+    let output = triptych(&[&["models", "--json"], args].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn a_model_is_shown_with_its_stages_and_what_they_take() {
+    let whisper = &facts(&[&tree("tests/golden/whisper_en_odd_heads/model")])[0];
+    assert_eq!(whisper["family"], "whisper");
+    assert_eq!(whisper["modalities"], serde_json::json!(["audio"]));
+    assert_eq!(whisper["architecture"], "WhisperForConditionalGeneration");
+    // One layer, 3 heads of 12, keys and values, four bytes; value pages are filled up to 32 columns.
+    assert_eq!(whisper["kv_bytes_per_token"]["f32"], 3 * (12 + 32) * 4);
+    assert_eq!(whisper["cross_kv_bytes_per_row"], whisper["kv_bytes_per_token"]);
+    // 30 windows of a second, 50 rows of 36 values each.
+    assert_eq!(whisper["example"]["rows"], 1500);
+    assert_eq!(whisper["example"]["output_bytes"]["f32"], 1500 * 36 * 4);
+    let file = std::fs::metadata(tree("tests/golden/whisper_en_odd_heads/model/model.safetensors"));
+    let stored = |stage: &str| whisper["stages"][stage]["stored_bytes"].as_u64().expect("a number");
+    let n_bytes = file.expect("golden weights").len();
+    let (encoder, decoder) = (stored("encoder"), stored("decoder"));
+    assert!(encoder + decoder < n_bytes && encoder + decoder > n_bytes - 20_000, "all but the header");
+    assert_eq!(whisper["unused_tensors"], serde_json::json!([]));
+}
+
+#[test]
+fn tensors_that_both_stages_read_are_named() {
+    let bart = &facts(&[&tree("tests/golden/bart_large_cnn/model")])[0];
+    assert_eq!(bart["shared_tensors"], serde_json::json!(["model.shared.weight"]));
+    assert_eq!(bart["endpoints"][0], "POST /v1/completions");
+    let cross = |n: &str| bart[n]["f32"].as_u64().expect("a number");
+    let rows = bart["example"]["rows"].as_u64().expect("a number");
+    assert_eq!(bart["example"]["cross_kv_bytes"]["f32"], rows * cross("cross_kv_bytes_per_row"));
+}
+
+#[test]
+fn the_sample_models_are_shown_on_a_page_and_measured() {
+    let both = [tree("tests/models/digits-whisper"), tree("tests/models/shapes-qwen2-vl")];
+    let output = triptych(&["models", &both[0], &both[1], "--measure", "--precision", "bf16"]);
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in [
+        "digits-whisper",
+        "POST /v1/audio/transcriptions",
+        "shapes-qwen2-vl",
+        "POST /v1/chat/completions",
+        "cross-KV",
+        "an image of 1024 x 768",
+        "once loaded as bf16",
+    ] {
+        assert!(page.contains(part), "{part:?} is not in: {page}");
+    }
+    let measured = &facts(&[&both[0], "--measure"])[0]["measured"];
+    assert_eq!(measured["precision"], "f32");
+    assert_eq!(measured["encoder_bytes"].is_u64(), cfg!(target_os = "linux"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_served_says_what_is_missing() {
+    let golden = tree("tests/golden/whisper_multilingual/model");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let at = dir.path().to_str().expect("a plain path");
+    for entry in std::fs::read_dir(&golden).expect("a golden directory") {
+        let from = entry.expect("an entry").path();
+        std::fs::copy(&from, dir.path().join(from.file_name().expect("a file"))).expect("a copy");
+    }
+    let weights = dir.path().join("model.safetensors");
+    let whole = std::fs::read(&weights).expect("weights");
+    let name = "model.decoder.layer_norm.weight";
+    let at_name =
+        whole.windows(name.len()).position(|w| w == name.as_bytes()).expect("the name in the header");
+    // As long as before, so that nothing else changes.
+    let mut renamed = whole.clone();
+    renamed[at_name] = b'n';
+    std::fs::write(&weights, renamed).expect("written");
+    refuses(&["models", at], 1, &[at, "cannot be served", &format!("{name} is missing")]);
+
+    std::fs::remove_file(&weights).expect("removed");
+    refuses(&["models", at], 1, &[at, "model.safetensors"]);
+    std::fs::write(&weights, whole).expect("written");
+    std::fs::remove_file(dir.path().join("tokenizer.json")).expect("removed");
+    refuses(&["models", at], 1, &["holds no tokenizer; looked for tokenizer.json"]);
+    std::fs::write(dir.path().join("config.json"), b"{\"model_type\": \"gpt9\"}").expect("written");
+    refuses(&["models", at], 1, &["model_type", "gpt9", "whisper"]);
+    refuses(&["models", "./no-such-model"], 1, &["./no-such-model", "no such directory"]);
+}
