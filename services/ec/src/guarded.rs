@@ -73,7 +73,7 @@ impl Drop for Probe<'_> {
     }
 }
 
-/// What a result says about the store.
+/// End of a call for the breaker, from its result.
 fn end_of<T>(result: &Result<T, EcError>) -> CallEnd {
     match result {
         Ok(_) | Err(EcError::Corrupt { .. }) => CallEnd::Answered,

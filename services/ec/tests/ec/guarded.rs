@@ -131,7 +131,7 @@ async fn a_large_object_that_takes_long_opens_nothing_and_one_given_up_on_a_sile
     }
 }
 
-/// What a probe asks for is one head, whatever the call is.
+/// A probe asks for one head, whatever the call is.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_lists_is_found_back_by_a_lookup() {
     let (store, faults) = guarded(memory(), BreakerTuning::default());
