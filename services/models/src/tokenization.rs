@@ -49,7 +49,7 @@ pub struct Tokenizer {
     silent: HashSet<u32>,
     /// The bytes of its tokens.
     spelling: Spelling,
-    /// What becomes of bytes that are no character.
+    /// Treatment of bytes that are no character.
     invalid_bytes: InvalidBytes,
     /// Tokens whose spelling is their text, unlike the others'.
     verbatim: HashSet<u32>,

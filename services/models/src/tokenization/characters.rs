@@ -12,7 +12,7 @@ pub(super) const REPLACEMENT: char = '\u{FFFD}';
 /// Most bytes of a character that has not ended.
 pub(super) const MAX_UNFINISHED: usize = 3;
 
-/// What becomes of bytes that are no character.
+/// Treatment of bytes that are no character.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum InvalidBytes {
     /// They are replaced by U+FFFD.

@@ -4,9 +4,9 @@
 //! before. So a few tokens are kept and decoded in one call, and the final part of their text is returned. The idea is that of
 //! text-generation-inference's `prefix_offset` and `read_offset`.
 //!
-//! What is held back is the unfinished character at the end, at most three bytes: nothing else of a text changes with
-//! the tokens after it. A decoder of which that is not true (a file may name any) cannot take back what is out: then
-//! the tokens that follow are written as they are after the last one.
+//! The unfinished character at the end is held back, at most three bytes: nothing else of a text changes with the
+//! tokens after it. A decoder of which that is not true (a file may name any) cannot take back what is out: then the
+//! tokens that follow are written as they are after the last one.
 
 use super::Tokenizer;
 use super::characters::REPLACEMENT;

@@ -1,4 +1,4 @@
-//! What the objects of chat and completion responses share: the fields that each carries, and readings of the wire.
+//! The fields that every object of a chat or completion response carries, and readings of the wire.
 
 use crate::orchestrate::Answer;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -18,7 +18,7 @@ enum SpmAlgorithm {
     Bpe,
 }
 
-/// What becomes of spaces at the end of a text, where the file says that extra ones are removed.
+/// Treatment of spaces at the end of a text, where the file says that extra ones are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpacesAtEnd {
     /// They are removed, as sentencepiece does.
