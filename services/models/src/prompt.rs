@@ -103,9 +103,9 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
     /// Tokens of an n-gram that is not generated twice.
     pub no_repeat_ngram_size: Option<u32>,
-    /// Tokens of an n-gram of the encoder's text that is not repeated.
+    /// Tokens of an n-gram of the encoder's text that is not generated.
     pub encoder_no_repeat_ngram_size: Option<u32>,
-    /// Logits are normalised again after all logits processors.
+    /// True if logits are normalised again after the logits processors.
     pub renormalize_logits: bool,
     /// Maximum length of the output.
     pub max_length: Option<AnswerLength>,
