@@ -1,4 +1,4 @@
-//! What a model directory may hold in place of a model that can be served, each with its cause and its cure.
+//! Directories that hold something else than a model to serve, each refused with its cause and its cure.
 //!
 //! Adapters, quantized checkpoints, Git LFS pointers, and weights in other formats than safetensors. It looks at names and
 //! at the starts of small files; it knows no family and reads no tensor.

@@ -29,9 +29,9 @@ pub enum ModelError {
     Checkpoint {
         /// The directory, or the file in it.
         path: PathBuf,
-        /// What it is.
+        /// Cause, as the predicate of a sentence about the path.
         found: String,
-        /// What the operator can do.
+        /// Cure, for the operator.
         cure: String,
     },
     /// A configuration key is missing or has a value that is not supported.

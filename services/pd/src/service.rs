@@ -180,6 +180,7 @@ fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
         temperature: of_model.temperature,
         top_p: of_model.top_p,
         top_k: of_model.top_k,
+        min_p: of_model.min_p,
         beams: of_model.beams,
         repetition_penalty: of_model.repetition_penalty.unwrap_or(open.repetition_penalty),
         no_repeat_ngram_size: of_model.no_repeat_ngram_size.unwrap_or(open.no_repeat_ngram_size),

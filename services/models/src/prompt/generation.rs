@@ -74,7 +74,7 @@ impl GenerationFiles {
             repetition_penalty: file.f64("repetition_penalty")?.map(|p| p as f32).filter(|p| *p != 1.0),
             no_repeat_ngram_size: file.u32("no_repeat_ngram_size")?.filter(|n| *n > 0),
             encoder_no_repeat_ngram_size: file.u32("encoder_no_repeat_ngram_size")?.filter(|n| *n > 0),
-            renormalize_logits: file.bool("renormalize_logits")? == Some(true),
+            renormalize_logits: file.bool("renormalize_logits")?.unwrap_or(false),
             max_length: length("max_new_tokens", "max_length")?,
             min_length: length("min_new_tokens", "min_length")?,
             ..SamplingDefaults::default()

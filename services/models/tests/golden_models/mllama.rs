@@ -238,8 +238,13 @@ fn images_become_the_tiles_of_the_reference() {
             let tile_rows = (shape[2] / patch).pow(2) + 1;
             assert_eq!(image.n_tokens as usize, n_tiles * tile_rows, "{name} image {i}");
             let expected = patches(&expected, [shape[2], patch]);
-            // Resized bytes may differ by 1 of 255, which the processor's mean and deviation double.
-            assert_within(&format!("{name} image {i}"), max_error(values, &expected), 2.5 / 255.0);
+            // Pillow 13, which made the golden files, resizes these down first: some bytes are one away, which the
+            // processor's deviation doubles.
+            let file = case.json["images"][i]["file"].as_str().expect("a file");
+            let down_first =
+                [("mllama_small_f32", "images/40x11.png"), ("mllama_two_tiles_f16", "images/61x20.png")];
+            let allowed = if down_first.contains(&(name, file)) { 2.5 / 255.0 } else { 1e-6 };
+            assert_within(&format!("{name} image {i}"), max_error(values, &expected), allowed);
         }
     }
 }

@@ -179,6 +179,18 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
     }
 }
 
+/// Images that Pillow 13, which made the golden files, resizes down first: some values are one away.
+const DOWN_FIRST: [(&str, &[&str]); 8] = [
+    ("trocr_vit", &["20x64", "31x33"]),
+    ("trocr_deit_projected", &["20x64"]),
+    ("trocr_beit", &["20x64", "41x50"]),
+    ("trocr_beit_shared", &["20x64", "41x50"]),
+    ("donut_shifted", &["35x100"]),
+    ("donut_swin_unpadded", &["35x100"]),
+    ("florence_windows", &["20x64", "31x33"]),
+    ("florence_three_stages", &["20x64", "41x50"]),
+];
+
 #[test]
 fn canvases_are_those_of_the_reference() {
     for name in CASES {
@@ -196,7 +208,10 @@ fn canvases_are_those_of_the_reference() {
             if let Features::Captioned { tokens, .. } = &own.features {
                 assert_eq!(tokens, &golden.tokens, "{name} {}", golden.name);
             }
-            assert!(off <= 1.001, "{name} {}: {off} of 255", golden.name);
+            let down_first =
+                |(case, images): &(&str, &[&str])| *case == name && images.contains(&golden.name.as_str());
+            let allowed = if DOWN_FIRST.iter().any(down_first) { 1.001 } else { 1e-3 };
+            assert!(off <= allowed, "{name} {}: {off} of 255", golden.name);
         }
     }
 }

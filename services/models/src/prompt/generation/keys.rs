@@ -1,4 +1,4 @@
-//! Every key of `generation_config.json`, and what becomes of it.
+//! Every key of `generation_config.json`, and its treatment.
 //!
 //! The list is that of transformers' `GenerationConfig`
 //! (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/generation/configuration_utils.py>);
@@ -9,7 +9,7 @@ use crate::error::ModelError;
 use crate::files::JsonFile;
 use serde_json::Value;
 
-/// What becomes of a key.
+/// Treatment of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     /// Read, by [`super::GenerationFiles`] or by the prompt layout of a family.
@@ -20,14 +20,14 @@ enum Use {
     Refused(Off),
 }
 
-/// Why a key changes no answer.
+/// Reason for which a key changes no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
     /// The form in which a Python call returns its result.
     FormOfResult,
-    /// How keys and values are kept; here in pages.
+    /// The memory of keys and values, which are in pages here.
     Cache,
-    /// How a Python process compiles, batches or spares memory.
+    /// Compilation, batches and memory of a Python process.
     Execution,
     /// Speculation changes the time, not the tokens; `--draft` and prompt lookup are the worker's settings.
     Speculation,
