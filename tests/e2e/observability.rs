@@ -178,7 +178,8 @@ async fn a_request_is_followed_by_its_id_through_the_logs_of_all_processes() {
     let line = line_of("proxy").expect("it is there");
     let fields = &line["fields"];
     assert_eq!((&fields["message"], &fields["outcome"]), (&"request".into(), &"ok".into()), "{line}");
-    assert_eq!((&fields["pd_worker"], &fields["images"]), (&"pd-0".into(), &1.into()), "{line}");
+    assert_eq!(fields["images"], 1, "{line}");
+    assert!(fields["pd_worker"].as_str().is_some_and(|worker| worker.starts_with("pd@127.0.0.1:")), "{line}");
     assert!(fields["prompt_tokens"].as_u64() > Some(0) && fields["ttft_ms"].as_f64() > Some(0.0), "{line}");
     let log = cluster.up.log();
     assert!(!log.contains(question) && !log.contains(&answer.text), "content is in the log");

@@ -11,7 +11,7 @@ async fn cluster(origins: &[&str]) -> Cluster {
     Cluster::with(|config| config.allowed_origins = origins).await
 }
 
-/// What a browser asks before a page may send a request.
+/// The question of a browser before a page may send a request.
 async fn preflight(cluster: &Cluster, origin: &str) -> Response {
     let request = client().request(Method::OPTIONS, cluster.proxy.url(CHAT));
     let request = request.header("origin", origin).header("access-control-request-method", "POST");

@@ -178,7 +178,7 @@ async fn an_invalid_form_is_refused_by_field() {
         (vec![audio, ("stream", "true"), ("response_format", "srt")], 400, "response_format", "json or text"),
         (vec![audio, ("model", "vl")], 400, "file", "reads image, the request has audio"),
         (vec![audio, ("model", "whisper-1")], 404, "model", "not served"),
-        (vec![audio, ("prompt", &long)], 413, "prompt", "the limit is 65536"),
+        (vec![audio, ("prompt", &long)], 400, "prompt", "the limit is 65536"),
     ];
     for (fields, status, param, expect) in cases {
         let (found, _, body) = post(&cluster, TRANSCRIBE, &fields).await;

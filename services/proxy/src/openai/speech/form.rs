@@ -192,7 +192,10 @@ async fn bytes_of(mut field: Field<'_>, limit: usize) -> Result<Bytes, HttpError
         let len = bytes.len() + piece.len();
         if len > limit {
             let message = format!("the field has {len} bytes or more, the limit is {limit}");
-            return Err(Failure::new(FailureClass::TooLarge, message).with_param(name).into());
+            // The length of a text is a mistake of the request; that of a file is a limit of this server.
+            let class = if name == "file" { FailureClass::TooLarge } else { FailureClass::InvalidArgument };
+            let failure = Failure::new(class, message).with_param(name);
+            return Err(HttpError { closes: true, ..failure.into() });
         }
         bytes.extend_from_slice(&piece);
     }
