@@ -41,7 +41,7 @@ pub struct NumberRange {
     value: fn(&SamplingParams) -> f32,
 }
 
-/// Range of a whole number, or of the length of a list.
+/// Range of an integer, or of the length of a list.
 pub struct CountRange {
     /// The setting, as clients name it.
     pub field: &'static str,
@@ -87,7 +87,7 @@ pub const NUMBERS: [NumberRange; 7] = [
 /// Range of each value of `logit_bias`.
 pub const BIASES: RangeInclusive<f32> = -100.0..=100.0;
 
-/// Ranges of whole numbers and lengths.
+/// Ranges of integers and lengths.
 pub const COUNTS: [CountRange; 9] = [
     CountRange {
         field: "top_k",

@@ -41,13 +41,13 @@ fn beam_params(setting: &Value) -> BeamParams {
 fn search(table: &Table, prompt: &[u32], setting: &Value, ends: &[u32]) -> Vec<Hypothesis> {
     let number = |name: &str| setting[name].as_u64().expect("a number") as usize;
     let mut search = BeamSearch::new(&beam_params(setting), ends, number("max_tokens"));
-    let mut rules = vec![processors(setting, ends)];
+    let mut rules = vec![processors(setting, prompt, ends)];
     loop {
         let mut rows = Vec::new();
         for (beam, rules) in rules.iter_mut().enumerate() {
             let written = search.tokens(beam);
             let mut row = table.log_probs(&[prompt, written].concat());
-            rules.apply(prompt, written, &mut row);
+            rules.apply(written, &mut row);
             rows.extend(row);
         }
         match search.advance(&rows, |_, _| false).expect("finite rows") {
