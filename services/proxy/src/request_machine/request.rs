@@ -180,7 +180,10 @@ impl RequestMachine {
             RequestEvent::Worker(id) => {
                 if let Phase::Choosing { .. } = self.phase {
                     self.fail_of_item(actions);
-                    if !self.has_ended() {
+                    // What became known while it waited for a worker counts too.
+                    if !self.has_ended() && !self.is_alone && !self.is_free(around) {
+                        self.choose(around, actions);
+                    } else if !self.has_ended() {
                         self.phase = Phase::Answering { wrote: false };
                         self.idle_until = None;
                         self.tried.push(id);
@@ -231,6 +234,10 @@ impl RequestMachine {
             around.budget.first_try(around.now);
             self.choose(around, actions);
         }
+    }
+
+    fn is_free(&self, around: &mut RequestSurroundings<'_>) -> bool {
+        around.deaths.verdict(&self.facts.fingerprint, around.now) == Verdict::Free
     }
 
     /// Chooses a worker, as far as the deaths of others allow it.

@@ -377,3 +377,13 @@ fn requests_of_workers_that_died_are_sent_again_whatever_the_budget_says() {
         deaths = request.deaths;
     }
 }
+
+#[test]
+fn what_the_successor_reports_counts_for_a_request_that_waits_for_it() {
+    let mut request = Driven::new(0, true);
+    request.worker("a").died("a").sleep();
+    request.deaths.lives(&WorkerId::new("a"), Life::Other, &[RequestId::from_bits(1)]);
+    request.log();
+    request.worker("a");
+    assert_eq!(request.log(), ["choose idle -a"], "one death is enough");
+}
