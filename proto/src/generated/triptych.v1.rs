@@ -1420,6 +1420,12 @@ pub struct DescribeResponse {
     /// A PD worker with colocated encoders, which serves `EncoderWorker` at the same address.
     #[prost(bool, tag = "4")]
     pub encodes: bool,
+    /// Random name of the process: another one means that the worker was restarted. Empty: not known.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub instance: ::prost::bytes::Bytes,
+    /// Ids of the requests that the process before was starting when it ended without drain, 16 bytes each, big-endian.
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub suspects: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// No parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

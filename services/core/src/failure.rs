@@ -26,13 +26,15 @@ pub enum FailureClass {
     Unavailable,
     /// Two components that must agree do not (fingerprints, versions). Only an operator can resolve it.
     Mismatch,
+    /// Workers died each time this request was tried: it is not tried again for a while.
+    Quarantined,
     /// Our bug.
     Internal,
 }
 
 impl FailureClass {
     /// Every class.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::InvalidArgument,
         Self::NotFound,
         Self::TooLarge,
@@ -43,6 +45,7 @@ impl FailureClass {
         Self::Cancelled,
         Self::Unavailable,
         Self::Mismatch,
+        Self::Quarantined,
         Self::Internal,
     ];
 
@@ -59,6 +62,7 @@ impl FailureClass {
             Self::Cancelled => "cancelled",
             Self::Unavailable => "unavailable",
             Self::Mismatch => "mismatch",
+            Self::Quarantined => "quarantined",
             Self::Internal => "internal",
         }
     }

@@ -2,7 +2,8 @@
 //! them as one forward.
 //!
 //! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
-//! forward. A panic in a forward is our bug; it fails the jobs of that batch and nothing else.
+//! forward. A panic in a forward is our bug; the items of that batch are encoded one by one then, and it fails the one
+//! that causes it.
 
 use crate::meters::EncoderMeters;
 use crate::pool::JobPermit;
@@ -17,6 +18,7 @@ use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
+use triptych_runtime::watchdog::Watchdog;
 
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct BatcherConfig {
     pub limits: BatchLimits,
     /// Compute arbiter handle that interleaves forwards with the engines of this process; `None`: no engines.
     pub arbiter: Option<EncoderRegistration>,
+    /// Watches the forwards.
+    pub watchdog: Watchdog,
 }
 
 /// Rows of an item and the times of its job.
@@ -79,14 +83,14 @@ impl Batcher {
         config: BatcherConfig,
         meters: Arc<EncoderMeters>,
     ) -> Self {
-        let BatcherConfig { limits, arbiter } = config;
+        let BatcherConfig { limits, arbiter, watchdog } = config;
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.
         let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
-        let work =
-            move || BatcherThread { encoder, limits, arbiter, meters, waiting: VecDeque::new() }.run(jobs);
+        let waiting = VecDeque::new();
+        let work = move || BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting }.run(jobs);
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
@@ -121,6 +125,7 @@ struct BatcherThread {
     limits: BatchLimits,
     arbiter: Option<EncoderRegistration>,
     meters: Arc<EncoderMeters>,
+    watchdog: Watchdog,
     waiting: VecDeque<BatchJob>,
 }
 
@@ -146,11 +151,15 @@ impl BatcherThread {
 
     /// Runs a forward, through the compute arbiter if there is one.
     fn forward(&mut self, inputs: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let watched = self.watchdog.begin("an encoder forward");
         match &self.arbiter {
             None => self.encoder.encode(inputs),
             Some(arbiter) => {
                 let mut forward = arbiter.forward();
-                self.encoder.encode_in_parts(inputs, &mut |tokens| forward.part(tokens))
+                self.encoder.encode_in_parts(inputs, &mut |tokens| {
+                    forward.part(tokens);
+                    watched.progress();
+                })
             }
         }
     }
@@ -168,6 +177,8 @@ impl BatcherThread {
         self.meters.batch(batch.len(), n_tokens, encode);
         let rows = match result {
             Ok(Ok(rows)) if rows.len() == batch.len() => rows,
+            // One item may fail a batch: the others are encoded without it.
+            _ if batch.len() > 1 => return batch.into_iter().for_each(|job| self.encode(vec![job])),
             Ok(Ok(rows)) => return fail(batch, &format!("{} results", rows.len())),
             Ok(Err(e)) => return fail(batch, &e.to_string()),
             Err(_) => return fail(batch, "the forward panicked"),
@@ -259,10 +270,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_item_that_fails_its_batch_fails_alone() {
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+        let (encoder, limits, watchdog) = (Box::new(Fake), BatchLimits::default(), Watchdog::default());
+        let (arbiter, waiting) = (None, VecDeque::new());
+        let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting };
+        let (jobs, answers): (Vec<_>, Vec<_>) = [3, 13, 5]
+            .map(|n| {
+                let (reply, answer) = oneshot::channel();
+                let (permit, since) = (Weak::new(), Instant::now());
+                (BatchJob { input: input(n), permit, since, reply }, answer)
+            })
+            .into_iter()
+            .unzip();
+        thread.encode(jobs);
+        let ended: Vec<_> =
+            answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
+        assert_eq!(ended, [true, false, true]);
+    }
+
     #[tokio::test]
     async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let config = PoolConfig { threads: 1, max_jobs: 1, limits: Limits::default() };
+        let config = PoolConfig {
+            threads: 1,
+            max_jobs: 1,
+            limits: Limits::default(),
+            watchdog: Watchdog::default(),
+            fault: None,
+        };
         let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
         let permit = pool.admit("m", Modality::Image, 1).unwrap();
         let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);

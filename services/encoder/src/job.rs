@@ -12,7 +12,8 @@ use tracing::Instrument;
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{
-    ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, WorkerId,
+    ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, RequestId,
+    WorkerId,
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
@@ -21,6 +22,7 @@ use triptych_models::preprocess::Preprocess;
 use triptych_proto::{convert, v1};
 use triptych_runtime::Drain;
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
+use triptych_runtime::start_journal::StartJournal;
 
 /// Limit on the store's lookup of an output that is cached here.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -62,6 +64,8 @@ pub struct EncoderWorkerState {
     /// Outputs that PD workers read from this worker's memory, and its address for them; `None`: from the store
     /// only.
     pub peer_cache: Option<(Arc<PeerCache>, String)>,
+    /// Requests whose items are being encoded, for this process's successor.
+    pub journal: StartJournal,
 }
 
 /// Progress of a job.
@@ -152,6 +156,7 @@ impl EncoderWorkerState {
             return self.respond_cached(output, state).await;
         }
         let permit = self.pool.admit(&request.model, job.modality, request.item.len())?;
+        let starting = RequestId::parse(&request.request_id).map(|id| self.journal.begin(id));
         let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
         let preprocess = job.model.preprocess.clone();
         let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
@@ -171,6 +176,7 @@ impl EncoderWorkerState {
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded =
             job.batcher.encode(input, &permit).instrument(tracing::info_span!("forward", n_tokens)).await?;
+        drop(starting);
         let output = self.seal(item, encoded.rows, Arc::clone(&permit)).await?;
         let start = Instant::now();
         let publish = self.publish(output, Some(Arc::clone(&permit)));

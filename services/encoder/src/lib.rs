@@ -28,4 +28,5 @@ mod worker;
 mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
+pub use pool::ItemHook;
 pub use worker::{EmbeddedConfig, EncoderConfig, EncoderError, embedded, run};

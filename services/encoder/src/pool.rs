@@ -11,6 +11,7 @@ use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
+use triptych_runtime::watchdog::Watchdog;
 
 /// Bounds of the retry-after time when all permits are taken.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
@@ -25,6 +26,8 @@ pub struct PreprocessPool {
     load: LoadTracker,
     /// Task group that drain waits for.
     tasks: TaskTracker,
+    watchdog: Watchdog,
+    fault: Option<ItemHook>,
 }
 
 /// Sizes of the pool, and the bound on jobs.
@@ -35,7 +38,14 @@ pub struct PoolConfig {
     pub max_jobs: usize,
     /// Limits on items.
     pub limits: Limits,
+    /// Watches the threads.
+    pub watchdog: Watchdog,
+    /// Called on a thread of the pool with each item. `None` outside tests, which plant faults with it.
+    pub fault: Option<ItemHook>,
 }
+
+/// Seam by which tests plant faults into the preprocessing of an item.
+pub type ItemHook = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// Permit of one job. Released when dropped.
 pub struct JobPermit {
@@ -60,7 +70,7 @@ impl Drop for JobPermit {
 impl PreprocessPool {
     /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
     pub fn new(config: PoolConfig, meters: Arc<EncoderMeters>, tasks: TaskTracker) -> Self {
-        let PoolConfig { threads, max_jobs, limits } = config;
+        let PoolConfig { threads, max_jobs, limits, watchdog, fault } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         Self {
@@ -71,6 +81,8 @@ impl PreprocessPool {
             load: LoadTracker::new(max_jobs, meters.backlog()),
             meters,
             tasks,
+            watchdog,
+            fault,
         }
     }
 
@@ -108,9 +120,12 @@ impl PreprocessPool {
     ) -> Result<(EncoderInput, Duration), Failure> {
         let threads = self.threads.clone().acquire_owned().await;
         let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
-        let limits = self.limits.clone();
+        let (limits, watchdog, fault) = (self.limits.clone(), self.watchdog.clone(), self.fault.clone());
         let work = self.tasks.spawn_blocking(move || {
-            let _permit = permit;
+            let (_permit, _watched) = (permit, watchdog.begin("the preprocessing of an item"));
+            if let Some(fault) = fault {
+                fault(&item);
+            }
             let _span = tracing::trace_span!(target: COMPUTE, "preprocess").entered();
             let start = Instant::now();
             let input = with.preprocess(modality, &item, &options, &limits)?;

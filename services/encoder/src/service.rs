@@ -42,6 +42,8 @@ impl EncoderService {
             models: self.0.models.iter().map(model).collect(),
             ec_store: self.0.store.describe(),
             encodes: true,
+            instance: self.0.journal.instance(),
+            suspects: self.0.journal.suspects_to_wire(),
         }
     }
 }

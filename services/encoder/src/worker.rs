@@ -5,7 +5,7 @@ use crate::fences::FenceTable;
 use crate::job::{EncoderWorkerState, ServedEncoder};
 use crate::load::LoadTracker;
 use crate::meters::EncoderMeters;
-use crate::pool::{PoolConfig, PreprocessPool};
+use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::service::EncoderService;
 use crate::warm::warm_up;
 use std::collections::HashMap;
@@ -28,6 +28,8 @@ use triptych_runtime::compute_arbiter::ComputeArbiter;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
 use triptych_runtime::single_flight::SingleFlight;
+use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
@@ -64,6 +66,12 @@ pub struct EncoderConfig {
     pub advertise: Option<String>,
     /// Settings of the outputs held in memory. Used with `advertise`.
     pub peer_cache: PeerCacheSettings,
+    /// Requests whose items are being encoded, for this process's successor.
+    pub journal: StartJournal,
+    /// Watches preprocessing and forwards.
+    pub watchdog: Watchdog,
+    /// Called with each item before it is preprocessed. `None` outside tests, which plant faults with it.
+    pub fault: Option<ItemHook>,
 }
 
 /// The worker cannot start, or its server ended.
@@ -109,6 +117,12 @@ pub struct EmbeddedConfig {
     pub preprocess_threads: usize,
     /// Peer cache of the connector, and the address at which others read from it; `None`: from the store only.
     pub peer_cache: Option<(Arc<PeerCache>, String)>,
+    /// Requests whose items are being encoded, for this process's successor.
+    pub journal: StartJournal,
+    /// Watches preprocessing and forwards.
+    pub watchdog: Watchdog,
+    /// Called with each item before it is preprocessed. `None` outside tests, which plant faults with it.
+    pub fault: Option<ItemHook>,
 }
 
 /// The encoders' service, for a process that serves it beside its own. Outputs are published, and stay in
@@ -169,6 +183,9 @@ pub async fn run(config: EncoderConfig, drain: Drain, metrics: MetricsRegistry) 
         max_jobs: config.max_jobs,
         preprocess_threads: config.preprocess_threads,
         peer_cache,
+        journal: config.journal,
+        watchdog: config.watchdog,
+        fault: config.fault,
     };
     let loaded = parts.load(connector.clone(), meters, drain.clone()).await?;
     let Some((service, _)) = loaded else { return Ok(()) };
@@ -199,7 +216,7 @@ impl EmbeddedConfig {
             }
         };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
-        let batcher = BatcherConfig { limits: self.batch, arbiter };
+        let batcher = BatcherConfig { limits: self.batch, arbiter, watchdog: self.watchdog.clone() };
         let models = models.into_iter().map(|m| m.start(&batcher, &meters)).collect::<HashMap<_, _>>();
         for name in models.keys() {
             tracing::info!(model = %name, "encoder ready");
@@ -208,6 +225,8 @@ impl EmbeddedConfig {
             threads: self.preprocess_threads,
             max_jobs: self.max_jobs,
             limits: self.limits.clone(),
+            watchdog: self.watchdog,
+            fault: self.fault,
         };
         let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
         let load = pool.load().clone();
@@ -222,6 +241,7 @@ impl EmbeddedConfig {
             in_flight: SingleFlight::new(drain.tasks().clone()),
             fences: FenceTable::default(),
             peer_cache: self.peer_cache,
+            journal: self.journal,
         });
         let service = EncoderWorkerServer::new(service)
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))

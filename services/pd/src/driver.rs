@@ -20,6 +20,7 @@ use triptych_core::clock::{Clock, SystemClock};
 use triptych_core::timeline::COMPUTE;
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
+use triptych_runtime::watchdog::Watchdog;
 
 enum EngineCommand {
     Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
@@ -58,7 +59,14 @@ pub struct DriverSetup {
     pub meters: PdMeters,
     /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
     pub arbitration: Option<Arbitration>,
+    /// Watches the engine's steps.
+    pub watchdog: Watchdog,
+    /// Called on the engine's thread with each sequence that starts. `None` outside tests.
+    pub fault: Option<SequenceHook>,
 }
+
+/// Seam by which tests plant faults into an engine's thread.
+pub type SequenceHook = Arc<dyn Fn(&SequenceRequest) + Send + Sync>;
 
 impl Driver {
     /// Starts the thread. `died` is cancelled if the engine panics: the process must then be replaced.
@@ -66,7 +74,7 @@ impl Driver {
     /// # Errors
     /// The system refuses a thread.
     pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
-        let DriverSetup { engine, meters, arbitration } = setup;
+        let DriverSetup { engine, meters, arbitration, watchdog, fault } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (stats_sender, stats) = watch::channel(engine.stats());
@@ -78,6 +86,8 @@ impl Driver {
             meters,
             stats: stats_sender,
             clock: SystemClock,
+            watchdog,
+            fault,
         };
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
@@ -145,6 +155,8 @@ struct EngineThread {
     meters: PdMeters,
     stats: watch::Sender<Stats>,
     clock: SystemClock,
+    watchdog: Watchdog,
+    fault: Option<SequenceHook>,
 }
 
 impl EngineThread {
@@ -154,11 +166,10 @@ impl EngineThread {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(())) => return,
                 Err(_) => {
-                    // Its accounting may be wrong: fail what runs, and let the process be replaced.
+                    // Its accounting may be wrong: the process is replaced. Its sequences stay open until then: they
+                    // end with their connections, and are taken up elsewhere, as after any death.
                     tracing::error!(sequences = self.routes.len(), "the engine panicked");
-                    for (id, outputs) in self.routes.drain() {
-                        let _ = outputs.send(Output::Failed(id, Failure::internal("the engine panicked")));
-                    }
+                    std::mem::forget(std::mem::take(&mut self.routes));
                     died.cancel();
                     return;
                 }
@@ -198,6 +209,7 @@ impl EngineThread {
     /// Runs one step, by permit of the compute arbiter if there is one.
     fn step(&mut self) -> Vec<Output> {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
+        let _watched = self.watchdog.begin("an engine step");
         let start = self.clock.now();
         let span = tracing::trace_span!(target: COMPUTE, "step");
         let outputs = span.in_scope(|| self.engine.step(&self.clock));
@@ -220,8 +232,12 @@ impl EngineThread {
 
     fn apply(&mut self, command: EngineCommand) {
         let now = self.clock.now();
+        let watched = self.watchdog.begin("the start of a sequence");
         let outputs = match command {
             EngineCommand::Start { request, outputs } => {
+                if let Some(fault) = &self.fault {
+                    fault(&request);
+                }
                 self.routes.extend(request.ids.iter().map(|id| (*id, outputs.clone())));
                 self.engine.handle(Event::Add(request), now)
             }
@@ -236,6 +252,7 @@ impl EngineThread {
                 self.engine.handle(event, now)
             }
         };
+        drop(watched);
         self.deliver(outputs);
     }
 

@@ -166,6 +166,7 @@ impl RunningRequest {
             let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
             if !has_output {
                 has_output = true;
+                self.prepared.starting = None;
                 self.stage = info_span!("decode");
             }
             if let Output::Finished(id, finished) = &output {

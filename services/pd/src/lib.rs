@@ -24,4 +24,5 @@ mod warm;
 pub mod watch;
 mod worker;
 
+pub use driver::SequenceHook;
 pub use worker::{ColocatedFuture, EngineSettings, MakeColocated, PdConfig, PdError, run};

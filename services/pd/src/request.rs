@@ -17,6 +17,7 @@ use triptych_engine::{SequenceId, SequenceRequest};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::speech::SpeechInfo;
 use triptych_models::tokenization::Tokenizer;
+use triptych_runtime::start_journal::Starting;
 
 /// A validated request with its prompt laid out.
 pub struct AdmittedRequest {
@@ -44,6 +45,8 @@ pub struct AdmittedRequest {
     pub arrived: Instant,
     /// Time by which it must have ended.
     pub deadline: Instant,
+    /// Entry in the journal, until the request has begun to answer.
+    pub starting: Option<Starting>,
     /// Permits, held to the end of the request.
     pub _permits: RequestPermits,
 }

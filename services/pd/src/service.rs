@@ -5,6 +5,8 @@ use crate::loads::hint_from_wire;
 use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
 use crate::state::{PdWorkerState, ServedDecoder};
 use crate::{resume, watch};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -23,6 +25,7 @@ use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
+use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{status, trace_context};
 
 /// Messages buffered for a slow client before its task waits.
@@ -63,11 +66,13 @@ impl PdWorkerState {
     ) -> Result<RunningRequest, Failure> {
         let arrived = Instant::now();
         let permit = Arc::new(self.admit()?);
-        let work = BlockingWork { permit: Arc::clone(&permit), tasks: self.drain.tasks().clone() };
+        let (tasks, watchdog) = (self.drain.tasks().clone(), self.watchdog.clone());
+        let work = BlockingWork { permit: Arc::clone(&permit), tasks, watchdog };
         let model = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
+        let starting = Some(self.journal.begin(id));
         let items = pending(model.items(request.items, &self.limits)?, &request.hints);
         let hints = request.hints.into_iter().take(items.len());
         let hints = hints.map(|hint| hint_from_wire(hint, deadline)).collect();
@@ -97,6 +102,7 @@ impl PdWorkerState {
             priority: request.priority,
             arrived,
             deadline,
+            starting,
             _permits,
         };
         let context = RequestContext {
@@ -131,6 +137,8 @@ impl PdWorkerState {
             models: self.models.iter().map(model).collect(),
             ec_store: self.store.describe(),
             encodes: self.encodes,
+            instance: self.journal.instance(),
+            suspects: self.journal.suspects_to_wire(),
         }
     }
 }
@@ -142,17 +150,18 @@ impl PdWorkerState {
 struct BlockingWork {
     permit: Arc<OwnedSemaphorePermit>,
     tasks: TaskTracker,
+    watchdog: Watchdog,
 }
 
 impl BlockingWork {
     async fn run<T: Send + 'static>(
         &self,
-        name: &str,
+        name: &'static str,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let permit = Arc::clone(&self.permit);
+        let (permit, watchdog) = (Arc::clone(&self.permit), self.watchdog.clone());
         let task = self.tasks.spawn_blocking(move || {
-            let _permit = permit;
+            let (_permit, _watched) = (permit, watchdog.begin(name));
             work()
         });
         task.await.map_err(|e| Failure::internal(format!("{name}: {e}")))?
@@ -301,7 +310,11 @@ impl PrefillDecodeWorker for PdService {
         let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
         let meters = self.0.models.get(&request.model).map_or(&self.0.unknown, |m| &m.meters);
-        let started = self.0.start(request, deadline).instrument(span.clone()).await;
+        // A panic here would end the connection, and with it every other request of its proxy.
+        let start = AssertUnwindSafe(self.0.start(request, deadline)).catch_unwind();
+        let started = start.instrument(span.clone()).await;
+        let panicked = |_| Err(Failure::internal("starting a request panicked"));
+        let started = started.unwrap_or_else(panicked);
         let running = started.map_err(|failure| {
             meters.request(failure.class.as_str());
             span.in_scope(|| {

@@ -15,6 +15,8 @@ use triptych_models::prompt::PromptBuilder;
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::Drain;
 use triptych_runtime::serve::ColocatedLoad;
+use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::watchdog::Watchdog;
 
 /// A model that this worker serves.
 pub struct ServedDecoder {
@@ -69,4 +71,8 @@ pub struct PdWorkerState {
     pub unknown: PdMeters,
     /// Shutdown state and task group.
     pub drain: Drain,
+    /// Requests that are being started, for this process's successor.
+    pub journal: StartJournal,
+    /// Watches work on blocking threads.
+    pub watchdog: Watchdog,
 }

@@ -1,6 +1,6 @@
 //! The PD worker's process: load, serve, drain.
 
-use crate::driver::{Arbitration, Driver, DriverSetup};
+use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
 use crate::loads::EcLoads;
 use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
 use crate::service::PdService;
@@ -33,6 +33,8 @@ use triptych_runtime::compute_arbiter::ComputeArbiter;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
+use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of a PD worker.
@@ -67,6 +69,12 @@ pub struct PdConfig {
     pub colocated: Option<MakeColocated>,
     /// Compute arbiter between engines and colocated encoders; `None`: no encoders.
     pub arbiter: Option<ComputeArbiter>,
+    /// Requests that are being started, for this process's successor.
+    pub journal: StartJournal,
+    /// Watches steps, and work on blocking threads.
+    pub watchdog: Watchdog,
+    /// Called on an engine's thread with each sequence that starts. `None` outside tests, which plant faults with it.
+    pub fault: Option<SequenceHook>,
 }
 
 /// Makes the colocated services over the connector whose rows they share.
@@ -201,6 +209,8 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         families: families.clone(),
         arbiter,
         died: died.clone(),
+        watchdog: config.watchdog.clone(),
+        fault: config.fault,
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
@@ -217,19 +227,16 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
+        journal: config.journal,
+        watchdog: config.watchdog,
     });
     let service =
         PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
-        () = died.cancelled() => {
-            // Requests of that engine have their failure; drain lets other models' requests end and report it
-            // before the process does.
-            drain.begin();
-            serving.await?;
-            return Err(PdError::EngineDied);
-        }
+        // Its requests end with the process, and other workers go on with them.
+        () = died.cancelled() => return Err(PdError::EngineDied),
     }
     loads.drain().await;
     Ok(())
@@ -342,6 +349,8 @@ struct EngineStarter {
     families: MetricFamilies,
     arbiter: Option<(ArbiterMeters, ComputeArbiter)>,
     died: CancellationToken,
+    watchdog: Watchdog,
+    fault: Option<SequenceHook>,
 }
 
 impl EngineStarter {
@@ -364,7 +373,13 @@ impl LoadedDecoder {
         let died = with.died.clone();
         let meters = with.families.of_model(model.name().as_str());
         let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
-        let setup = DriverSetup { engine, meters: meters.clone(), arbitration };
+        let setup = DriverSetup {
+            engine,
+            meters: meters.clone(),
+            arbitration,
+            watchdog: with.watchdog.clone(),
+            fault: with.fault.clone(),
+        };
         Ok(ServedDecoder {
             family: model.family().to_owned(),
             prompts: model.prompts(),

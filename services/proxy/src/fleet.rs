@@ -24,26 +24,31 @@ pub mod view;
 mod worker;
 
 pub use lease::Lease;
+pub use outlier::Origin;
 pub use prefix::Prefixes;
 pub use size::{Forecast, Size};
 
 use crate::admission::in_time;
 use crate::config::ProxyError;
+use crate::request_machine::deaths::{Deaths, RequestFingerprint, Verdict};
 use catalog::{Catalog, Want};
 use meters::FleetMeters;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use state::FleetState;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use triptych_core::{ContentKey, Failure, WorkerId};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::discovery::fixed::Fixed;
 use triptych_runtime::discovery::{Discovery, Role, Source};
 use triptych_runtime::grpc::Dialer;
+
+/// Between two looks for a worker that has nothing to do.
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of a fleet.
 pub struct FleetSettings {
@@ -88,6 +93,7 @@ impl Fleet {
             catalog: watch::Sender::default(),
             prefixes: Mutex::default(),
             rng: Mutex::new(StdRng::seed_from_u64(seed.unwrap_or_else(rand::random))),
+            deaths: Mutex::new(Deaths::new(rand::random())),
             dialer,
             encode_slo,
             meters: FleetMeters::new(metrics),
@@ -119,6 +125,49 @@ impl Fleet {
             // The sender lives as long as `self`.
             let _ = changes.changed().await;
         }
+    }
+
+    /// A worker that has nothing else to do, and is given nothing else before the lease is dropped or says so. Waits while
+    /// there is none: the caller bounds the time.
+    pub async fn lease_idle(&self, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Lease {
+        let size = size.into();
+        loop {
+            if let Some((worker, given)) = self.shared.choose_idle(&self.catalog(), want, &size, tried) {
+                return Lease::new(Arc::clone(&self.shared), worker, given);
+            }
+            sleep(IDLE_PAUSE).await;
+        }
+    }
+
+    /// What may be done with work that workers may have died of.
+    pub fn verdict(&self, fingerprint: &RequestFingerprint) -> Verdict {
+        self.deaths().verdict(fingerprint, Instant::now().into_std())
+    }
+
+    /// As [`Self::lease`], of work that workers may have died of: alone if they did. Work that is refused is leased too:
+    /// its sender asks again.
+    pub async fn lease_by_verdict(
+        &self,
+        want: &Want,
+        size: Size,
+        tried: &[WorkerId],
+        fingerprint: RequestFingerprint,
+    ) -> Lease {
+        loop {
+            match self.verdict(&fingerprint) {
+                Verdict::Free | Verdict::Refused => return self.lease(want, size, tried).await,
+                Verdict::Alone => {
+                    self.deaths().begin_trial(fingerprint, Instant::now().into_std());
+                    return self.lease_idle(want, size, tried).await;
+                }
+                Verdict::Later | Verdict::Unsettled => sleep(IDLE_PAUSE).await,
+            }
+        }
+    }
+
+    /// Deaths of workers, and who was there.
+    pub fn deaths(&self) -> MutexGuard<'_, Deaths> {
+        self.shared.deaths()
     }
 
     /// Time at which an item of so many bytes would be encoded if it were asked for now; `None` if no encoder is able, or one

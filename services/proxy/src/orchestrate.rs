@@ -6,6 +6,7 @@
 
 mod answer;
 mod decode;
+mod fingerprint;
 mod sequence;
 mod sent;
 mod supply;
@@ -17,7 +18,7 @@ pub use work::Orchestrator;
 use crate::admission::Permit;
 use crate::fleet::catalog::Route;
 use crate::request::Request;
-use crate::request_machine::request::out_of_time;
+use crate::request_machine::failures::out_of_time;
 use answer::READ_AHEAD;
 use decode::Decoding;
 use std::sync::Arc;
@@ -135,7 +136,9 @@ impl Work {
 fn report(failure: &Failure) {
     let (class, detail) = (failure.class.as_str(), failure.detail.as_deref());
     match failure.class {
-        FailureClass::Internal | FailureClass::Mismatch => tracing::error!(class, detail, "request failed"),
+        FailureClass::Internal | FailureClass::Mismatch | FailureClass::Quarantined => {
+            tracing::error!(class, detail, "request failed")
+        }
         FailureClass::Unavailable | FailureClass::DeadlineExceeded => {
             tracing::warn!(class, detail, message = %failure.message, "request failed");
         }

@@ -2,7 +2,7 @@
 //!
 //! [`encodes`] looks for encoder outputs and has each made once, for all who wait: probe, single-flight, lease,
 //! attempts with backoff and hedge, fallback to a PD worker. [`request`] takes a request from its items to its answer:
-//! announce, forward, retry, resume, encode again. Both take what happened and when, and answer with what is to be
+//! announce, forward, retry, resume, encode again; [`deaths`] tells it which requests workers died of. Both take what happened and when, and answer with what is to be
 //! done: `on(event, now) -> actions`. Tasks carry the actions out in the product ([`crate::encode`],
 //! [`crate::orchestrate`]); the planner's simulator answers them from its curves, on virtual time. The shape is that of
 //! sans-I/O protocol libraries, such as quinn-proto.
@@ -13,9 +13,11 @@
 
 pub mod action;
 pub mod attempts;
+pub mod deaths;
 pub mod encode;
 pub mod encodes;
 pub mod event;
+pub mod failures;
 pub mod lease;
 pub mod output;
 pub mod pace;

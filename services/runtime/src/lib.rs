@@ -20,6 +20,8 @@ pub mod listener;
 pub mod serve;
 pub mod compute_arbiter;
 pub mod reload;
+pub mod start_journal;
+pub mod watchdog;
 pub mod tls;
 
 pub use drain::Drain;

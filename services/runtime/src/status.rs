@@ -29,7 +29,7 @@ pub const fn grpc_code(class: FailureClass) -> Code {
         FailureClass::Cancelled => Code::Cancelled,
         FailureClass::Unavailable => Code::Unavailable,
         FailureClass::Mismatch => Code::FailedPrecondition,
-        FailureClass::Internal => Code::Internal,
+        FailureClass::Quarantined | FailureClass::Internal => Code::Internal,
     }
 }
 
@@ -45,7 +45,9 @@ pub fn http_status(class: FailureClass) -> StatusCode {
         FailureClass::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         FailureClass::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
         FailureClass::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        FailureClass::Mismatch | FailureClass::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        FailureClass::Mismatch | FailureClass::Quarantined | FailureClass::Internal => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     }
 }
 
@@ -172,6 +174,7 @@ mod tests {
                 FailureClass::Unavailable
                     | FailureClass::Internal
                     | FailureClass::Mismatch
+                    | FailureClass::Quarantined
                     | FailureClass::DeadlineExceeded
             );
             assert_eq!(http_status(class).is_server_error(), ours, "{class:?}");

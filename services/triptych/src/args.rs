@@ -7,6 +7,7 @@ pub mod tls;
 pub mod discovery;
 pub mod drain;
 pub mod rows;
+pub mod watchdog;
 
 use crate::ec_choice::{Others, Surroundings, check, choose};
 use crate::ec_meters::TierMeters;

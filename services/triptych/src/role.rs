@@ -11,10 +11,14 @@ use crate::args::LogArgs;
 use crate::args::drain::DrainArgs;
 use crate::error::{CliError, chain};
 use crate::listen;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use tokio::net::TcpListener;
 use triptych_core::WorkerId;
 use triptych_core::metrics::DRAINING;
 use triptych_runtime::metrics::Labels;
+use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::telemetry::{self, TelemetryGuard};
 use triptych_runtime::{Drain, MetricsRegistry};
 
@@ -53,6 +57,23 @@ async fn bind_admin(address: Option<&str>) -> Result<Option<TcpListener>, CliErr
         Some(address) => listen::bind("--admin", address).await.map(Some),
         None => Ok(None),
     }
+}
+
+/// The journal of a worker, in memory that outlives it: where `/dev/shm` is, a container needs no writable disk for it.
+/// Its name is that of the worker and its address, which its successor has too. A worker that cannot have one does
+/// without: requests that it dies of are then known by the second death.
+fn journal(id: &WorkerId, grpc: &TcpListener) -> StartJournal {
+    let shared = Path::new("/dev/shm");
+    let folder = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+    let uid = fs::metadata("/proc/self").map_or(0, |own| own.uid());
+    let address = grpc.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+    let name: String =
+        format!("{id}-{address}").chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let path = folder.join(format!("triptych-starts-{uid}")).join(name);
+    StartJournal::open(&path).unwrap_or_else(|e| {
+        tracing::info!(path = %path.display(), error = %e, "no journal of starting requests");
+        StartJournal::without_file()
+    })
 }
 
 /// The given name, or role and address.

@@ -18,6 +18,8 @@ use triptych_models::compute::ComputeConfig;
 use triptych_models::{LoadFormat, ModelSource};
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
 /// No wait takes longer; generous, since test machines are busy.
@@ -102,6 +104,9 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         rows_budget_bytes: 16 << 20,
         advertise,
         peer_cache: PeerCacheSettings::default(),
+        journal: StartJournal::without_file(),
+        watchdog: Watchdog::default(),
+        fault: None,
     };
     let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
     Worker { address, drain, metrics, faults, store, running }

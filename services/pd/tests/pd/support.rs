@@ -24,6 +24,8 @@ use triptych_pd::{EngineSettings, PdConfig, PdError};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
 /// A vision-language model: rows 64 wide, 4096 tokens of context.
@@ -98,6 +100,9 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         engine: EngineSettings::default(),
         colocated: None,
         arbiter: None,
+        journal: StartJournal::without_file(),
+        watchdog: Watchdog::default(),
+        fault: None,
     }
 }
 

@@ -13,6 +13,7 @@ use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::view::{ItemSize, View};
 use triptych_proxy::request_machine::action::AttemptId;
+use triptych_proxy::request_machine::deaths::Deaths;
 use triptych_proxy::request_machine::encodes::{EncodeId, Encodes};
 use triptych_proxy::request_machine::retry_budget::RetryWindow;
 
@@ -28,6 +29,7 @@ pub(super) struct Proxy {
     pub(super) colocated: Vec<usize>,
     pub(super) admission: Admission,
     pub(super) budget: RetryWindow,
+    pub(super) deaths: Deaths,
     pub(super) prefixes: PrefixTable,
     pub(super) encodes: Encodes,
     /// The simulated side of each encode of `encodes`.
@@ -60,6 +62,7 @@ impl Proxy {
             colocated,
             admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
+            deaths: Deaths::new([0; 32]),
             prefixes: PrefixTable::default(),
             encodes: Encodes::new(policy),
             in_flight: HashMap::new(),

@@ -9,7 +9,7 @@ use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::{FrontCost, ProxyCost};
 use std::time::{Duration, Instant};
 use triptych_bench::outcome::End;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, RequestId, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 use triptych_proxy::decisions::prefix::Prefixes;
@@ -17,10 +17,12 @@ use triptych_proxy::decisions::reservation::Reservation;
 use triptych_proxy::decisions::score::{choose_pd, choose_placement};
 use triptych_proxy::decisions::view::{ItemSize, Sent};
 use triptych_proxy::request_machine::action::{LeftItems, RequestAction};
+use triptych_proxy::request_machine::deaths::RequestFingerprint;
 use triptych_proxy::request_machine::encodes::{Leave, Renewal};
 use triptych_proxy::request_machine::event::{BrokenCall, RequestEvent};
 use triptych_proxy::request_machine::output::{Encoded, Origin};
 use triptych_proxy::request_machine::request::{RequestFacts, RequestMachine};
+use triptych_proxy::request_machine::surroundings::RequestSurroundings;
 
 /// Requests.
 impl World<'_> {
@@ -60,7 +62,11 @@ impl World<'_> {
         let keys: Vec<_> = request.items.iter().map(|item| item.key).collect();
         let proxy = &mut self.proxy;
         let known = proxy.encodes.known(&keys, |key| proxy.holders(key), now);
+        let id = RequestId::from_bits(r as u128);
         let facts = RequestFacts {
+            id,
+            // Simulated workers do not die.
+            fingerprint: RequestFingerprint::from_bytes([0; 32]),
             model: proxy.model.clone(),
             n_items: keys.len(),
             placed: request.placed.map(|w| proxy.ids[w].clone()),
@@ -68,7 +74,8 @@ impl World<'_> {
             arrived: now,
             deadline,
         };
-        let (machine, actions) = RequestMachine::new(facts, &mut proxy.budget, now);
+        let mut around = RequestSurroundings { now, budget: &mut proxy.budget, deaths: &mut proxy.deaths };
+        let (machine, actions) = RequestMachine::new(facts, &mut around);
         self.requests[r].machine = Some(machine);
         self.requests[r].ready_at = self.queue.now();
         self.perform(r, actions);
@@ -129,7 +136,8 @@ impl World<'_> {
     pub(super) fn request_on(&mut self, r: usize, event: RequestEvent) {
         let now = self.now();
         let Some(machine) = &mut self.requests[r].machine else { return };
-        let actions = machine.on(event, &mut self.proxy.budget, now);
+        let Proxy { budget, deaths, .. } = &mut self.proxy;
+        let actions = machine.on(event, &mut RequestSurroundings { now, budget, deaths });
         self.perform(r, actions);
         self.wake_request(r);
     }
@@ -149,6 +157,7 @@ impl World<'_> {
             match action {
                 RequestAction::Supplied => self.settle(r),
                 RequestAction::Choose { tried, holders } => self.choose(r, &tried, &holders),
+                RequestAction::ChooseIdle { tried } => self.choose(r, &tried, &[]),
                 RequestAction::Send { .. } => self.send(r),
                 RequestAction::Retry { .. } => {}
                 RequestAction::Renew { item, .. } => self.renew(r, item),
@@ -255,7 +264,7 @@ impl World<'_> {
         self.take_back(r);
         let broke = |class, missing| {
             let failure = Failure::new(class, "as the simulated worker says");
-            RequestEvent::Broke(BrokenCall { failure, missing })
+            RequestEvent::Broke(BrokenCall { failure, missing, is_gone: false })
         };
         let event = match end {
             AnswerEnd::Whole | AnswerEnd::Short => {

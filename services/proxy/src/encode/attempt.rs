@@ -2,9 +2,11 @@
 
 use super::job::EncodeJob;
 use super::parts::{Parts, now};
-use crate::fleet::Lease;
+use crate::fleet::{Lease, Origin};
 use crate::request_machine::action::AttemptId;
+use crate::request_machine::deaths::{Aboard, RequestFingerprint, Stage, Verdict};
 use crate::request_machine::event::EncodeEvent;
+use crate::request_machine::failures::quarantined;
 use crate::request_machine::output::{Belief, Encoded, Wanted};
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
@@ -36,15 +38,42 @@ pub(super) struct Attempt {
 impl Attempt {
     /// To READY or to a failure, which the fleet hears of too.
     pub(super) async fn run(self) -> EncodeEvent {
+        let fingerprint = self.job.death_fingerprint();
+        let fleet = &self.parts.fleet;
+        if fleet.verdict(&fingerprint) == Verdict::Refused {
+            return EncodeEvent::Ended { attempt: self.id, result: Err(quarantined()) };
+        }
         let result = match self.call().await {
             Ok(response) => self.accept(response).map_err(CallFailure::from),
             Err(failed) => Err(self.changed_encoder(failed)),
         };
         match &result {
+            Ok(_) => fleet.deaths().answered(&fingerprint),
+            Err(failed) if failed.broken => self.note_death(fingerprint),
+            Err(_) if self.worker.is_alone() => fleet.deaths().end_trial(&fingerprint),
+            Err(_) => {}
+        }
+        match &result {
             Ok(_) => self.worker.report_ok(),
-            Err(failed) => self.worker.report(failed),
+            Err(failed) => self.worker.report(failed, self.origin()),
         }
         EncodeEvent::Ended { attempt: self.id, result: result.map_err(|failed| failed.failure) }
+    }
+
+    /// Its encoder went away, and may have died of it.
+    fn note_death(&self, fingerprint: RequestFingerprint) {
+        let stage = if self.worker.is_alone() { Stage::Alone } else { Stage::Starting };
+        let aboard = Aboard { request: self.job.request_id, fingerprint, stage };
+        let mut deaths = self.parts.fleet.deaths();
+        deaths.end_trial(&fingerprint);
+        deaths.broke(self.worker.id(), aboard, now());
+    }
+
+    /// Of its key, whose last two bytes are the tenant's.
+    fn origin(&self) -> Origin {
+        let key = self.job.wanted.key.as_bytes();
+        let (request, tenant) = key.split_at(key.len() - 2);
+        Origin::new(request, tenant)
     }
 
     async fn call(&self) -> Result<v1::EncodeResponse, CallFailure> {

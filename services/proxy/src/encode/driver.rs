@@ -10,6 +10,7 @@ use super::parts::Parts;
 use super::progress::Progress;
 use crate::fleet::{Lease, Size};
 use crate::request_machine::action::{AttemptId, CancelReason, EncodeAction, Release, SendReason};
+use crate::request_machine::deaths::Verdict;
 use crate::request_machine::encodes::EncodeId;
 use crate::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer};
 use crate::request_machine::output::Outcome;
@@ -201,7 +202,10 @@ impl Driver {
             }
             EncodeAction::Choose { tried } => {
                 let (fleet, size, encoder) = (Arc::clone(&self.parts.fleet), self.size(), self.job.encoder());
-                self.begin(async move { Happened::Chosen(fleet.lease(&encoder, size, &tried).await) });
+                let fingerprint = self.job.death_fingerprint();
+                self.begin(async move {
+                    Happened::Chosen(fleet.lease_by_verdict(&encoder, size, &tried, fingerprint).await)
+                });
             }
             EncodeAction::ChooseSpare { tried } => {
                 self.chosen = self.spare(&tried);
@@ -236,6 +240,9 @@ impl Driver {
     /// nobody else can. Where only PD workers encode, a job is slow because its worker decodes, and a second one would
     /// only slow another one's answers.
     fn spare(&self, tried: &[WorkerId]) -> Option<Lease> {
+        if self.parts.fleet.verdict(&self.job.death_fingerprint()) != Verdict::Free {
+            return None;
+        }
         let worker = self.parts.fleet.lease(&self.job.encoder(), self.size(), tried).now_or_never();
         worker.filter(|worker| !tried.contains(worker.id()) && !worker.is_pd())
     }

@@ -3,6 +3,7 @@
 use crate::auth::Account;
 use crate::fleet::catalog::Want;
 use crate::fleet::placement::Placement;
+use crate::request_machine::deaths::RequestFingerprint;
 use crate::request_machine::output::Wanted;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -35,6 +36,11 @@ impl EncodeJob {
     pub fn encoder(&self) -> Want {
         let Self { model, wanted, .. } = self;
         Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+    }
+
+    /// Fingerprint by which it is known again if encoders die of it: its key.
+    pub fn death_fingerprint(&self) -> RequestFingerprint {
+        RequestFingerprint::from_bytes(*self.wanted.key.as_bytes())
     }
 
     /// Length of the item.

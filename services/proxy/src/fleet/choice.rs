@@ -48,6 +48,27 @@ impl FleetState {
         Some((Arc::clone(worker), Given { work, forecast, reason }))
     }
 
+    /// A worker that has nothing to do, one that has not had the work if there is such; it takes nothing else from now on.
+    pub(super) fn choose_idle(
+        &self,
+        catalog: &Catalog,
+        want: &Want,
+        size: &Size,
+        tried: &[WorkerId],
+    ) -> Option<(Arc<Worker>, Given)> {
+        let isolate = |worker: &Arc<Worker>| {
+            let mut view = worker.view();
+            let is_idle = view.is_idle() && view.takes_more();
+            view.is_isolated |= is_idle;
+            is_idle
+        };
+        let able = |tried: &[WorkerId]| Some(self.able(catalog, want, tried)?.0);
+        let (fresh, all) = (able(tried)?, able(&[])?);
+        let (_, worker) = fresh.into_iter().chain(all).find(|(_, worker)| isolate(worker))?;
+        let (work, forecast) = given(&worker, want, size, now());
+        Some((worker, Given { work, forecast, reason: Reason::Alone }))
+    }
+
     /// Those among whom to choose: fresh before tried, and encoder workers before PD workers that can encode too. With
     /// the reason, where belonging to the group is one.
     pub(super) fn able<'a>(

@@ -1,6 +1,6 @@
 //! A worker that has been given a piece of work, and what became of it.
 
-use super::outlier::Outcome;
+use super::outlier::{Origin, Outcome};
 use super::score::Reason;
 use super::size::Forecast;
 use super::state::FleetState;
@@ -73,11 +73,6 @@ impl Lease {
         self.shared.count(&self.worker, Outcome::Good);
     }
 
-    /// It failed, and the request was not to blame.
-    pub fn report_failed(&self) {
-        self.shared.count(&self.worker, Outcome::Failed);
-    }
-
     /// It did not answer in time. After a few of these in a row its connection is replaced.
     pub fn report_timeout(&self) {
         self.shared.count(&self.worker, Outcome::TimedOut);
@@ -89,16 +84,35 @@ impl Lease {
         self.worker.ask_again.notify_one();
     }
 
-    /// Counts a call that failed, as far as it tells of the worker.
-    pub fn report(&self, failed: &CallFailure) {
+    /// True if it has nothing else.
+    pub fn is_alone(&self) -> bool {
+        self.reason == Reason::Alone
+    }
+
+    /// Lets it take other work again, if it was to have nothing else.
+    pub fn admit_others(&mut self) {
+        if self.reason == Reason::Alone {
+            self.reason = Reason::Only;
+            self.shared.end_isolation(&self.worker);
+        }
+    }
+
+    /// Counts a call that failed, as far as it tells of the worker. A worker that goes away fails once, however many
+    /// calls it had, and what the same requests are answered with tells nothing new.
+    pub fn report(&self, failed: &CallFailure, origin: Origin) {
+        let count = |outcome| self.shared.count(&self.worker, outcome);
         match failed.failure.class {
             _ if failed.broken => {
-                self.report_failed();
+                let was_up = self.worker.view().is_up;
+                if was_up {
+                    count(Outcome::Failed);
+                }
                 self.report_broken();
             }
             // It said what it was to say.
             _ if failed.missing.is_some() => self.report_ok(),
-            FailureClass::Unavailable | FailureClass::Internal => self.report_failed(),
+            FailureClass::Unavailable => count(Outcome::Failed),
+            FailureClass::Internal => count(Outcome::Internal(origin)),
             FailureClass::InvalidArgument | FailureClass::NotFound | FailureClass::TooLarge => {
                 self.report_ok()
             }
@@ -107,6 +121,7 @@ impl Lease {
             | FailureClass::Cancelled
             | FailureClass::PermissionDenied
             | FailureClass::Unauthenticated
+            | FailureClass::Quarantined
             | FailureClass::Mismatch => {}
         }
     }
@@ -122,8 +137,10 @@ pub(super) struct Given {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.worker.done(self.epoch, self.work);
-        if self.reason == Reason::Probe {
-            self.shared.end_probe(&self.worker);
+        match self.reason {
+            Reason::Probe => self.shared.end_probe(&self.worker),
+            Reason::Alone => self.shared.end_isolation(&self.worker),
+            _ => {}
         }
     }
 }

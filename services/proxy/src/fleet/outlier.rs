@@ -4,12 +4,22 @@
 //! the others', eject a worker for a time that grows with each ejection. Afterwards it is half-open: one piece of work
 //! shows what it can do. That never more than half of those that can do the same work are ejected is the fleet's part:
 //! it knows them.
+//!
+//! An internal error may be the worker's fault or that of the request, which is then answered alike everywhere. So it
+//! counts once for each request, told apart by fingerprint, and ejects only where requests of several tenants fail, or
+//! many different ones of one tenant.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Failures in a row that eject.
 const FAILURES: u32 = 5;
+/// Different requests in a row with internal errors that eject although all are one tenant's.
+const INTERNAL_OF_ONE_TENANT: usize = 16;
+/// Different requests in a row with internal errors by which a worker fails its probe.
+const INTERNAL_IN_PROBES: usize = 2;
+/// Different requests with internal errors that are told apart in an interval.
+const MAX_INTERNAL: usize = 64;
 /// Calls without an answer in a row that eject.
 const TIMEOUTS: u32 = 3;
 /// The first and the longest time of an ejection; each one adds the first to the one before.
@@ -27,8 +37,25 @@ pub enum Outcome {
     Good,
     /// It failed.
     Failed,
+    /// It answered with an internal error.
+    Internal(Origin),
     /// It did not answer in time.
     TimedOut,
+}
+
+/// The origin of a call: as much of its fingerprint and its tenant as tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    request: u64,
+    tenant: u64,
+}
+
+impl Origin {
+    /// Of the bytes of two hashes, or of as many as there are.
+    pub fn new(request: &[u8], tenant: &[u8]) -> Self {
+        let first = |bytes: &[u8]| bytes.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte));
+        Self { request: first(request), tenant: first(tenant) }
+    }
 }
 
 /// The reason for which a worker is ejected.
@@ -86,6 +113,10 @@ pub struct Outlier {
     ejections: u32,
     /// Good outcomes and all, in this interval.
     interval: (u32, u32),
+    /// Requests with internal errors in a row, each once, at most [`INTERNAL_OF_ONE_TENANT`].
+    internal: Vec<Origin>,
+    /// Requests with internal errors in this interval, each once, at most [`MAX_INTERNAL`].
+    interval_internal: Vec<u64>,
 }
 
 impl Outlier {
@@ -96,11 +127,15 @@ impl Outlier {
 
     /// Counts an outcome. `Some` if the worker should be ejected for it.
     pub fn count(&mut self, outcome: Outcome) -> Option<Cause> {
+        if let Outcome::Internal(origin) = outcome {
+            return self.count_internal(origin);
+        }
         let (good, all) = &mut self.interval;
         *all = all.saturating_add(1);
         if outcome == Outcome::Good {
             *good = good.saturating_add(1);
             (self.failures, self.timeouts) = (0, 0);
+            self.internal.clear();
             if matches!(self.circuit, Circuit::HalfOpen { .. }) {
                 self.circuit = Circuit::Closed;
             }
@@ -117,6 +152,29 @@ impl Outlier {
         }
     }
 
+    /// Counts an internal error, unless it is that of a request that had one already.
+    fn count_internal(&mut self, origin: Origin) -> Option<Cause> {
+        if self.interval_internal.len() < MAX_INTERNAL && !self.interval_internal.contains(&origin.request) {
+            self.interval_internal.push(origin.request);
+            self.interval.1 = self.interval.1.saturating_add(1);
+        }
+        let is_known = self.internal.iter().any(|known| known.request == origin.request);
+        if is_known || self.internal.len() >= INTERNAL_OF_ONE_TENANT {
+            return None;
+        }
+        self.internal.push(origin);
+        let n = self.internal.len();
+        let needed = match self.internal.iter().all(|known| known.tenant == origin.tenant) {
+            true => INTERNAL_OF_ONE_TENANT,
+            false => FAILURES as usize,
+        };
+        match self.circuit {
+            Circuit::HalfOpen { .. } if n >= INTERNAL_IN_PROBES => Some(Cause::Probe),
+            Circuit::HalfOpen { .. } | Circuit::Open { .. } => None,
+            Circuit::Closed => (n >= needed).then_some(Cause::Failures),
+        }
+    }
+
     /// Calls without an answer in a row.
     pub fn timeouts(&self) -> u32 {
         self.timeouts
@@ -128,6 +186,7 @@ impl Outlier {
         let time = TIMES.0.saturating_mul(self.ejections).min(TIMES.1);
         self.circuit = Circuit::Open { until: now + time };
         (self.failures, self.timeouts) = (0, 0);
+        self.internal.clear();
         time
     }
 
@@ -161,6 +220,7 @@ impl Outlier {
     /// Ends an interval: the share of good outcomes, if there were enough to tell.
     pub fn end_interval(&mut self) -> Option<f64> {
         let (good, all) = std::mem::take(&mut self.interval);
+        self.interval_internal.clear();
         if all > 0 && good == all && self.circuit == Circuit::Closed {
             self.ejections = self.ejections.saturating_sub(1);
         }
@@ -201,6 +261,65 @@ mod tests {
             let last = outcomes.iter().map(|o| outlier.count(*o)).last().flatten();
             assert_eq!(last, expect, "{outcomes:?}");
         }
+    }
+
+    fn internal(request: u64, tenant: u64) -> Outcome {
+        Outcome::Internal(Origin { request, tenant })
+    }
+
+    #[test]
+    fn internal_errors_count_by_request_and_tenant() {
+        let cases: [(&str, Vec<Outcome>, Option<Cause>); 5] = [
+            ("one bad request of many clients", (0..1000).map(|i| internal(7, i % 4)).collect(), None),
+            ("four bad requests of one tenant", (0..1000).map(|i| internal(i % 4, 1)).collect(), None),
+            (
+                "different requests of two tenants",
+                (0..5).map(|i| internal(i, i % 2)).collect(),
+                Some(Cause::Failures),
+            ),
+            (
+                "many different requests of one tenant",
+                (0..16).map(|i| internal(i, 1)).collect(),
+                Some(Cause::Failures),
+            ),
+            (
+                "an answer to another one between them",
+                (0..40).flat_map(|i| [internal(2 * i, 1), internal(2 * i + 1, 2), Good]).collect(),
+                None,
+            ),
+        ];
+        for (what, outcomes, expect) in cases {
+            let mut outlier = Outlier::default();
+            let causes: Vec<_> = outcomes.iter().filter_map(|outcome| outlier.count(*outcome)).collect();
+            assert_eq!(causes.first().copied(), expect, "{what}");
+        }
+    }
+
+    #[test]
+    fn one_bad_request_keeps_no_worker_ejected_and_does_not_spoil_its_rate() {
+        let (mut outlier, start) = (Outlier::default(), now());
+        let time = outlier.eject(start);
+        assert!(outlier.half_open(start + time));
+        for _ in 0..100 {
+            assert!(outlier.take_probe(), "the next request is a probe too");
+            assert_eq!(outlier.count(internal(7, 1)), None);
+            outlier.give_back_probe();
+        }
+        assert!(outlier.take_probe());
+        assert_eq!(outlier.count(Good), None);
+        assert_eq!(outlier.circuit(), Circuit::Closed);
+        outlier.end_interval();
+        (0..100).for_each(|_| {
+            assert_eq!(outlier.count(internal(7, 1)), None);
+            assert_eq!(outlier.count(Good), None);
+        });
+        assert!(outlier.end_interval().unwrap() > 0.9);
+        // Two different ones in a row are the worker's.
+        let time = outlier.eject(start);
+        assert!(outlier.half_open(start + time) && outlier.take_probe());
+        assert_eq!(outlier.count(internal(1, 1)), None);
+        assert!(outlier.give_back_probe() && outlier.take_probe());
+        assert_eq!(outlier.count(internal(2, 1)), Some(Cause::Probe));
     }
 
     #[test]

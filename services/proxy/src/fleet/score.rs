@@ -43,6 +43,8 @@ pub enum Reason {
     LastResort,
     /// All others had it before, and so had this one.
     Again,
+    /// It has nothing else, for work that others may have died of.
+    Alone,
 }
 
 impl Reason {
@@ -55,6 +57,7 @@ impl Reason {
             Self::Probe => "probe",
             Self::LastResort => "last_resort",
             Self::Again => "again",
+            Self::Alone => "alone",
         }
     }
 }

@@ -6,6 +6,7 @@ use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
+use crate::request_machine::deaths::{Deaths, Life};
 use rand::rngs::StdRng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,8 @@ pub(super) struct FleetState {
     pub(super) catalog: watch::Sender<Arc<Catalog>>,
     pub(super) prefixes: Mutex<PrefixTable>,
     pub(super) rng: Mutex<StdRng>,
+    /// Held for one decision at a time, inside the lock of the retry budget if both are.
+    pub(super) deaths: Mutex<Deaths>,
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Option<Duration>,
     pub(super) meters: FleetMeters,
@@ -77,15 +80,32 @@ impl FleetState {
     }
 
     pub(super) fn set_up(&self, worker: &Worker, description: Description) {
-        let health = {
+        let (health, life) = {
             let mut view = worker.view();
             view.is_up = true;
-            view.health()
+            (view.health(), view.identify(description.instance))
         };
+        if life == Life::Other {
+            let suspects = description.suspects.len();
+            tracing::info!(worker = %worker.id, suspects, "another process answers for this worker");
+        }
+        self.deaths().lives(&worker.id, life, &description.suspects);
         let encodes = worker.role() == Role::Pd && description.encodes;
         self.change(worker, |known| {
             *known = Known { health, encodes, models: description.models, ..known.clone() };
         });
+    }
+
+    pub(super) fn deaths(&self) -> MutexGuard<'_, Deaths> {
+        self.deaths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody listens at its address.
+    pub(super) fn note_death(&self, worker: &Worker) {
+        let was_there = worker.view().instance.is_some();
+        if was_there {
+            self.deaths().died(&worker.id, Instant::now().into_std());
+        }
     }
 
     pub(super) fn set_down(&self, worker: &Worker) {
@@ -223,6 +243,13 @@ impl FleetState {
             tracing::info!(worker = %worker.id, "worker may show what it can do");
             self.refresh(worker);
         }
+    }
+
+    /// It may have other work beside what was tried alone.
+    pub(super) fn end_isolation(&self, worker: &Worker) {
+        worker.view().is_isolated = false;
+        // As below.
+        self.catalog.send_modify(|_| {});
     }
 
     /// A probe ended without an outcome: the next piece of work is one.

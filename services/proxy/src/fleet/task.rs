@@ -8,11 +8,14 @@ use super::catalog::Served;
 use super::description::Description;
 use super::state::FleetState;
 use super::worker::Worker;
+use std::error::Error as _;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status, Streaming};
+use triptych_core::RequestId;
 use triptych_proto::convert::WireError;
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
@@ -31,6 +34,8 @@ const SILENCES: u32 = 2;
 const RECONNECT_AFTER: u32 = 3;
 /// Before a worker that cannot be watched is tried again: it may have been replaced by one that can.
 const UNWATCHED: Duration = Duration::from_secs(60);
+/// Requests that a process was starting when it died, at most.
+const MAX_SUSPECTS: usize = 1024;
 /// Largest message of a watch: the keys of the first, and room.
 const MAX_MESSAGE: usize = 4 << 20;
 
@@ -43,6 +48,16 @@ enum NoAnswer {
     Refused(Box<Status>),
     #[error("its description cannot be read: {0}")]
     Unreadable(#[from] WireError),
+}
+
+impl NoAnswer {
+    /// True if the connection was refused: a network that fails is silent, and so is a frozen process.
+    fn nobody_listens(&self) -> bool {
+        let Self::Refused(status) = self else { return false };
+        let causes = std::iter::successors(status.source(), |cause| (*cause).source());
+        let mut causes = causes.filter_map(|cause| cause.downcast_ref::<io::Error>());
+        causes.any(|cause| cause.kind() == io::ErrorKind::ConnectionRefused)
+    }
 }
 
 impl From<Status> for NoAnswer {
@@ -76,6 +91,9 @@ async fn ask(shared: &FleetState, worker: &Worker) {
             }
             Err(e) => {
                 failures = failures.saturating_add(1);
+                if e.nobody_listens() {
+                    shared.note_death(worker);
+                }
                 if !matches!(e, NoAnswer::Silence) || failures >= SILENCES {
                     shared.set_down(worker);
                     if was_ready {
@@ -114,7 +132,11 @@ async fn describe(worker: &Worker) -> Result<Description, NoAnswer> {
     };
     let answer = timeout(PATIENCE, asking).await.map_err(|_| NoAnswer::Silence)??.into_inner();
     let models = answer.models.into_iter().map(Served::try_from).collect::<Result<_, _>>()?;
-    Ok(Description { models, encodes: answer.encodes })
+    let suspects = answer.suspects.iter().take(MAX_SUSPECTS);
+    let suspects =
+        suspects.filter_map(|id| Some(RequestId::from_bits(u128::from_be_bytes(id[..].try_into().ok()?))));
+    let suspects = suspects.collect();
+    Ok(Description { models, encodes: answer.encodes, instance: answer.instance, suspects })
 }
 
 /// Watches it whenever it is there.

@@ -18,6 +18,7 @@ fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
         catalog: watch::Sender::default(),
         prefixes: Mutex::default(),
         rng: Mutex::new(StdRng::seed_from_u64(7)),
+        deaths: Mutex::new(Deaths::new([0; 32])),
         dialer: Dialer::default(),
         encode_slo: None,
         meters: FleetMeters::new(&MetricsRegistry::default()),
@@ -48,7 +49,8 @@ fn describe(encodes: bool) -> description::Description {
         max_items: None,
         created_s: 1,
     };
-    description::Description { models: vec![served], encodes }
+    let (instance, suspects) = (Default::default(), Vec::new());
+    description::Description { models: vec![served], encodes, instance, suspects }
 }
 
 fn edition() -> catalog::Edition {

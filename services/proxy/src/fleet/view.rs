@@ -7,6 +7,8 @@ use super::catalog::Health;
 use super::outlier::{Circuit, Outlier};
 use super::score::{EncoderLoad, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
+use crate::request_machine::deaths::Life;
+use bytes::Bytes;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
@@ -47,6 +49,10 @@ pub struct View {
     pub resident: HashSet<ContentKey>,
     /// Its circuit.
     pub outlier: Outlier,
+    /// Name of the process that answered last; `None`: none has.
+    pub instance: Option<Bytes>,
+    /// It has a request that is tried alone.
+    pub is_isolated: bool,
 }
 
 /// A report, and when it came.
@@ -127,6 +133,23 @@ impl View {
         (self.is_up, self.is_draining) = (false, false);
     }
 
+    /// A process answers under this name; compared with the one before.
+    pub fn identify(&mut self, instance: Bytes) -> Life {
+        let life = match &self.instance {
+            Some(before) if before.is_empty() || instance.is_empty() => Life::Unknown,
+            Some(before) if *before == instance => Life::Same,
+            Some(_) => Life::Other,
+            None => Life::Unknown,
+        };
+        self.instance = Some(instance);
+        life
+    }
+
+    /// True if it has nothing to do, as far as anybody reported.
+    pub fn is_idle(&self) -> bool {
+        self.n_leases == 0 && self.load().is_none_or(|load| load.running == 0 && load.waiting == 0)
+    }
+
     fn load(&self) -> Option<&v1::WorkerLoad> {
         self.report.as_ref().map(|report| &report.load)
     }
@@ -185,9 +208,10 @@ impl View {
     }
 
     /// True if nothing but its load speaks against giving it work: a half-open worker whose probe is under way takes
-    /// nothing more.
+    /// nothing more, and neither does one with a request that is tried alone.
     pub fn takes_more(&self) -> bool {
-        !matches!(self.outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
+        !self.is_isolated
+            && !matches!(self.outlier.circuit(), Circuit::Open { .. } | Circuit::HalfOpen { probing: true })
     }
 
     /// Forecast of an item's encode if it were given now; `None` if the worker has not measured what it takes.

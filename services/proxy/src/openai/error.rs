@@ -57,6 +57,7 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
             FailureClass::Cancelled
             | FailureClass::Unavailable
             | FailureClass::Mismatch
+            | FailureClass::Quarantined
             | FailureClass::Internal => "server_error",
         };
         let param = failure.param.as_deref();
@@ -64,6 +65,7 @@ impl<'a> From<&'a Failure> for ErrorBody<'a> {
             FailureClass::InvalidArgument => None,
             FailureClass::NotFound if param == Some("model") => Some("model_not_found"),
             FailureClass::Unauthenticated => Some("invalid_api_key"),
+            FailureClass::Quarantined => Some("request_quarantined"),
             class => Some(class.as_str()),
         };
         Self { error: ErrorFields { message: &failure.message, kind, param, code } }
@@ -75,6 +77,10 @@ impl IntoResponse for HttpError {
         let mut response = (self.status, Json(ErrorBody::from(&self.failure))).into_response();
         if let Some(seconds) = retry_after_seconds(&self.failure) {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.failure.class == FailureClass::Quarantined {
+            // OpenAI's clients try again after any 500 that does not say this.
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -97,6 +103,7 @@ mod tests {
             (FailureClass::NotFound, Some("model"), Some("model_not_found")),
             (FailureClass::NotFound, None, Some("not_found")),
             (FailureClass::Overloaded, None, Some("overloaded")),
+            (FailureClass::Quarantined, None, Some("request_quarantined")),
         ];
         for (class, param, code) in cases {
             let failure = Failure { param: param.map(str::to_owned), ..Failure::new(class, "m") };

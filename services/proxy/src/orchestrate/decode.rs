@@ -10,8 +10,10 @@ use super::work::Work;
 use crate::fleet::{Lease, Prefixes, Size};
 use crate::request::Resumption;
 use crate::request_machine::action::{LeftItems, RequestAction};
+use crate::request_machine::deaths::RequestFingerprint;
 use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
+use crate::request_machine::surroundings::RequestSurroundings;
 use crate::wire::{CallFailure, outgoing};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -23,7 +25,7 @@ use tonic::{Status, Streaming};
 use tracing::{Instrument, Span};
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::Prompt;
-use triptych_core::{Failure, TenantId, WorkerId};
+use triptych_core::{Failure, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
@@ -37,6 +39,8 @@ pub(super) struct Decoding<'a> {
     supply: Supply<'a>,
     /// Prompt of the decoder.
     prompt: Prompt,
+    /// Hash of what is asked for.
+    fingerprint: RequestFingerprint,
     /// Pieces that wait for the end of a window, if they have to.
     held: Option<Vec<v1::Delta>>,
     /// The part of the answer that was sent.
@@ -88,12 +92,25 @@ impl<'a> Decoding<'a> {
         let prompt = work.request.prompt.clone();
         let sent = SentAnswer::nothing(work.request.n_choices());
         let (call, summary) = (Call::Idle, v1::Summary::default());
-        Self { work, supply, prompt, held: None, sent, text: None, call, has_written: false, summary }
+        let fingerprint = work.fingerprint(&prompt, &supply.keys());
+        Self {
+            work,
+            supply,
+            prompt,
+            fingerprint,
+            held: None,
+            sent,
+            text: None,
+            call,
+            has_written: false,
+            summary,
+        }
     }
 
     /// One window of an audio clip that is read in sequence: nothing goes out, so that it can be sent again to its end.
     pub(super) fn window(work: &'a Work, prompt: Prompt, supply: Supply<'a>) -> Self {
-        Self { prompt, held: Some(Vec::new()), ..Self::new(work, supply) }
+        let fingerprint = work.fingerprint(&prompt, &supply.keys());
+        Self { prompt, fingerprint, held: Some(Vec::new()), ..Self::new(work, supply) }
     }
 
     /// Streams the answer to the client.
@@ -103,6 +120,8 @@ impl<'a> Decoding<'a> {
     pub(super) async fn run(mut self) -> Result<(v1::Summary, Vec<v1::Delta>), Failure> {
         let request = &self.work.request;
         let facts = RequestFacts {
+            id: request.id,
+            fingerprint: self.fingerprint,
             model: self.work.route.served.name.clone(),
             n_items: self.supply.len(),
             placed: self.supply.placed(),
@@ -110,7 +129,7 @@ impl<'a> Decoding<'a> {
             arrived: request.arrived.into_std(),
             deadline: request.deadline.into_std(),
         };
-        let (mut machine, begun) = RequestMachine::new(facts, &mut self.budget(), Instant::now().into_std());
+        let (mut machine, begun) = self.around(|around| RequestMachine::new(facts, around));
         let mut actions = VecDeque::from(begun);
         loop {
             while let Some(action) = actions.pop_front() {
@@ -132,12 +151,16 @@ impl<'a> Decoding<'a> {
             }
             let wake_at = machine.wake_at();
             let event = self.next(wake_at).await?;
-            actions.extend(machine.on(event, &mut self.budget(), Instant::now().into_std()));
+            actions.extend(self.around(|around| machine.on(event, around)));
         }
     }
 
-    fn budget(&self) -> std::sync::MutexGuard<'a, crate::request_machine::retry_budget::RetryWindow> {
-        self.work.orchestrator.budget.window()
+    /// One decision of the machine.
+    fn around<T>(&self, decide: impl FnOnce(&mut RequestSurroundings<'_>) -> T) -> T {
+        let orchestrator = &self.work.orchestrator;
+        let (mut budget, mut deaths) = (orchestrator.budget.window(), orchestrator.fleet.deaths());
+        let now = Instant::now().into_std();
+        decide(&mut RequestSurroundings { now, budget: &mut budget, deaths: &mut deaths })
     }
 
     /// The next event: of the call, of an item, or of the time.
@@ -201,6 +224,10 @@ impl<'a> Decoding<'a> {
                 }
                 let (went_out, is_first) =
                     (self.held.is_none(), !std::mem::replace(&mut self.has_written, true));
+                if let (true, Call::Reading(lease, ..)) = (is_first, &mut self.call) {
+                    // A request that was tried alone has passed what kills at the start.
+                    lease.admit_others();
+                }
                 self.pass_on(delta).await?;
                 // Only the first one changes anything.
                 Ok(is_first.then_some(RequestEvent::Wrote { went_out }))
@@ -223,7 +250,7 @@ impl<'a> Decoding<'a> {
     fn broke(&mut self, failed: CallFailure) -> RequestEvent {
         match std::mem::replace(&mut self.call, Call::Idle) {
             Call::Opening(lease, ..) | Call::Reading(lease, ..) | Call::Chosen(lease) => {
-                lease.report(&failed);
+                lease.report(&failed, self.work.origin(&self.fingerprint));
             }
             Call::Idle | Call::Choosing(_) => {}
         }
@@ -232,7 +259,8 @@ impl<'a> Decoding<'a> {
             held.clear();
             self.sent = SentAnswer::nothing(self.work.request.n_choices());
         }
-        RequestEvent::Broke(BrokenCall { failure: failed.failure, missing: failed.missing })
+        let CallFailure { failure, missing, broken: is_gone } = failed;
+        RequestEvent::Broke(BrokenCall { failure, missing, is_gone })
     }
 
     /// Carries out an action.
@@ -244,6 +272,13 @@ impl<'a> Decoding<'a> {
                 let (fleet, want) = (std::sync::Arc::clone(&orchestrator.fleet), self.work.decoder());
                 let size = self.size(holders);
                 self.call = Call::Choosing(async move { fleet.lease(&want, size, &tried).await }.boxed());
+            }
+            RequestAction::ChooseIdle { tried } => {
+                tracing::warn!("workers died of this request; it is tried alone");
+                let (fleet, want) = (std::sync::Arc::clone(&orchestrator.fleet), self.work.decoder());
+                let size = self.size(Vec::new());
+                self.call =
+                    Call::Choosing(async move { fleet.lease_idle(&want, size, &tried).await }.boxed());
             }
             RequestAction::Send { attempt } => self.send(attempt),
             RequestAction::Retry { attempt, failure, resumed } => {
@@ -299,9 +334,7 @@ impl<'a> Decoding<'a> {
 
     /// A digest: the worker tells tenants apart and learns no name.
     fn tenant(&self) -> Bytes {
-        let work = self.work;
-        let secret = work.request.tenant_secret(&work.orchestrator.materials.tenant_salt);
-        Bytes::copy_from_slice(TenantId::of(&secret).as_bytes())
+        Bytes::copy_from_slice(self.work.tenant().as_bytes())
     }
 
     async fn pass_on(&mut self, delta: v1::Delta) -> Result<(), Failure> {

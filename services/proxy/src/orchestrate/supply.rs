@@ -68,6 +68,11 @@ impl<'a> Supply<'a> {
         self.items.len()
     }
 
+    /// Keys of the outputs, in the order of the items.
+    pub(super) fn keys(&self) -> Vec<ContentKey> {
+        self.items.iter().map(|item| item.job.wanted.key).collect()
+    }
+
     /// The worker at which its items are encoded, if one was chosen for it.
     pub(super) fn placed(&self) -> Option<WorkerId> {
         self.placement.as_ref().map(|placement| placement.id().clone())

@@ -139,6 +139,11 @@ pub enum RequestAction {
         /// Workers that hold items which nobody else is known to have, or encoded them for this request.
         holders: Vec<WorkerId>,
     },
+    /// Choose a PD worker that has nothing else, as soon as there is one, and give it nothing else: `Worker`.
+    ChooseIdle {
+        /// Workers that had the request.
+        tried: Vec<WorkerId>,
+    },
     /// Send the request to the chosen worker, with what went out before: `Wrote`, then `Answered` or `Broke`.
     Send {
         /// From 1.

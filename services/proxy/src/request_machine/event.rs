@@ -113,4 +113,6 @@ pub struct BrokenCall {
     pub failure: Failure,
     /// The item that the worker did not find.
     pub missing: Option<ItemIdx>,
+    /// True if the connection to the worker broke: it may have died.
+    pub is_gone: bool,
 }

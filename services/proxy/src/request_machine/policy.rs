@@ -7,6 +7,12 @@ use std::time::{Duration, Instant};
 pub const ATTEMPTS: u32 = 5;
 /// The longest wait for a worker to be there at all: long enough for a restart.
 pub const WORKER_WAIT: Duration = Duration::from_secs(30);
+/// The longest wait of a request that is to be tried alone for a worker that has nothing else.
+pub const IDLE_WAIT: Duration = Duration::from_secs(5);
+/// Pause before a request looks again whether the same one is still tried alone.
+pub const TRIAL_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a request looks again whether the worker died that had it.
+pub const SETTLE_PAUSE: Duration = Duration::from_millis(5);
 /// Encodes of failed requests that may go on to READY at once.
 pub const LEFT_BEHIND: usize = 64;
 /// Times a job is begun anew under a newer lease; after that it is sent without one.

@@ -5,17 +5,27 @@
 //! are still being encoded are heard while the answer is awaited. A request whose worker went away is sent again, to
 //! another one, and so is one whose worker did not find an item, which is encoded again first. Once text has gone out,
 //! the next worker goes on from there, unless the client does not want that; then it gets a failure that says so.
+//! A request that workers died of is tried once more alone, and then refused ([`super::deaths`]).
 
 use super::action::{LeftItems, RequestAction};
+use super::deaths::{Aboard, RequestFingerprint, Stage, Verdict};
 use super::event::{BrokenCall, RequestEvent};
-use super::policy::{ATTEMPTS, LAST_REPORTS, RENEWALS_PER_ITEM, WORKER_WAIT, backoff, item_patience};
-use super::retry_budget::RetryWindow;
-use std::time::{Duration, Instant};
-use triptych_core::{Failure, FailureClass, ItemIdx, ModelName, WorkerId};
+use super::failures::{broken_off, out_of_time, quarantined};
+use super::policy::{
+    ATTEMPTS, IDLE_WAIT, LAST_REPORTS, RENEWALS_PER_ITEM, SETTLE_PAUSE, TRIAL_PAUSE, WORKER_WAIT, backoff,
+    item_patience,
+};
+use super::surroundings::RequestSurroundings;
+use std::time::Instant;
+use triptych_core::{Failure, ItemIdx, ModelName, RequestId, WorkerId};
 
 /// The facts of a request that decide what is done for it.
 #[derive(Clone, Debug)]
 pub struct RequestFacts {
+    /// Its id.
+    pub id: RequestId,
+    /// Hash of what it asks for.
+    pub fingerprint: RequestFingerprint,
     /// Its model.
     pub model: ModelName,
     /// Number of its items.
@@ -42,6 +52,10 @@ pub struct RequestMachine {
     tried: Vec<WorkerId>,
     /// True if the client has a part of the answer.
     text_out: bool,
+    /// True if it is tried alone.
+    is_alone: bool,
+    /// Time until which a worker that has nothing else is waited for, once that began.
+    idle_until: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -89,18 +103,20 @@ enum Phase {
 
 impl RequestMachine {
     /// Begins to wait for the items.
-    pub fn new(facts: RequestFacts, budget: &mut RetryWindow, now: Instant) -> (Self, Vec<RequestAction>) {
+    pub fn new(facts: RequestFacts, around: &mut RequestSurroundings<'_>) -> (Self, Vec<RequestAction>) {
         let item = ItemProgress {
             state: ItemState::Unknown,
             holders: Vec::new(),
             n_renewals: 0,
-            until: item_patience(now, facts.deadline),
+            until: item_patience(around.now, facts.deadline),
         };
         let items = vec![item; facts.n_items];
         let (phase, tried) = (Phase::Supplying, Vec::new());
-        let mut machine = Self { facts, items, phase, attempt: 1, tried, text_out: false };
+        let (is_alone, idle_until) = (false, None);
+        let mut machine =
+            Self { facts, items, phase, attempt: 1, tried, text_out: false, is_alone, idle_until };
         let mut actions = Vec::new();
-        machine.forward_if_supplied(budget, now, &mut actions);
+        machine.forward_if_supplied(around, &mut actions);
         (machine, actions)
     }
 
@@ -129,30 +145,47 @@ impl RequestMachine {
     }
 
     /// Takes an event. One that fits nothing that is under way is ignored.
-    pub fn on(&mut self, event: RequestEvent, budget: &mut RetryWindow, now: Instant) -> Vec<RequestAction> {
+    pub fn on(&mut self, event: RequestEvent, around: &mut RequestSurroundings<'_>) -> Vec<RequestAction> {
         let mut actions = Vec::new();
         if self.has_ended() {
             return actions;
         }
+        self.take(event, around, &mut actions);
+        if self.has_ended() && self.is_alone {
+            around.deaths.end_trial(&self.facts.fingerprint);
+        }
+        actions
+    }
+
+    fn take(
+        &mut self,
+        event: RequestEvent,
+        around: &mut RequestSurroundings<'_>,
+        actions: &mut Vec<RequestAction>,
+    ) {
         match event {
             RequestEvent::ItemAnnounced(item) => {
                 if let Some(item) = self.item(item).filter(|item| matches!(item.state, ItemState::Unknown)) {
                     item.state = ItemState::Announced;
                 }
-                self.forward_if_supplied(budget, now, &mut actions);
+                self.forward_if_supplied(around, actions);
             }
             RequestEvent::ItemReady { item: idx, holders } => {
                 if let Some(item) = self.item(idx) {
                     (item.state, item.holders) = (ItemState::Ready, holders);
                 }
-                self.item_ended(idx, budget, now, &mut actions);
+                self.item_ended(idx, around, actions);
             }
-            RequestEvent::ItemFailed { item, failure } => self.item_failed(item, failure, &mut actions),
+            RequestEvent::ItemFailed { item, failure } => self.item_failed(item, failure, actions),
             RequestEvent::Worker(id) => {
                 if let Phase::Choosing { .. } = self.phase {
-                    self.fail_of_item(&mut actions);
-                    if !self.has_ended() {
+                    self.fail_of_item(actions);
+                    // What became known while it waited for a worker counts too.
+                    if !self.has_ended() && !self.is_alone && !self.is_free(around) {
+                        self.choose(around, actions);
+                    } else if !self.has_ended() {
                         self.phase = Phase::Answering { wrote: false };
+                        self.idle_until = None;
                         self.tried.push(id);
                         actions.push(RequestAction::Send { attempt: self.attempt });
                     }
@@ -165,14 +198,14 @@ impl RequestMachine {
                 }
             }
             RequestEvent::Answered if self.is_answering() => {
-                self.phase = Phase::Settling { until: now + LAST_REPORTS };
-                self.finish_if_settled(&mut actions);
+                around.deaths.answered(&self.facts.fingerprint);
+                self.phase = Phase::Settling { until: around.now + LAST_REPORTS };
+                self.finish_if_settled(actions);
             }
-            RequestEvent::Broke(call) if self.is_answering() => self.broke(call, budget, now, &mut actions),
+            RequestEvent::Broke(call) if self.is_answering() => self.broke(call, around, actions),
             RequestEvent::Answered | RequestEvent::Broke(_) => {}
-            RequestEvent::Woken => self.woken(now, &mut actions),
+            RequestEvent::Woken => self.woken(around, actions),
         }
-        actions
     }
 
     fn item(&mut self, idx: ItemIdx) -> Option<&mut ItemProgress> {
@@ -192,19 +225,44 @@ impl RequestMachine {
 
     fn forward_if_supplied(
         &mut self,
-        budget: &mut RetryWindow,
-        now: Instant,
+        around: &mut RequestSurroundings<'_>,
         actions: &mut Vec<RequestAction>,
     ) {
         let is_known = |item: &ItemProgress| !matches!(item.state, ItemState::Unknown);
         if self.phase == Phase::Supplying && self.items.iter().all(is_known) {
             actions.push(RequestAction::Supplied);
-            budget.first_try(now);
-            self.choose(now, actions);
+            around.budget.first_try(around.now);
+            self.choose(around, actions);
         }
     }
 
-    fn choose(&mut self, now: Instant, actions: &mut Vec<RequestAction>) {
+    fn is_free(&self, around: &mut RequestSurroundings<'_>) -> bool {
+        around.deaths.verdict(&self.facts.fingerprint, around.now) == Verdict::Free
+    }
+
+    /// Chooses a worker, as far as the deaths of others allow it.
+    fn choose(&mut self, around: &mut RequestSurroundings<'_>, actions: &mut Vec<RequestAction>) {
+        let (now, fingerprint) = (around.now, self.facts.fingerprint);
+        let verdict = around.deaths.verdict(&fingerprint, now);
+        self.is_alone = verdict == Verdict::Alone;
+        match verdict {
+            Verdict::Free => return self.choose_any(now, actions),
+            Verdict::Unsettled => return self.phase = Phase::BackingOff { until: now + SETTLE_PAUSE },
+            Verdict::Alone | Verdict::Later | Verdict::Refused => {}
+        }
+        let until = *self.idle_until.get_or_insert(now + IDLE_WAIT);
+        match verdict {
+            Verdict::Alone if now < until => {
+                around.deaths.begin_trial(fingerprint, now);
+                self.phase = Phase::Choosing { until };
+                actions.push(RequestAction::ChooseIdle { tried: self.tried.clone() });
+            }
+            Verdict::Later if now < until => self.phase = Phase::BackingOff { until: now + TRIAL_PAUSE },
+            _ => self.fail(quarantined(), None, LeftItems::GoOn, actions),
+        }
+    }
+
+    fn choose_any(&mut self, now: Instant, actions: &mut Vec<RequestAction>) {
         self.phase = Phase::Choosing { until: now + WORKER_WAIT };
         let held = self.items.iter().map(|item| &item.holders).find(|holders| !holders.is_empty());
         // Without such, the worker at which its items were encoded, if one was chosen for it.
@@ -215,13 +273,12 @@ impl RequestMachine {
     fn item_ended(
         &mut self,
         idx: ItemIdx,
-        budget: &mut RetryWindow,
-        now: Instant,
+        around: &mut RequestSurroundings<'_>,
         actions: &mut Vec<RequestAction>,
     ) {
         match self.phase {
-            Phase::Supplying => self.forward_if_supplied(budget, now, actions),
-            Phase::Renewing(renewed) if renewed == idx.0 as usize => self.choose(now, actions),
+            Phase::Supplying => self.forward_if_supplied(around, actions),
+            Phase::Renewing(renewed) if renewed == idx.0 as usize => self.choose(around, actions),
             Phase::Settling { .. } => self.finish_if_settled(actions),
             _ => {}
         }
@@ -261,27 +318,48 @@ impl RequestMachine {
     fn broke(
         &mut self,
         call: BrokenCall,
-        budget: &mut RetryWindow,
-        now: Instant,
+        around: &mut RequestSurroundings<'_>,
         actions: &mut Vec<RequestAction>,
     ) {
-        let BrokenCall { failure, missing } = call;
+        let BrokenCall { failure, missing, is_gone } = call;
+        if is_gone {
+            self.note_death(around);
+        }
+        if self.is_alone {
+            around.deaths.end_trial(&self.facts.fingerprint);
+        }
+        if is_gone && self.is_alone {
+            return self.fail(quarantined().with_detail(failure), None, LeftItems::GoOn, actions);
+        }
         if self.text_out && !self.facts.is_resumable {
             return self.fail(broken_off(failure), None, LeftItems::GoOn, actions);
         }
         if let Some(item) = missing {
             // The worker is as good as any other for the next attempt.
             self.tried.pop();
-            return self.renew(item, failure, now, actions);
+            return self.renew(item, failure, around.now, actions);
         }
         let is_last = self.attempt == ATTEMPTS || !failure.class.is_retryable();
-        if is_last || !budget.try_spend(now) {
+        // What a worker had that went away is not done twice, and the budget need not pay for it.
+        if is_last || !(is_gone || around.budget.try_spend(around.now)) {
             return self.fail(self.tell_apart(failure), None, LeftItems::GoOn, actions);
         }
         let (attempt, resumed) = (self.attempt, self.text_out);
         actions.push(RequestAction::Retry { attempt, failure, resumed });
-        self.phase = Phase::BackingOff { until: now + backoff(attempt) };
+        self.phase = Phase::BackingOff { until: around.now + backoff(attempt) };
         self.attempt += 1;
+    }
+
+    /// The worker that has it went away, and may have died of it.
+    fn note_death(&self, around: &mut RequestSurroundings<'_>) {
+        let Some(worker) = self.tried.last() else { return };
+        let stage = match self.phase {
+            _ if self.is_alone => Stage::Alone,
+            Phase::Answering { wrote: true } => Stage::Answering,
+            _ => Stage::Starting,
+        };
+        let RequestFacts { id: request, fingerprint, .. } = self.facts;
+        around.deaths.broke(worker, Aboard { request, fingerprint, stage }, around.now);
     }
 
     fn renew(&mut self, idx: ItemIdx, failure: Failure, now: Instant, actions: &mut Vec<RequestAction>) {
@@ -304,7 +382,8 @@ impl RequestMachine {
         self.fail_of_item(actions);
     }
 
-    fn woken(&mut self, now: Instant, actions: &mut Vec<RequestAction>) {
+    fn woken(&mut self, around: &mut RequestSurroundings<'_>, actions: &mut Vec<RequestAction>) {
+        let now = around.now;
         let late = self.awaited().find(|(_, item)| item.until <= now).map(|(i, _)| ItemIdx(i as u32));
         if now >= self.facts.deadline {
             let failure = out_of_time(self.facts.deadline.saturating_duration_since(self.facts.arrived));
@@ -315,6 +394,9 @@ impl RequestMachine {
             return self.item_failed(item, Failure::unavailable(failure), actions);
         }
         match self.phase {
+            Phase::Choosing { until } if until <= now && self.is_alone => {
+                self.fail(quarantined(), None, LeftItems::GoOn, actions);
+            }
             Phase::Choosing { until } if until <= now => {
                 let failure = Failure::unavailable(format!(
                     "no decoder worker for model {:?} is there now; try again",
@@ -322,7 +404,7 @@ impl RequestMachine {
                 ));
                 self.fail(self.tell_apart(failure), None, LeftItems::GoOn, actions);
             }
-            Phase::BackingOff { until } if until <= now => self.choose(now, actions),
+            Phase::BackingOff { until } if until <= now => self.choose(around, actions),
             Phase::Settling { until } if until <= now => self.finish(actions),
             _ => {}
         }
@@ -348,24 +430,4 @@ impl RequestMachine {
         self.phase = Phase::Ended;
         actions.push(RequestAction::Fail { failure, item, items });
     }
-}
-
-/// The failure of a request whose time is over.
-pub fn out_of_time(limit: Duration) -> Failure {
-    let message = format!("the request was not answered within {} s", limit.as_secs_f32());
-    Failure::new(FailureClass::DeadlineExceeded, message)
-}
-
-/// A failure after text went out: it is not sent again from here, and the client should know why.
-fn broken_off(failure: Failure) -> Failure {
-    if failure.param.as_deref() == Some("resume") {
-        // That is the proxy's account of the answer, and nothing of the client's.
-        return Failure::internal(failure);
-    }
-    if failure.class != FailureClass::Unavailable {
-        return failure;
-    }
-    let detail = failure.to_string();
-    Failure::unavailable("the worker went away while it wrote the answer, which is incomplete; try again")
-        .with_detail(detail)
 }

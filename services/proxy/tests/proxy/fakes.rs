@@ -287,7 +287,7 @@ impl EncoderWorker for Encoder {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
-            encodes: false,
+            ..Default::default()
         }))
     }
 
@@ -466,7 +466,7 @@ impl PrefillDecodeWorker for Pd {
             worker_id: "fake".into(),
             models,
             ec_store: "memory".into(),
-            encodes: false,
+            ..Default::default()
         }))
     }
 

@@ -4,6 +4,7 @@ mod attacks;
 mod bad_input;
 mod chat;
 mod completions;
+mod deaths;
 mod early;
 mod fakes;
 mod faults;

@@ -1,9 +1,10 @@
 //! `triptych encoder`.
 
-use super::{Process, bind_admin, worker_id};
+use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
+use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs};
 use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
@@ -56,6 +57,9 @@ pub struct EncoderArgs {
     /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
+    /// Limits
+    #[command(flatten)]
+    pub watchdog: WatchdogArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -86,6 +90,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "encoder", &grpc);
+    let (journal, watchdog) = (journal(&id, &grpc), args.watchdog.start()?);
     args.register.announce(Role::Encoder, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
     let advertise = advertised(args.register.advertise.as_deref(), &grpc)?;
@@ -106,6 +111,9 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         advertise,
         // The written output stays in the cached rows.
         peer_cache: PeerCacheSettings { budget_bytes: 0, ..PeerCacheSettings::default() },
+        journal,
+        watchdog,
+        fault: None,
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         EncoderError::Model { .. } => CliError::Setting(chain(&e)),

@@ -1,9 +1,10 @@
 //! `triptych pd`.
 
-use super::{Process, bind_admin, worker_id};
+use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
+use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg};
 use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
@@ -67,6 +68,9 @@ pub struct PdArgs {
     /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
+    /// Limits
+    #[command(flatten)]
+    pub watchdog: WatchdogArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -153,6 +157,9 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeCo
         preprocess_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
         // Its own engine reads the rows where they are; other PD workers read the store.
         peer_cache: None,
+        journal: config.journal.clone(),
+        watchdog: config.watchdog.clone(),
+        fault: None,
     };
     Box::new(move |connector| {
         Box::pin(async move {
@@ -183,6 +190,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "pd", &grpc);
+    let (journal, watchdog) = (journal(&id, &grpc), args.watchdog.start()?);
     args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
     let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
@@ -202,6 +210,9 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         engine: args.engine.settings(),
         colocated: None,
         arbiter: None,
+        journal,
+        watchdog,
+        fault: None,
     };
     if args.with_encoder {
         config.arbiter = Some(ComputeArbiter::new(args.encoder_token_budget));

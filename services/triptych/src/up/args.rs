@@ -1,6 +1,7 @@
 //! Flags of `triptych up`.
 
 use crate::args::drain::DrainArgs;
+use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
 use clap::Args;
 use clap::builder::FalseyValueParser;
@@ -32,6 +33,9 @@ pub struct UpArgs {
     /// Items by URL
     #[command(flatten)]
     pub fetch: FetchArgs,
+    /// Limits of the workers
+    #[command(flatten)]
+    pub watchdog: WatchdogArgs,
     /// Stop of the processes
     #[command(flatten)]
     pub drain: DrainArgs,

@@ -125,6 +125,7 @@ impl ClusterPlan {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(model_flags(&args.models, models));
+                worker.flags.extend(args.watchdog.to_flags());
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
                 }

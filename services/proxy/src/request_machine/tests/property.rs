@@ -2,6 +2,7 @@
 
 use super::{item, made, wanted};
 use crate::request_machine::action::{AttemptId, EncodeAction, RequestAction, SendReason};
+use crate::request_machine::deaths::{Deaths, Life, RequestFingerprint};
 use crate::request_machine::encode::EncodeTarget;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
 use crate::request_machine::event::{BrokenCall, ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
@@ -9,10 +10,11 @@ use crate::request_machine::output::Origin;
 use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, RENEWALS_PER_ITEM};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
+use crate::request_machine::surroundings::RequestSurroundings;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use triptych_core::{Failure, ItemIdx, ModelName, WorkerId};
+use triptych_core::{Failure, ItemIdx, ModelName, RequestId, WorkerId};
 
 const POLICY: RetryPolicy = RetryPolicy { share: 0.2, per_second: 0.5 };
 const HEDGE_AT_LEAST: Duration = Duration::from_millis(100);
@@ -294,11 +296,16 @@ proptest! {
     ) {
         let began = Instant::now();
         let deadline = began + Duration::from_secs(20);
+        let (id, fingerprint) = (RequestId::from_bits(1), RequestFingerprint::from_bytes([1; 32]));
         let facts = RequestFacts {
+            id, fingerprint,
             model: ModelName::new("m"), n_items, placed: None, is_resumable, arrived: began, deadline,
         };
         let mut budget = RetryWindow::new(POLICY, began);
-        let (mut machine, mut actions) = RequestMachine::new(facts, &mut budget, began);
+        let mut deaths = Deaths::new([0; 32]);
+        let mut around = RequestSurroundings { now: began, budget: &mut budget, deaths: &mut deaths };
+        let (mut machine, mut actions) = RequestMachine::new(facts, &mut around);
+        let (mut n_died, mut is_alone, mut died_alone) = (0, false, false);
         let (mut now, mut n_sent, mut n_ends, mut n_chosen) = (began, 0, 0, 0);
         let mut renewals = vec![0; n_items];
         let mut is_calling = false;
@@ -306,8 +313,10 @@ proptest! {
             for action in actions.drain(..) {
                 prop_assert_eq!(n_ends, 0, "nothing after the end");
                 match action {
-                    RequestAction::Choose { .. } => {
+                    RequestAction::Choose { .. } | RequestAction::ChooseIdle { .. } => {
                         prop_assert!(!is_calling);
+                        is_alone = matches!(action, RequestAction::ChooseIdle { .. });
+                        prop_assert!(is_alone == (n_died >= 2) && !died_alone, "{n_died} workers died of it");
                         n_chosen += 1;
                     }
                     RequestAction::Send { .. } => {
@@ -331,13 +340,27 @@ proptest! {
                 2 | 3 => RequestEvent::Worker(WorkerId::new(format!("w{}", a % 3))),
                 4 => RequestEvent::Wrote { went_out: a % 2 == 0 },
                 5 if a % 4 == 0 => { is_calling = false; RequestEvent::Answered }
+                5 | 6 if a % 8 == 7 => {
+                    if std::mem::take(&mut is_calling) {
+                        n_died += 1;
+                        died_alone |= is_alone;
+                    }
+                    RequestEvent::Broke(BrokenCall { failure, missing: None, is_gone: true })
+                }
                 5 | 6 => {
                     is_calling = false;
-                    RequestEvent::Broke(BrokenCall { failure, missing: (a % 2 == 0).then_some(item) })
+                    let missing = (a % 2 == 0).then_some(item);
+                    RequestEvent::Broke(BrokenCall { failure, missing, is_gone: false })
                 }
                 _ => { now += Duration::from_millis(ms); RequestEvent::Woken }
             };
-            actions = machine.on(event, &mut budget, now);
+            actions = machine.on(event, &mut RequestSurroundings { now, budget: &mut budget, deaths: &mut deaths });
+            // Nobody listens where it was any more, and its successor says nothing.
+            (0..3).for_each(|w| {
+                let worker = WorkerId::new(format!("w{w}"));
+                deaths.died(&worker, now);
+                deaths.lives(&worker, Life::Unknown, &[]);
+            });
             if now >= deadline && kind >= 7 {
                 prop_assert!(machine.has_ended(), "the deadline is respected");
             }
