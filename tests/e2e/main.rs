@@ -10,6 +10,7 @@ mod cache;
 mod crashes;
 mod drain;
 mod families;
+mod faults;
 mod observability;
 mod one_encode;
 mod openai;

@@ -185,5 +185,11 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         max_items: 8,
         created_s: 1,
     };
-    v1::DescribeResponse { worker_id: name.into(), models: vec![model], ec_store: "sim".into(), encodes }
+    v1::DescribeResponse {
+        worker_id: name.into(),
+        models: vec![model],
+        ec_store: "sim".into(),
+        encodes,
+        ..Default::default()
+    }
 }

@@ -7,6 +7,7 @@
 
 pub mod client;
 pub mod cluster;
+pub mod faults;
 pub mod net;
 pub mod process;
 pub mod samples;
