@@ -60,11 +60,7 @@ const RULES: [Rule; 18] = [
     },
     // The whole, seen from outside; that a test goes through a process's front is for its reader to see. One program plants
     // faults in the workers' own crates.
-    Rule {
-        dir: "tests",
-        may: &["core", "ec", "encoder", "models", "pd", "proto", "runtime"],
-        never: &[],
-    },
+    Rule { dir: "tests", may: &["core", "ec", "encoder", "models", "pd", "proto", "runtime"], never: &[] },
     Rule { dir: "tests/house", may: &[], never: ASYNC },
     Rule { dir: "tests/xtask", may: &[], never: ASYNC },
     // Its programs time engine and store, each alone; none of them serves.

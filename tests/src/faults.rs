@@ -31,7 +31,7 @@ impl Fault {
         Self::FIRST_SEED + self as u64
     }
 
-    /// What a seed asks for.
+    /// The fault that a seed asks for.
     pub fn of_seed(seed: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|fault| fault.seed() == seed)
     }
@@ -42,7 +42,7 @@ impl Fault {
         item
     }
 
-    /// What an item asks for.
+    /// The fault that an item asks for.
     pub fn of_item(item: &[u8]) -> Option<Self> {
         item.last_chunk().and_then(|last| Self::of_seed(u64::from_le_bytes(*last)))
     }

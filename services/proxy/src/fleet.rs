@@ -139,7 +139,7 @@ impl Fleet {
         }
     }
 
-    /// What may be done with work that workers may have died of.
+    /// Verdict on work that workers may have died of.
     pub fn verdict(&self, fingerprint: &RequestFingerprint) -> Verdict {
         self.deaths().verdict(fingerprint, Instant::now().into_std())
     }

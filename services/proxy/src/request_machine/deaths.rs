@@ -46,7 +46,7 @@ impl RequestFingerprint {
     }
 }
 
-/// How far a request was when its worker went away.
+/// Stage of a request when its worker went away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It had not begun to answer there.
@@ -64,11 +64,11 @@ pub struct Aboard {
     pub request: RequestId,
     /// Hash of what it asks for.
     pub fingerprint: RequestFingerprint,
-    /// How far it was.
+    /// Its stage.
     pub stage: Stage,
 }
 
-/// What may be done with a request.
+/// Verdict on a request: where it may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Any worker may have it.
@@ -126,7 +126,7 @@ impl Death {
         Self { at, is_certain: false, aboard, ids, reported: None, isolated }
     }
 
-    /// How much it speaks against a request: [`SUSPICIONS`] are enough.
+    /// Weight against a request: [`SUSPICIONS`] are enough.
     fn suspicion(&self, fingerprint: &RequestFingerprint) -> u32 {
         let Some(stage) = self.aboard.get(fingerprint) else { return 0 };
         let is_starting = |stage: &Stage| *stage != Stage::Answering;
@@ -191,7 +191,7 @@ impl Deaths {
         self.closed.push_back(death);
     }
 
-    /// What may be done with a request.
+    /// Verdict on a request.
     pub fn verdict(&mut self, fingerprint: &RequestFingerprint, now: Instant) -> Verdict {
         self.forget(now);
         let is_young = |death: &Death| now.saturating_duration_since(death.at) < SETTLED;
