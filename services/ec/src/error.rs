@@ -45,6 +45,22 @@ pub enum EcError {
         /// The operation.
         op: Op,
     },
+    /// The store was opened to be read. Never retried.
+    #[error("the {store} store was opened to be read: no {op}")]
+    ReadOnly {
+        /// Kind of the store.
+        store: StoreKind,
+        /// The operation.
+        op: Op,
+    },
+    /// There is no such store, and it was opened without leave to make one. Only at open.
+    #[error("there is no {store} store at {place}")]
+    NoStore {
+        /// Kind of the store.
+        store: StoreKind,
+        /// Path of its directory or slab.
+        place: String,
+    },
     /// The queue of the store is full. Not retried here, which would add load.
     #[error("{store} store: {op} refused, {limit} operations are queued already")]
     Overloaded {
@@ -108,7 +124,10 @@ impl From<&EcError> for Failure {
                 FailureClass::TooLarge,
                 format!("the encoder output has {actual} bytes, the limit is {limit}"),
             ),
-            EcError::Config { .. } | EcError::Unsupported { .. } => return Failure::internal(chain(e)),
+            EcError::Config { .. }
+            | EcError::Unsupported { .. }
+            | EcError::ReadOnly { .. }
+            | EcError::NoStore { .. } => return Failure::internal(chain(e)),
         };
         failure.with_detail(chain(e))
     }

@@ -16,6 +16,7 @@ pub mod settings;
 pub mod fault;
 pub mod limit;
 pub mod metered;
+pub mod read_only;
 pub mod retry;
 
 pub mod connector;
@@ -33,4 +34,4 @@ pub mod testing;
 
 pub use error::EcError;
 pub use settings::{EcSetting, OpenOptions, open, open_with};
-pub use store::{EcStore, PutOutcome, Scope, StoreKind};
+pub use store::{Access, EcStore, PutOutcome, Scope, StoreKind};

@@ -75,7 +75,11 @@ impl Outcome {
             EcError::Unavailable { .. } | EcError::Overloaded { .. } => Self::Unavailable,
             EcError::TimedOut { .. } => Self::TimedOut,
             EcError::Corrupt { .. } => Self::Corrupt,
-            EcError::TooLarge { .. } | EcError::Unsupported { .. } | EcError::Config { .. } => Self::Refused,
+            EcError::TooLarge { .. }
+            | EcError::Unsupported { .. }
+            | EcError::ReadOnly { .. }
+            | EcError::NoStore { .. }
+            | EcError::Config { .. } => Self::Refused,
         }
     }
 }

@@ -222,7 +222,7 @@ fn status_of(e: &EcError) -> Status {
         EcError::Corrupt { .. } => Status::data_loss(chain(e)),
         EcError::TimedOut { .. } | EcError::Unavailable { .. } => Status::unavailable(chain(e)),
         EcError::Overloaded { .. } => Status::resource_exhausted(chain(e)),
-        EcError::Unsupported { .. } => Status::unimplemented(chain(e)),
-        EcError::Config { .. } => Status::internal(chain(e)),
+        EcError::Unsupported { .. } | EcError::ReadOnly { .. } => Status::unimplemented(chain(e)),
+        EcError::Config { .. } | EcError::NoStore { .. } => Status::internal(chain(e)),
     }
 }

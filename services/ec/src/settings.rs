@@ -21,6 +21,7 @@ use self::text::{is_authority, without_password};
 use crate::error::EcError;
 use crate::limit::{Bounds, Limited};
 use crate::metered::{EcObserver, Metered};
+use crate::read_only::ReadOnly;
 use crate::retry::{RetryBudget, RetryPolicy, Retrying};
 use crate::store::bucket::{BucketSetting, BucketStore, BucketTuning};
 use crate::store::disk::{DiskSetting, DiskStore};
@@ -29,7 +30,7 @@ use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
 use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
 use crate::store::shm::{ShmSetting, ShmStore};
 use crate::store::tiered::{Tier, Tiered, TieredTuning};
-use crate::store::{EcStore, Scope};
+use crate::store::{Access, EcStore, Scope};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -172,6 +173,8 @@ impl fmt::Debug for EcSetting {
 pub struct OpenOptions {
     /// Size limits.
     pub limits: Limits,
+    /// Use of the store: by default a directory or slab that is not there is made.
+    pub access: Access,
     /// Opens channels to store processes; `None`: plain TCP.
     pub dial: Option<Dial>,
     /// Observer of each tier's operations; `None`: no observer.
@@ -195,7 +198,7 @@ pub async fn open(setting: &EcSetting, limits: &Limits) -> Result<Arc<dyn EcStor
 ///
 /// # Errors
 /// [`EcError::Config`] if the setting cannot be used: a directory that cannot be written, TLS that was not
-/// built in, a URL that is none.
+/// built in, a URL that is none. [`EcError::NoStore`] if it must be there and is not.
 pub async fn open_with(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
@@ -226,10 +229,10 @@ fn decorate(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudge
 
 async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
     let limits = &with.limits;
-    Ok(match setting {
+    let store: Arc<dyn EcStore> = match setting {
         EcSetting::Memory(memory) => Arc::new(MemoryStore::new(memory.budget_bytes, limits)),
-        EcSetting::Shm(shm) => Arc::new(ShmStore::open(shm, limits).await?),
-        EcSetting::Disk(disk) => Arc::new(DiskStore::with_budget(disk, limits).await?),
+        EcSetting::Shm(shm) => Arc::new(ShmStore::open_for(shm, limits, with.access).await?),
+        EcSetting::Disk(disk) => Arc::new(DiskStore::open_for(disk, limits, with.access).await?),
         EcSetting::Redis(redis) => {
             let redis = redis.clone().with_environment(|name| std::env::var_os(name));
             Arc::new(RedisStore::open(&redis, RedisTuning::default(), limits)?)
@@ -250,7 +253,8 @@ async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcS
             let reason = "a tier cannot have tiers".into();
             return Err(EcError::Config { setting: setting.to_string(), reason });
         }
-    })
+    };
+    Ok(if with.access == Access::ReadOnly { Arc::new(ReadOnly::new(store)) } else { store })
 }
 
 #[cfg(test)]

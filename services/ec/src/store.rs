@@ -5,6 +5,7 @@
 //! [`crate::object::decode`]. One conformance suite, [`crate::conformance`], holds every implementation and
 //! every decorator to the contract.
 
+mod access;
 pub mod bucket;
 pub mod disk;
 pub mod kind;
@@ -17,6 +18,7 @@ pub mod remote;
 pub mod shm;
 pub mod tiered;
 
+pub use access::Access;
 pub use kind::{Op, Scope, StoreKind};
 
 use crate::error::EcError;

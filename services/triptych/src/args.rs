@@ -24,7 +24,7 @@ use triptych_core::limits::Limits;
 use triptych_core::{DType, RowTypes};
 use triptych_ec::limit::Bounds;
 use triptych_ec::retry::RetryPolicy;
-use triptych_ec::{EcError, EcSetting, EcStore, OpenOptions, Scope};
+use triptych_ec::{Access, EcError, EcSetting, EcStore, OpenOptions, Scope};
 use triptych_kernels::{Isa, Precision};
 use triptych_models::LoadFormat;
 use triptych_models::compute::ComputeConfig;
@@ -361,15 +361,20 @@ impl EcArgs {
         joined.map(Some).map_err(|e| CliError::Setting(chain(&e)))
     }
 
-    /// Opens the store for a tool that looks at it: as it is, and the one that a role on this host would choose.
+    /// Opens the store for an operator's tool: as it is, and the one that a role on this host would choose.
     ///
     /// # Errors
-    /// Those of [`Self::open_for_role`].
-    pub async fn open_over(&self, dialer: &Dialer, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
+    /// Those of [`Self::open_for_role`], and for a store that is not there.
+    pub async fn open_over(
+        &self,
+        dialer: &Dialer,
+        limits: &Limits,
+        access: Access,
+    ) -> Result<Arc<dyn EcStore>, CliError> {
         let setting = self.setting(&Surroundings::look(Others::Here))?;
-        let with =
-            OpenOptions { limits: limits.clone(), dial: Some(dialer.as_fn()), ..OpenOptions::default() };
-        triptych_ec::open_with(&setting, &with).await.map_err(|e| CliError::Setting(chain(&e)))
+        let dial = Some(dialer.as_fn());
+        let with = OpenOptions { limits: limits.clone(), dial, access, ..OpenOptions::default() };
+        triptych_ec::open_with(&setting, &with).await.map_err(|e| not_opened(&e))
     }
 
     /// Opens the store of a role, or one that is chosen; store processes are reached by `dialer`.
@@ -393,6 +398,7 @@ impl EcArgs {
             observer: Some(Arc::new(TierMeters::new(metrics))),
             bounds: Some(Bounds::default()),
             retry: Some(RetryPolicy::default()),
+            ..OpenOptions::default()
         };
         triptych_ec::open_with(&setting, &opening).await.map_err(|e| CliError::Setting(chain(&e)))
     }
@@ -435,19 +441,19 @@ pub struct OperatorEcArgs {
 }
 
 impl OperatorEcArgs {
-    /// Opens it.
+    /// Opens a store that is there.
     ///
     /// # Errors
     /// Those of [`EcArgs::open_over`], and for TLS files that cannot be used.
-    pub async fn open(&self, limits: &Limits) -> Result<Arc<dyn EcStore>, CliError> {
-        self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits).await
+    pub async fn open(&self, limits: &Limits, access: Access) -> Result<Arc<dyn EcStore>, CliError> {
+        self.ec.open_over(&self.tls.links(&Drain::new())?.dialer(), limits, access).await
     }
 
-    /// Opens it, or the default store of a cluster on this host alone, and returns its name, without passwords. That this
+    /// Opens the store, or the default store of a cluster on this host alone, and returns its name, without passwords. That this
     /// runs in a container changes nothing: all users of the store here are in it too.
     ///
     /// # Errors
-    /// Those of [`Self::open`].
+    /// Those of [`Self::open`], but for a store that is not there: it is made.
     pub async fn open_alone(&self, limits: &Limits) -> Result<(Arc<dyn EcStore>, String), CliError> {
         let around = Surroundings { kubernetes: false, container: false, ..Surroundings::look(Others::Here) };
         let setting = self.ec.setting(&around)?;
@@ -457,6 +463,16 @@ impl OperatorEcArgs {
         let store = triptych_ec::open_with(&setting, &with).await;
         Ok((store.map_err(|e| CliError::Setting(chain(&e)))?, setting.to_string()))
     }
+}
+
+/// A store that an operator's tool cannot open; a missing one with where to find the right one.
+pub fn not_opened(e: &EcError) -> CliError {
+    CliError::Setting(match e {
+        EcError::NoStore { .. } => {
+            format!("{}; --ec names another, and `triptych up` prints where its own is", chain(e))
+        }
+        e => chain(e),
+    })
 }
 
 /// The store that goes with where this process runs.

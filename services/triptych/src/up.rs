@@ -18,7 +18,7 @@ pub mod plan;
 pub mod ready;
 mod restarts;
 pub mod screen;
-mod signals;
+pub mod signals;
 
 pub use args::UpArgs;
 

@@ -15,7 +15,7 @@ mod leftovers;
 mod lock;
 
 use super::lease::{Acquired, EncodeLease};
-use super::{EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy, check_size};
+use super::{Access, EcStore, Leftovers, Listed, Op, PutOutcome, StoreKind, Tidy, check_size};
 use crate::error::EcError;
 use crate::settings::text::split_mib;
 use async_trait::async_trait;
@@ -89,12 +89,27 @@ impl DiskStore {
     /// # Errors
     /// [`EcError::Config`] if the directory cannot be created or written.
     pub async fn with_budget(setting: &DiskSetting, limits: &Limits) -> Result<Self, EcError> {
+        Self::open_for(setting, limits, Access::Create).await
+    }
+
+    /// Opens the directory for a use; one that is to be read is not tidied.
+    ///
+    /// # Errors
+    /// [`EcError::Config`] if the directory cannot be used so; [`EcError::NoStore`] if it must be there and is not.
+    pub async fn open_for(setting: &DiskSetting, limits: &Limits, access: Access) -> Result<Self, EcError> {
         let DiskSetting { dir, budget_bytes } = setting.clone();
-        let opened = tokio::task::spawn_blocking(move || Files::open(dir, budget_bytes)).await;
-        let files = opened.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|e| EcError::Config {
+        let opened = tokio::task::spawn_blocking(move || match access {
+            Access::Existing | Access::ReadOnly if !dir.is_dir() => Ok(None),
+            _ => Files::open(dir, budget_bytes, access).map(Some),
+        });
+        let opened = opened.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+        let opened = opened.map_err(|e| EcError::Config {
             setting: setting.to_string(),
             reason: format!("the directory is not usable: {e}"),
         })?;
+        let no_store =
+            || EcError::NoStore { store: StoreKind::Disk, place: setting.dir.display().to_string() };
+        let files = opened.ok_or_else(no_store)?;
         let budget = budget_bytes.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
         let limits = Limits { max_object_bytes: limits.max_object_bytes.min(budget), ..limits.clone() };
         Ok(Self { limits, files: Arc::new(files) })

@@ -19,7 +19,7 @@ mod slab;
 mod words;
 
 use super::lease::{Acquired, EncodeLease};
-use super::{EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
+use super::{Access, EcStore, Listed, Op, PutOutcome, StoreKind, check_size};
 use crate::error::EcError;
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
 use crate::settings::text::split_mib;
@@ -120,16 +120,30 @@ impl ShmStore {
     /// # Errors
     /// [`EcError::Config`] if it cannot be made there, or what is there is no slab of this version.
     pub async fn open(setting: &ShmSetting, limits: &Limits) -> Result<Self, EcError> {
+        Self::open_for(setting, limits, Access::Create).await
+    }
+
+    /// Maps the slab for a use.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and [`EcError::NoStore`] if it must be there and is not.
+    pub async fn open_for(setting: &ShmSetting, limits: &Limits, access: Access) -> Result<Self, EcError> {
         let (path, size) = (setting.path.clone(), setting.size_bytes);
-        let opened = tokio::task::spawn_blocking(move || Slab::open(&path, size)).await;
-        let slab = opened.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|e| EcError::Config {
-            setting: setting.to_string(),
-            reason: format!(
-                "the slab cannot be used: {e}; name another file, or remove this one while no process uses it"
-            ),
+        let opened = tokio::task::spawn_blocking(move || Slab::open(&path, size, access)).await;
+        let slab = opened.unwrap_or_else(|e| Err(std::io::Error::other(e))).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound if access != Access::Create => {
+                EcError::NoStore { store: StoreKind::Shm, place: setting.path.display().to_string() }
+            }
+            _ => EcError::Config {
+                setting: setting.to_string(),
+                reason: format!(
+                    "the slab cannot be used: {e}; name another file, or remove this one while no process uses it"
+                ),
+            },
         })?;
         let capacity = slab.geometry().capacity();
-        if capacity as u64 > setting.size_bytes || (capacity as u64) < setting.size_bytes / 8 * 7 {
+        let fits = (setting.size_bytes / 8 * 7..=setting.size_bytes).contains(&(capacity as u64));
+        if access == Access::Create && !fits {
             tracing::warn!(path = %setting.path.display(), asked_mib = setting.size_bytes >> 20,
                 mib = capacity >> 20, "the slab was made in another size, which stays");
         }
@@ -161,9 +175,14 @@ impl ShmStore {
         change(&self.slab, op, work).await
     }
 
+    /// The object of a key; a use of it, unless the slab is only read.
+    fn find(&self, words: &Words<'_>, key: &ContentKey) -> Result<Option<Extent>, Damaged> {
+        if self.slab.is_read_only() { words.peek(key) } else { words.find(key) }
+    }
+
     async fn read(&self, key: &ContentKey) -> Result<Option<Vec<u8>>, EcError> {
         for _ in 0..READS {
-            let Some(extent) = self.change(Op::Get, |words, _| words.find(key)).await? else {
+            let Some(extent) = self.change(Op::Get, |words, _| self.find(words, key)).await? else {
                 return Ok(None);
             };
             let limit = self.limits.max_object_bytes;
@@ -284,7 +303,8 @@ impl EcStore for ShmStore {
     async fn heads(&self, keys: &[ContentKey]) -> Result<Vec<Option<EncodedItem>>, EcError> {
         let mut heads = Vec::with_capacity(keys.len());
         for some in keys.chunks(KEYS_AT_ONCE) {
-            let find = |words: &Words<'_>, _: IsAlive<'_>| some.iter().map(|key| words.find(key)).collect();
+            let find =
+                |words: &Words<'_>, _: IsAlive<'_>| some.iter().map(|key| self.find(words, key)).collect();
             let found: Vec<Option<Extent>> = self.change(Op::Heads, find).await?;
             heads.extend(some.iter().zip(found).map(|(key, extent)| {
                 let extent = extent?;

@@ -1,5 +1,6 @@
 //! The EC stores, their decorators and the connector from outside. One binary, so that it links once.
 
+mod access;
 mod bucket;
 mod connector;
 mod decorators;

@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use triptych_core::limits::Limits;
-use triptych_ec::EcStore;
 use triptych_ec::store::{Leftovers, Listed, Tidy};
+use triptych_ec::{Access, EcStore};
 
 /// Objects whose heads are asked for at once.
 const PAGE: usize = 256;
@@ -23,9 +23,6 @@ const JOBS: usize = 8;
 /// Flags of `triptych ec gc`.
 #[derive(Args, Debug)]
 pub struct GcArgs {
-    /// The store.
-    #[command(flatten)]
-    ec: OperatorEcArgs,
     /// Keep the objects of this encoder, and remove those of others; its fingerprint or the first digits of it;
     /// repeat for several
     #[arg(long, value_name = "DIGITS", value_parser = digits)]
@@ -39,6 +36,9 @@ pub struct GcArgs {
     /// Say what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
+    /// The store.
+    #[command(flatten)]
+    ec: OperatorEcArgs,
 }
 
 fn digits(text: &str) -> Result<String, String> {
@@ -63,10 +63,13 @@ enum Reason {
 /// # Errors
 /// [`CliError`] for a store that cannot list, and for a fingerprint that no object has.
 pub async fn run(args: GcArgs) -> Result<(), CliError> {
-    let store = args.ec.open(&Limits::default()).await?;
-    let tidy = if args.dry_run { Tidy::Count } else { Tidy::Remove };
+    let (tidy, access) = match args.dry_run {
+        true => (Tidy::Count, Access::ReadOnly),
+        false => (Tidy::Remove, Access::Existing),
+    };
+    let store = args.ec.open(&Limits::default(), access).await?;
     // What is asked for must be possible before anything is removed.
-    let chosen = choose(&*store, &args).await?;
+    let Choice { chosen, n_ageless } = choose(&*store, &args).await?;
     let left = store.leftovers(tidy).await.map_err(|e| failed(&e))?;
     let bar = progress(chosen.len(), "removing");
     let mut sums: BTreeMap<Reason, (usize, u64)> = BTreeMap::new();
@@ -86,6 +89,12 @@ pub async fn run(args: GcArgs) -> Result<(), CliError> {
         ended.map_err(|e| failed(&e))?;
     }
     bar.finish_and_clear();
+    if n_ageless > 0 {
+        note(
+            &bar,
+            &format!("{} objects have no known age, so --older-than does not remove them", count(n_ageless)),
+        );
+    }
     for text in report(&sums, &left, &args) {
         line(&bar, &text)?;
     }
@@ -95,13 +104,31 @@ pub async fn run(args: GcArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The objects to remove, each with the first reason for it.
-async fn choose(store: &dyn EcStore, args: &GcArgs) -> Result<Vec<(Reason, Listed)>, CliError> {
+/// The objects to remove.
+#[derive(Default)]
+struct Choice {
+    /// Each with the first reason for it.
+    chosen: Vec<(Reason, Listed)>,
+    /// Objects that `--older-than` leaves, since their age is not known.
+    n_ageless: usize,
+}
+
+/// Chooses the objects to remove. A store that keeps no times has none that is old.
+async fn choose(store: &dyn EcStore, args: &GcArgs) -> Result<Choice, CliError> {
     if args.fingerprint.is_empty() && args.older_than.is_none() && args.to_mib.is_none() {
-        return Ok(Vec::new());
+        return Ok(Choice::default());
     }
     let (mut chosen, mut kept) = by_encoder(store, all(store).await?, &args.fingerprint).await?;
+    let mut n_ageless = 0;
     if let Some(limit) = args.older_than {
+        n_ageless = kept.iter().filter(|listed| listed.stored.is_none()).count();
+        if n_ageless > 0 && n_ageless == kept.len() {
+            return Err(CliError::Failed(format!(
+                "{} does not keep the times at which objects were stored, so --older-than cannot choose, and nothing was \
+                 removed; --to-mib and --fingerprint can",
+                store.describe()
+            )));
+        }
         let (old, young) =
             kept.into_iter().partition::<Vec<_>, _>(|l| age(l.stored).is_some_and(|age| age > limit));
         chosen.extend(old.into_iter().map(|listed| (Reason::Old, listed)));
@@ -110,7 +137,7 @@ async fn choose(store: &dyn EcStore, args: &GcArgs) -> Result<Vec<(Reason, Liste
     if let Some(mib) = args.to_mib {
         chosen.extend(over(kept, mib << 20).into_iter().map(|listed| (Reason::Room, listed)));
     }
-    Ok(chosen)
+    Ok(Choice { chosen, n_ageless })
 }
 
 /// Parts the objects of encoders that are not named from the others, and from those whose head does not read.
@@ -181,8 +208,14 @@ fn report(sums: &BTreeMap<Reason, (usize, u64)>, left: &Leftovers, args: &GcArgs
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::ec::EcCommand;
+    use clap::Parser;
     use std::time::UNIX_EPOCH;
     use triptych_core::ContentKey;
+    use triptych_ec::conformance::sample_output;
+    use triptych_ec::object::encode;
+    use triptych_ec::store::memory::MemoryStore;
 
     #[test]
     fn the_oldest_go_until_the_rest_fits_and_what_has_no_time_goes_first() {
@@ -197,5 +230,24 @@ mod tests {
         assert_eq!(gone(39), [2]);
         assert_eq!(gone(20), [4, 2]);
         assert_eq!(gone(0), [3, 1, 4, 2]);
+    }
+
+    #[tokio::test]
+    async fn where_no_age_is_known_old_objects_are_not_looked_for_in_silence() {
+        let Command::Ec(args) = Cli::parse_from(["triptych", "ec", "gc", "--older-than", "1h"]).command
+        else {
+            panic!()
+        };
+        let EcCommand::Gc(args) = args.command else { panic!() };
+        let store = MemoryStore::new(1 << 20, &Limits::default());
+        assert!(choose(&store, &args).await.is_ok_and(|choice| choice.chosen.is_empty()), "nothing is there");
+        for n in 1..=2 {
+            let key = ContentKey::from_bytes([n; 32]);
+            store.put_if_absent(&key, encode(&sample_output(key, 64))).await.unwrap();
+        }
+        let refused = choose(&store, &args).await.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(refused.contains("does not keep the times") && refused.contains("--to-mib"), "{refused}");
+        let by_size = GcArgs { to_mib: Some(0), older_than: None, ..args };
+        assert_eq!(choose(&store, &by_size).await.unwrap().chosen.len(), 2);
     }
 }

@@ -10,23 +10,24 @@ use serde_json::{Value, json};
 use std::time::UNIX_EPOCH;
 use triptych_core::EncodedItem;
 use triptych_core::limits::Limits;
+use triptych_ec::Access;
 use triptych_ec::store::Listed;
 
 /// Flags of `triptych ec ls`.
 #[derive(Args, Debug)]
 pub struct LsArgs {
-    /// The store.
-    #[command(flatten)]
-    ec: OperatorEcArgs,
     /// Print a JSON object a line, with everything in it
     #[arg(long)]
     json: bool,
     /// Print keys and encoders whole
     #[arg(long)]
     long: bool,
-    /// End after so many
+    /// End after so many objects
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    /// The store.
+    #[command(flatten)]
+    ec: OperatorEcArgs,
 }
 
 /// Prints them in the order of their keys.
@@ -34,7 +35,7 @@ pub struct LsArgs {
 /// # Errors
 /// [`CliError`] for a store that cannot be opened or cannot list.
 pub async fn run(args: LsArgs) -> Result<(), CliError> {
-    let store = args.ec.open(&Limits::default()).await?;
+    let store = args.ec.open(&Limits::default(), Access::ReadOnly).await?;
     let hidden = ProgressBar::hidden();
     let width = if args.long { 64 } else { SHORT_DIGITS };
     let (mut pages, mut n, mut bytes) = (Pages::of(&*store), 0, 0);

@@ -11,19 +11,19 @@ use std::fmt::Write as _;
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem, Extent};
 use triptych_ec::store::Listed;
-use triptych_ec::{EcError, EcStore, object};
+use triptych_ec::{Access, EcError, EcStore, object};
 
 /// Flags of `triptych ec show`.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// Its key, or the first digits of it
+    /// Key of the object, or the first digits of it
     key: String,
-    /// The store.
-    #[command(flatten)]
-    ec: OperatorEcArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// The store.
+    #[command(flatten)]
+    ec: OperatorEcArgs,
 }
 
 /// Prints it.
@@ -32,7 +32,7 @@ pub struct ShowArgs {
 /// [`CliError::Failed`] if there is none, or what is there has no readable head.
 pub async fn run(args: ShowArgs) -> Result<(), CliError> {
     let limits = Limits::default();
-    let store = args.ec.open(&limits).await?;
+    let store = args.ec.open(&limits, Access::ReadOnly).await?;
     let key = find(&*store, &args.key).await?;
     let object = match store.get(&key).await {
         Ok(Some(object)) => object,

@@ -9,22 +9,22 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_ec::{EcError, EcStore, object};
+use triptych_ec::{Access, EcError, EcStore, object};
 
 /// Flags of `triptych ec verify`.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
-    /// Keys, or the first digits of them; none: every object
+    /// Keys of objects, or the first digits of them. Default: every object
     keys: Vec<String>,
-    /// The store.
-    #[command(flatten)]
-    ec: OperatorEcArgs,
     /// Take what is bad out of view, so that it is encoded again
     #[arg(long)]
     quarantine: bool,
     /// Number of objects to read at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
+    /// The store.
+    #[command(flatten)]
+    ec: OperatorEcArgs,
 }
 
 /// Outcome of an object.
@@ -43,7 +43,8 @@ pub(super) enum ObjectState {
 /// [`CliError::Failed`] if an object is bad, one that was named is not there, or the store fails.
 pub async fn run(args: VerifyArgs) -> Result<(), CliError> {
     let limits = Limits::default();
-    let store = args.ec.open(&limits).await?;
+    let access = if args.quarantine { Access::Existing } else { Access::ReadOnly };
+    let store = args.ec.open(&limits, access).await?;
     let mut keys = Vec::new();
     for text in &args.keys {
         keys.push(find(&*store, text).await?);

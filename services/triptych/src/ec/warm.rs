@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use triptych_core::ContentKey;
 use triptych_core::limits::Limits;
-use triptych_ec::{EcError, EcStore, OpenOptions, PutOutcome, Scope, object};
+use triptych_ec::{Access, EcError, EcStore, OpenOptions, PutOutcome, Scope, object};
 use triptych_runtime::Drain;
 
 /// Keys looked for in the other store at once.
@@ -20,21 +20,21 @@ const PAGE: usize = 256;
 /// Flags of `triptych ec warm`.
 #[derive(Args, Debug)]
 pub struct WarmArgs {
-    /// Source
+    /// Store to copy from, which must be there
     #[arg(long, value_name = "STORE")]
     from: EcArg,
-    /// Destination
+    /// Store to copy to, which is made if it is not there
     #[arg(long, value_name = "STORE")]
     to: EcArg,
-    /// TLS towards store processes
-    #[command(flatten)]
-    tls: TlsArgs,
     /// Read the keys to copy from stdin, one a line, instead of copying everything
     #[arg(long)]
     stdin: bool,
     /// Number of objects to copy at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
+    /// TLS towards store processes
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 /// Outcome of an object.
@@ -69,7 +69,7 @@ pub async fn run(args: WarmArgs) -> Result<(), CliError> {
         dial: Some(args.tls.links(&Drain::new())?.dialer().as_fn()),
         ..OpenOptions::default()
     };
-    let from = open(&args.from, "--from", &with).await?;
+    let from = open(&args.from, "--from", &OpenOptions { access: Access::ReadOnly, ..with.clone() }).await?;
     let to = open(&args.to, "--to", &with).await?;
     let keys = if args.stdin {
         typed(&*from).await?

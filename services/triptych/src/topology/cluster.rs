@@ -263,7 +263,8 @@ fn plan(
     }
     let proxy = proxy(&children, ec_text, endpoints);
     children.push(proxy);
-    Ok(ClusterPlan { children, endpoints, store: ec.setting.to_string() })
+    let store = ec.setting.to_string();
+    Ok(ClusterPlan { children, endpoints, store_address: store.clone(), store })
 }
 
 #[cfg(test)]

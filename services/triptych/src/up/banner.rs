@@ -28,6 +28,7 @@ pub fn text(plan: &ClusterPlan, models: &[CheckedModel], took: Duration) -> Stri
     let _ = writeln!(text, "  OpenAI API   http://{http}/v1");
     let _ = writeln!(text, "  gRPC         {grpc}");
     let _ = writeln!(text, "  metrics      http://{http}/metrics");
+    let _ = writeln!(text, "  EC store     {}", plan.store_address);
     for (i, model) in models.iter().enumerate() {
         let label = if i == 0 { "models" } else { "" };
         let reads: Vec<_> = model.modalities.iter().map(|m| m.as_str()).collect();
@@ -37,6 +38,7 @@ pub fn text(plan: &ClusterPlan, models: &[CheckedModel], took: Duration) -> Stri
     for command in commands(models, &grpc.to_string(), &http.to_string()) {
         let _ = writeln!(text, "  {command}");
     }
+    let _ = writeln!(text, "  {}", list_command(&plan.store_address));
     text.push_str("\nCtrl-C stops the cluster.\n\n");
     text
 }
@@ -46,7 +48,7 @@ fn count(n: usize, what: &str) -> String {
 }
 
 fn commands(models: &[CheckedModel], grpc: &str, http: &str) -> Vec<String> {
-    let program = std::env::args().next().unwrap_or_else(|| "triptych".into());
+    let program = program();
     let place = if grpc == DEFAULT_GRPC { String::new() } else { format!(" --grpc {grpc}") };
     let reader = |modality| models.iter().find(|m| m.modalities.contains(&modality));
     let mut commands = Vec::new();
@@ -66,6 +68,16 @@ fn commands(models: &[CheckedModel], grpc: &str, http: &str) -> Vec<String> {
     commands
 }
 
+/// Lists the encoder outputs; tiers have white space between them.
+fn list_command(store: &str) -> String {
+    let quote = if store.contains(char::is_whitespace) { "'" } else { "" };
+    format!("{} ec ls --ec {quote}{store}{quote}", program())
+}
+
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "triptych".into())
+}
+
 /// The proxy finds the model by itself where only one reads the item.
 fn model_flag(model: &CheckedModel, models: &[CheckedModel], modality: Modality) -> String {
     let readers = models.iter().filter(|m| m.modalities.contains(&modality)).count();
@@ -83,6 +95,17 @@ mod tests {
 
     fn model(name: &str, modality: Modality) -> CheckedModel {
         CheckedModel { name: ModelName::new(name), modalities: vec![modality], dir: "/m".into() }
+    }
+
+    #[test]
+    fn the_store_can_be_listed_by_what_is_printed() {
+        for (store, expect) in [
+            ("grpc://127.0.0.1:7", " ec ls --ec grpc://127.0.0.1:7"),
+            ("shm disk:/a b", " ec ls --ec 'shm disk:/a b'"),
+        ] {
+            let command = list_command(store);
+            assert!(command.ends_with(expect), "{command}");
+        }
     }
 
     #[test]

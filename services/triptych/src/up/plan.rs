@@ -93,6 +93,8 @@ pub struct ClusterPlan {
     pub endpoints: Endpoints,
     /// The store as its operator knows it.
     pub store: String,
+    /// The store as other processes of this machine reach it: a value for `--ec`, without passwords.
+    pub store_address: String,
 }
 
 impl ClusterPlan {
@@ -109,6 +111,7 @@ impl ClusterPlan {
         let mut ports = Ports::default();
         let mut children = Vec::new();
         let shown = ec.setting.to_string();
+        let mut store_address = shown.clone();
         let ec = match &ec.setting {
             EcSetting::Memory(memory) => {
                 let mut store = child(Role::Store, "store".into(), &mut ports)?;
@@ -116,6 +119,7 @@ impl ClusterPlan {
                 store.flags.extend(["--budget-mib".into(), mib.into()]);
                 let setting = format!("grpc://{}", store.grpc);
                 children.push(store);
+                store_address.clone_from(&setting);
                 setting
             }
             _ => ec.text.clone(),
@@ -140,7 +144,7 @@ impl ClusterPlan {
             child.flags.extend(args.drain.to_flags());
             child.stop_patience = args.drain.patience();
         }
-        Ok(Self { children, endpoints, store: shown })
+        Ok(Self { children, endpoints, store: shown, store_address })
     }
 
     /// Number of children with the role.
@@ -235,6 +239,10 @@ mod tests {
         assert_eq!(names(&plan), ["store", "encoder-0", "encoder-1", "pd-0", "pd-1", "pd-2", "proxy"]);
         let ports: HashSet<_> = plan.children.iter().flat_map(|c| [c.grpc, c.admin]).collect();
         assert_eq!(ports.len(), 14);
+        assert_eq!(
+            (plan.store.as_str(), plan.store_address),
+            ("memory", format!("grpc://{}", plan.children[0].grpc))
+        );
     }
 
     #[test]
@@ -255,7 +263,7 @@ mod tests {
         assert!(
             !format!("{:?}", plan.children.iter().map(|c| &c.flags).collect::<Vec<_>>()).contains("s3cret")
         );
-        assert!(!plan.store.contains("s3cret"));
+        assert!(!plan.store.contains("s3cret") && !plan.store_address.contains("s3cret"));
     }
 
     #[test]

@@ -209,6 +209,44 @@ fn a_slab_is_filled_from_a_directory_with_what_verifies() {
 }
 
 #[test]
+fn a_look_at_a_store_that_is_not_there_says_so_and_makes_none() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let (typo, slab) = (dir.path().join("typo"), dir.path().join("slab"));
+    for (path, setting) in
+        [(&typo, format!("disk:{}", typo.display())), (&slab, format!("shm:{}", slab.display()))]
+    {
+        let place = path.to_str().expect("plain");
+        let looks: [&[&str]; 5] =
+            [&["ls"], &["show", "abcd"], &["verify"], &["gc", "--dry-run"], &["gc", "--older-than", "1h"]];
+        for look in looks {
+            refuses(
+                &[&["ec"], look, &["--ec", &setting]].concat(),
+                2,
+                &["there is no", place, "--ec names another"],
+            );
+        }
+        refuses(&["ec", "warm", "--from", &setting, "--to", "disk:x"], 2, &["--from", "there is no", place]);
+        assert!(!path.exists(), "{place}");
+    }
+    assert!(fs::read_dir(dir.path()).expect("the folder").next().is_none(), "nothing beside it either");
+}
+
+#[test]
+fn each_command_has_examples() {
+    for command in ["ls", "show", "verify", "gc", "warm"] {
+        let help = says(&["ec", command, "--help"]);
+        assert!(help.contains("Examples:\n  triptych ec "), "{help}");
+        let (options, tls) = help.split_once("TLS between the parts:").expect("its flags");
+        assert!(options.contains("--ec ") || options.contains("--from "), "{help}");
+        let stray = ["--json", "--limit", "--jobs", "--dry-run", "--quarantine", "--stdin"];
+        assert!(
+            !stray.iter().any(|flag| tls.contains(&format!("{flag} ")) && !options.contains(flag)),
+            "{help}"
+        );
+    }
+}
+
+#[test]
 fn stores_that_make_no_sense_here_are_refused_with_a_reason() {
     refuses(&["ec", "ls", "--ec", "memory"], 2, &["this process's alone"]);
     refuses(&["ec", "warm", "--from", "disk:a", "--to", "disk:a"], 2, &["the same store"]);

@@ -5,7 +5,7 @@ use super::entry::{StoredFile, found};
 use super::leases::Leases;
 use super::leftovers::{self, TmpFile};
 use crate::object::{self, MAX_HEAD_BYTES, ObjectError};
-use crate::store::{Leftovers, Listed, PutOutcome, Tidy};
+use crate::store::{Access, Leftovers, Listed, PutOutcome, Tidy};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,16 +22,21 @@ pub(super) struct Files {
     quarantine: PathBuf,
     leases: Leases,
     budget: Option<DirBudget>,
+    access: Access,
 }
 
 impl Files {
-    pub(super) fn open(dir: PathBuf, budget_bytes: Option<u64>) -> io::Result<Self> {
+    pub(super) fn open(dir: PathBuf, budget_bytes: Option<u64>, access: Access) -> io::Result<Self> {
         let (tmp, quarantine) = (dir.join("tmp"), dir.join("quarantine"));
+        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
+        if access == Access::ReadOnly {
+            let leases = Leases::read_only(dir.join("leases"));
+            return Ok(Self { dir, tmp, quarantine, leases, budget, access });
+        }
         fs::create_dir_all(&tmp)?;
         fs::create_dir_all(&quarantine)?;
         let leases = Leases::new(dir.join("leases"))?;
-        let budget = budget_bytes.map(|bytes| DirBudget::new(&dir, bytes));
-        let files = Self { dir, tmp, quarantine, leases, budget };
+        let files = Self { dir, tmp, quarantine, leases, budget, access };
         files.check_writable()?;
         files.sweep()?;
         if let Some(budget) = &files.budget {
@@ -57,7 +62,11 @@ impl Files {
         self.dir.join(&hex[..2]).join(format!("{hex}{EXTENSION}"))
     }
 
+    /// Succeeds for a directory that is only read.
     pub(super) fn check_writable(&self) -> io::Result<()> {
+        if self.access == Access::ReadOnly {
+            return Ok(());
+        }
         TmpFile::create(&self.tmp).map(drop)
     }
 
@@ -94,7 +103,9 @@ impl Files {
         }
         let mut object = Vec::with_capacity(len as usize);
         (&file).take(len).read_to_end(&mut object)?;
-        budget::note_use(&file);
+        if self.access != Access::ReadOnly {
+            budget::note_use(&file);
+        }
         Ok(Ok(Some(object.into())))
     }
 

@@ -30,6 +30,11 @@ impl Leases {
         Ok(Self { dir })
     }
 
+    /// Those of a directory that is not changed.
+    pub(super) fn read_only(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
     pub(super) fn acquire(&self, key: &ContentKey, ttl: Duration) -> io::Result<Acquired> {
         let _lock = self.lock()?;
         let now = now();

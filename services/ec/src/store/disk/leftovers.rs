@@ -6,7 +6,7 @@ use super::entry::{age, found};
 use super::lock::is_locked;
 use crate::store::{Tidy, nonce};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -86,7 +86,12 @@ struct Leftover {
 /// The files of a folder that are still there.
 fn files(dir: &Path) -> io::Result<Vec<Leftover>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(dir)? {
+    let entries = match fs::read_dir(dir) {
+        // A directory that is only read may not have the folder.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(all),
+        entries => entries?,
+    };
+    for entry in entries {
         let entry = entry?;
         let Ok(meta) = entry.metadata() else { continue };
         if let (true, Ok(modified)) = (meta.is_file(), meta.modified()) {

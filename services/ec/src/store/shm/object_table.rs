@@ -74,15 +74,19 @@ pub(super) type IsAlive<'a> = &'a dyn Fn(u64) -> bool;
 impl Words<'_> {
     /// The object of a key. Counts as a use.
     pub(super) fn find(&self, key: &ContentKey) -> Result<Option<Extent>, Damaged> {
-        let Some(slot) = self.lookup(key)? else { return Ok(None) };
-        let extent = self.extent(slot)?;
+        let Some(extent) = self.peek(key)? else { return Ok(None) };
         let priority = BY_EVICTIONS.used(
             self.field(Field::Clock),
-            self.of(slot, SlotField::Priority),
+            self.of(extent.slot, SlotField::Priority),
             extent.len as u64,
         );
-        self.put(slot, SlotField::Priority, priority);
+        self.put(extent.slot, SlotField::Priority, priority);
         Ok(Some(extent))
+    }
+
+    /// The object of a key. Not a use.
+    pub(super) fn peek(&self, key: &ContentKey) -> Result<Option<Extent>, Damaged> {
+        self.lookup(key)?.map(|slot| self.extent(slot)).transpose()
     }
 
     /// True if the key has an object. Not a use.

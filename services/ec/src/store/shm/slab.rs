@@ -10,7 +10,7 @@ use super::object_table::IsAlive;
 use super::owners::{SlabMember, is_locked};
 use super::pages::Damaged;
 use super::words::Words;
-use crate::store::nonce;
+use crate::store::{Access, nonce};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
@@ -35,41 +35,33 @@ pub(super) struct Slab {
     geometry: Geometry,
     /// Excludes other threads; the file's lock excludes other processes.
     turn: Mutex<()>,
-    owner: SlabMember,
+    /// `None`: the slab is only read.
+    member: Option<SlabMember>,
 }
 
 impl Slab {
-    /// Maps the slab at `path`; creates one of `n_bytes` if there is none. The first process decides the size.
-    pub(super) fn open(path: &Path, n_bytes: u64) -> io::Result<Self> {
-        sweep_unfinished(path);
+    /// Maps the slab at `path`; creates one of `n_bytes` if there is none and the use allows it. The first process decides
+    /// the size.
+    pub(super) fn open(path: &Path, n_bytes: u64, access: Access) -> io::Result<Self> {
+        if access == Access::Create {
+            sweep_unfinished(path);
+        }
         let file = loop {
             match OpenOptions::new().read(true).write(true).open(path) {
-                Err(e) if e.kind() == ErrorKind::NotFound => make(path, n_bytes)?,
+                Err(e) if e.kind() == ErrorKind::NotFound && access == Access::Create => make(path, n_bytes)?,
                 opened => break opened?,
             }
         };
         check_owner(&file.metadata()?)?;
         let map = Map::new(&file)?;
         let geometry = Geometry::read(map.words()).map_err(io::Error::other)?;
-        let owners = beside(path, ".owners");
-        DirBuilder::new().recursive(true).mode(0o700).create(&owners)?;
-        let until = Instant::now() + OPEN_LIMIT;
-        while let Err(e) = file.try_lock() {
-            match e {
-                TryLockError::WouldBlock if Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                e => return Err(e.into()),
+        let member = match access {
+            Access::Create | Access::Existing => {
+                Some(join(&file, Words::new(map.words(), geometry), beside(path, ".owners"))?)
             }
-        }
-        let words = Words::new(map.words(), geometry);
-        // Time of day is ahead of any count, so a slab that is made anew has no number twice.
-        let id = words.field(Field::Owner).saturating_add(1).max(now_ms().saturating_mul(1000));
-        words.set(Field::Owner, id);
-        let owner = SlabMember::join(owners, id)?;
-        owner.sweep();
-        file.unlock()?;
-        Ok(Self { path: path.to_owned(), file, map, geometry, turn: Mutex::default(), owner })
+            Access::ReadOnly => None,
+        };
+        Ok(Self { path: path.to_owned(), file, map, geometry, turn: Mutex::default(), member })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -80,9 +72,18 @@ impl Slab {
         self.geometry
     }
 
-    /// Number of this process.
+    /// Number of this process; 0 of one that only reads.
     pub(super) fn owner(&self) -> u64 {
-        self.owner.id()
+        self.member.as_ref().map_or(0, SlabMember::id)
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.member.is_none()
+    }
+
+    /// True if the process is alive, or if that is not known.
+    fn is_alive(&self, id: u64) -> bool {
+        self.member.as_ref().is_none_or(|member| member.is_alive(id))
     }
 
     /// The slab's words, for operations without the lock.
@@ -91,7 +92,7 @@ impl Slab {
     }
 
     /// Runs `work` on the object table under the lock. `None`: another holds it. If the table is damaged, it is
-    /// recovered and `work` runs again.
+    /// recovered and `work` runs again; one that is only read is not recovered, and `work` must not change it.
     ///
     /// # Errors
     /// If the file was truncated, or the table is damaged again at once.
@@ -112,7 +113,10 @@ impl Slab {
         }
         let _lock = Unlock(&self.file);
         self.check_length()?;
-        let (words, is_alive) = (self.words(), |id| self.owner.is_alive(id));
+        let (words, is_alive) = (self.words(), |id| self.is_alive(id));
+        if self.is_read_only() {
+            return work(&words, &is_alive).map(Some).map_err(|Damaged| damaged());
+        }
         for _ in 0..2 {
             if words.field(Field::Dirty) != 0 {
                 tracing::warn!(path = %self.path.display(), "who changed the slab last did not end; putting it in order");
@@ -124,7 +128,7 @@ impl Slab {
                 return Ok(Some(done));
             }
         }
-        Err(io::Error::other("its object table is damaged"))
+        Err(damaged())
     }
 
     /// Checks that the path still refers to this slab.
@@ -146,6 +150,31 @@ impl Slab {
         }
         Err(io::Error::other(format!("it was shortened to {actual} bytes, {expected} are mapped")))
     }
+}
+
+fn damaged() -> io::Error {
+    io::Error::other("its object table is damaged")
+}
+
+/// Joins the processes that change the slab.
+fn join(file: &File, words: Words<'_>, owners: PathBuf) -> io::Result<SlabMember> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&owners)?;
+    let until = Instant::now() + OPEN_LIMIT;
+    while let Err(e) = file.try_lock() {
+        match e {
+            TryLockError::WouldBlock if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            e => return Err(e.into()),
+        }
+    }
+    // Time of day is ahead of any count, so a slab that is made anew has no number twice.
+    let id = words.field(Field::Owner).saturating_add(1).max(now_ms().saturating_mul(1000));
+    words.set(Field::Owner, id);
+    let member = SlabMember::join(owners, id)?;
+    member.sweep();
+    file.unlock()?;
+    Ok(member)
 }
 
 /// Releases the file's lock; the next holder sees all changes.
