@@ -1,10 +1,11 @@
 //! Clients: a request is prepared ahead of its time, then sent, and its response is read to the end.
 //!
-//! [`grpc`] speaks `triptych.v1.Triptych`, [`http`] any OpenAI-compatible server. Neither retries: what the first try
+//! [`grpc`] speaks `triptych.v1.Triptych`, [`http`] any OpenAI-compatible server; [`models`] chooses the model. None retries: what the first try
 //! came to is what is judged.
 
 pub mod grpc;
 pub mod http;
+pub mod models;
 mod body;
 mod sse;
 mod tokens;

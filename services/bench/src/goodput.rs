@@ -1,8 +1,11 @@
 //! Goodput of tested rates by our rule and by others', with an interval.
+//!
+//! A rate counts as what was offered in the judged windows. In short ones that differs by chance from what was asked for.
 
-use crate::judge::{JudgedWindow, Rule, Run, RunVerdict, judge_runs};
+use crate::judge::{JudgedWindow, Rule, Run, RunVerdict, judge_runs, offered_rate};
 use crate::outcome::Outcome;
 use crate::result::Goodput;
+use crate::search::rounded;
 use crate::seed::{BenchRng, Purpose, rng};
 use crate::slo::Slo;
 use rand::RngExt;
@@ -15,7 +18,7 @@ const N_BLOCKS: usize = 20;
 /// Outcomes of one rate, a run for each seed.
 #[derive(Clone, Debug)]
 pub struct Tested {
-    /// Requests a second.
+    /// Requests a second that were asked for, in the mean.
     pub rate: f64,
     /// Each run's outcomes and window.
     pub runs: Vec<(Vec<Outcome>, JudgedWindow)>,
@@ -26,9 +29,16 @@ pub struct Tested {
 impl Tested {
     /// RunVerdict on all runs.
     pub fn judge(&self, slo: &Slo, rule: &Rule) -> RunVerdict {
-        let runs: Vec<Run> =
-            self.runs.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
-        judge_runs(&runs, slo, rule)
+        judge_runs(&self.as_runs(), slo, rule)
+    }
+
+    /// Requests a second that were offered in the judged windows, with four digits; the asked rate if none was.
+    pub fn offered(&self) -> f64 {
+        offered_rate(&self.as_runs()).map_or(self.rate, rounded)
+    }
+
+    fn as_runs(&self) -> Vec<Run<'_>> {
+        self.runs.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect()
     }
 
     /// The verdict, which fails if a run is void.
@@ -42,9 +52,10 @@ impl Tested {
 
 /// Goodput over the tested rates, in any order.
 pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
-    let mut tested: Vec<&Tested> = tested.iter().collect();
-    tested.sort_by(|a, b| a.rate.total_cmp(&b.rate));
-    let verdicts: Vec<(f64, RunVerdict)> = tested.iter().map(|t| (t.rate, t.judged(slo, rule))).collect();
+    let mut tested: Vec<(f64, &Tested)> = tested.iter().map(|t| (t.offered(), t)).collect();
+    tested.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let verdicts: Vec<(f64, RunVerdict)> =
+        tested.iter().map(|(rate, t)| (*rate, t.judged(slo, rule))).collect();
     let at_90 = Rule { attainment: 0.9, percentile: 90.0, ..*rule };
     let passed: Vec<(f64, bool)> = verdicts.iter().map(|(rate, v)| (*rate, v.passed)).collect();
     Goodput {
@@ -52,7 +63,7 @@ pub fn goodput(tested: &[Tested], slo: &Slo, rule: &Rule) -> Goodput {
         interval: interval(&tested, &verdicts, slo, rule),
         fails_at: passed.iter().find(|(_, passed)| !passed).map(|(rate, _)| *rate),
         rate_at_90: highest(
-            &tested.iter().map(|t| (t.rate, t.judged(slo, &at_90).passed)).collect::<Vec<_>>(),
+            &tested.iter().map(|(rate, t)| (*rate, t.judged(slo, &at_90).passed)).collect::<Vec<_>>(),
         ),
         vllm: verdicts.iter().filter(|(_, v)| v.percentiles_passed).map(|(rate, _)| *rate).next_back(),
         distserve: crossing(&verdicts.iter().map(|(r, v)| (*r, v.attainment())).collect::<Vec<_>>(), 0.9),
@@ -91,7 +102,7 @@ struct ResampleBlock {
 /// The central 95 % of goodput when blocks of each run are drawn again, with their backlogs and trends as they were
 /// found: what is left over at the end of one block is served in the next, so blocks drawn alone tell nothing of them.
 fn interval(
-    tested: &[&Tested],
+    tested: &[(f64, &Tested)],
     verdicts: &[(f64, RunVerdict)],
     slo: &Slo,
     rule: &Rule,
@@ -103,7 +114,7 @@ fn interval(
     let blocks: Vec<(f64, bool, Vec<Vec<ResampleBlock>>)> = tested
         .iter()
         .zip(verdicts)
-        .map(|(t, (rate, v))| {
+        .map(|((_, t), (rate, v))| {
             (*rate, !t.void && steady(v), t.runs.iter().map(|(o, w)| cut(o, *w, slo)).collect())
         })
         .collect();
@@ -178,17 +189,16 @@ mod tests {
     use crate::outcome::{End, ItemCounts};
     use std::time::Duration;
 
-    const WINDOW: JudgedWindow = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs(100) };
-
     fn slo() -> Slo {
         "ttft=500ms,tpot=50ms".parse().expect("an SLO")
     }
 
-    /// A thousand requests over the window, of which each n-th comes too late.
+    /// A thousand requests at the rate, of which some come too late.
     fn tested(rate: f64, bad_of_1000: u64) -> Tested {
+        let window = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs_f64(1000.0 / rate) };
         let run = |seed: u64| {
             let one = |i: u64| {
-                let due = Duration::from_millis(i * 100);
+                let due = Duration::from_secs_f64(i as f64 / rate);
                 let bad = bad_of_1000 > 0 && (i * 7919 + seed * 31) % 1000 < bad_of_1000;
                 let first = due + Duration::from_millis(if bad { 700 } else { 100 });
                 Outcome {
@@ -201,7 +211,7 @@ mod tests {
                     items: ItemCounts::default(),
                 }
             };
-            ((0..1000).map(one).collect(), WINDOW)
+            ((0..1000).map(one).collect(), window)
         };
         Tested { rate, runs: (0..3).map(run).collect(), void: false }
     }
@@ -250,6 +260,23 @@ mod tests {
             let shares = expect.findings.iter().filter(|f| !f.rule.contains("rise")).all(|f| f.passed);
             assert_eq!(passes(&sum, &Rule::default()), shares, "{bad}");
         }
+    }
+
+    #[test]
+    fn goodput_is_what_was_offered_and_not_what_was_asked_for() {
+        // Chance left 6.6 of the 8 requests a second that were asked for, and more than 4 of those.
+        let short = Tested { rate: 8.0, ..tested(6.6, 0) };
+        assert_eq!(short.offered(), 6.6);
+        let more = Tested { rate: 4.0, ..tested(4.4, 0) };
+        let found = goodput(&[short.clone(), more], &slo(), &Rule::default());
+        assert_eq!((found.rate, found.vllm, found.distserve), (Some(6.6), Some(6.6), Some(6.6)));
+        assert_eq!((found.interval, found.fails_at), (Some((6.6, 6.6)), None));
+        // By what was asked for the failure would lie above both; it was offered below one of them.
+        let failed = Tested { rate: 9.0, ..tested(6.0, 300) };
+        let found = goodput(&[short, failed], &slo(), &Rule::default());
+        assert_eq!((found.rate, found.fails_at), (None, Some(6.0)));
+        let nothing = Tested { runs: Vec::new(), ..tested(3.0, 0) };
+        assert_eq!(nothing.offered(), 3.0);
     }
 
     #[test]

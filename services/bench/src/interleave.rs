@@ -5,7 +5,7 @@
 
 use crate::goodput::Tested;
 use crate::result::{RateResult, SweepResult};
-use crate::search::{Search, SearchPlan};
+use crate::search::{Search, SearchPlan, Trial};
 use crate::sweep::{Measured, OfferedLoad, Rates, Server, Sweep, SweepError, SweepEvent, SweepSettings};
 
 /// One run of a round.
@@ -64,10 +64,10 @@ impl InterleavedSchedule {
     }
 
     /// Records the verdict on a lane's rate; true if that was its last rate.
-    pub fn record(&mut self, lane: usize, rate: f64, passed: bool) -> bool {
+    pub fn record(&mut self, lane: usize, trial: Trial) -> bool {
         let Some(rates) = self.lanes.get_mut(lane) else { return true };
         match rates {
-            LaneRates::Search(search) => search.record(rate, passed),
+            LaneRates::Search(search) => search.record(trial),
             LaneRates::Listed(_, i) => *i += 1,
         }
         rates.next().is_none()
@@ -133,7 +133,8 @@ pub async fn run_interleaved(
             let Some(rate) = lane.runs.first().map(|run| run.result.rate) else { continue };
             let (tested, result) = lane.sweep.judge(rate, std::mem::take(&mut lane.runs));
             observer.event(i, SweepEvent::Rate(&result));
-            let is_over = schedule.record(i, rate, result.verdict.passed);
+            let trial = Trial { asked: rate, offered: result.offered(), passed: result.verdict.passed };
+            let is_over = schedule.record(i, trial);
             lane.tested.push(tested);
             lane.rates.push(result);
             if is_over {
@@ -161,6 +162,11 @@ fn start(lanes: &[Lane], settings: &SweepSettings) -> InterleavedSchedule {
 mod tests {
     use super::*;
 
+    /// A rate that was offered as it was asked for.
+    fn exact(rate: f64, passed: bool) -> Trial {
+        Trial { asked: rate, offered: rate, passed }
+    }
+
     #[test]
     fn lanes_run_interleaved_until_each_search_has_ended() {
         let goodput = [3.0, 11.0];
@@ -182,7 +188,7 @@ mod tests {
                     if passed {
                         last_pass[lane] = last_pass[lane].max(run.rate);
                     }
-                    schedule.record(lane, run.rate, passed);
+                    schedule.record(lane, exact(run.rate, passed));
                 }
             }
             n_rounds += 1;
@@ -197,9 +203,9 @@ mod tests {
     fn listed_rates_are_all_run_whether_they_pass_or_not() {
         let mut schedule = InterleavedSchedule::of_rates(1, &[2.0, 1.0], vec![7]);
         assert_eq!(schedule.round(), [ScheduledRun { lane: 0, rate: 2.0, seed: 7 }]);
-        assert!(!schedule.record(0, 2.0, false));
+        assert!(!schedule.record(0, exact(2.0, false)));
         assert_eq!(schedule.round(), [ScheduledRun { lane: 0, rate: 1.0, seed: 7 }]);
-        assert!(schedule.record(0, 1.0, true));
+        assert!(schedule.record(0, exact(1.0, true)));
         assert!(schedule.round().is_empty());
     }
 }

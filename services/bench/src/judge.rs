@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 pub use trend::{Trend, trend};
-pub use window::{JudgedWindow, Run};
+pub use window::{JudgedWindow, Run, offered_rate};
 
 /// The numbers of the rule; [`Rule::default`] has those of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -21,7 +21,10 @@ pub struct SweepResult {
     pub setup: Setup,
     /// Requirements of the rule that are not met: too few requests or seeds. `None`: all are met.
     pub shorter_than_the_rule: Option<String>,
-    /// Each tested rate, in rising order.
+    /// True if it was stopped before its end: goodput is of the rates so far, and the last window may have been cut.
+    #[serde(default)]
+    pub partial: bool,
+    /// Each tested rate, in rising order of what was offered.
     pub rates: Vec<RateResult>,
     /// Goodput over all rates.
     pub goodput: Goodput,
@@ -118,20 +121,43 @@ pub struct Setup {
 /// One rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RateResult {
-    /// Requests a second that were offered, in the mean.
+    /// Requests a second that were asked for, in the mean.
     pub rate: f64,
+    /// Requests a second that were offered in the judged windows: the rate that the verdict and goodput are about.
+    /// `None` in older documents, whose goodput is by the asked rate.
+    #[serde(default)]
+    pub offered_per_s: Option<f64>,
     /// All seeds together.
     pub verdict: RunVerdict,
     /// Each seed.
     pub runs: Vec<RunResult>,
 }
 
+impl RateResult {
+    /// The rate that its verdict is about, in requests a second.
+    pub fn offered(&self) -> f64 {
+        self.offered_per_s.unwrap_or(self.rate)
+    }
+
+    /// The rate in words: what was offered, and what was asked for where that is another number.
+    pub fn rate_text(&self) -> String {
+        let (asked, offered) = (self.rate, self.offered());
+        match (offered / asked - 1.0).abs() < NEARLY_ASKED {
+            true => format!("{offered} requests/s"),
+            false => format!("{offered} requests/s ({asked} asked for)"),
+        }
+    }
+}
+
+/// Relative difference below which an offered rate counts as the one that was asked for.
+const NEARLY_ASKED: f64 = 0.005;
+
 /// One run. Counts, latencies and throughput are those of its window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     /// [`VERSION`].
     pub version: u32,
-    /// Requests a second that were offered, in the mean.
+    /// Requests a second that were asked for, in the mean; [`Throughput::offered_per_s`] were offered.
     pub rate: f64,
     /// Its seed.
     pub seed: u64,
@@ -310,7 +336,7 @@ pub struct TimelineSample {
 /// The highest rate that meets the SLO, by three rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Goodput {
-    /// The highest tested rate that passes, with every lower tested rate passing. None: none passes.
+    /// The highest offered rate that passes, with every lower one passing. None: none passes.
     pub rate: Option<f64>,
     /// The same in 95 % of bootstrap resamples; an end without a passing rate is 0.
     pub interval: Option<(f64, f64)>,

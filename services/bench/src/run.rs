@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 pub use finish::run_result;
 
@@ -90,6 +91,8 @@ pub struct RunObservers<'a> {
     pub scraper: &'a Scraper,
     /// Receives the progress.
     pub progress: &'a watch::Sender<Progress>,
+    /// Ends the window at once, and the run when what was due in it has ended.
+    pub stop: &'a CancellationToken,
 }
 
 /// A run that has ended.
@@ -128,8 +131,7 @@ pub async fn run(
     plan: &RunPlan,
     observers: RunObservers<'_>,
 ) -> Ran {
-    let RunObservers { scraper, progress } = observers;
-    let window = plan.window(workload);
+    let RunObservers { scraper, .. } = observers;
     let before = scraper.scrape().await;
     let mut makers = JoinSet::new();
     let mut ready = make_ahead(
@@ -140,7 +142,7 @@ pub async fn run(
     );
     // The first ones are made before the clock starts.
     let mut first = ready.recv().await;
-    let mut run = Running::new(window, plan.drain, progress);
+    let mut run = Running::new(plan.window(workload), plan.drain, observers);
     let (in_flight, watched) = watch::channel(0u64);
     let samples = tokio::spawn(sample(scraper.clone(), run.clock, watched));
     while let Some((offered, send)) = first.take() {
@@ -157,7 +159,8 @@ pub async fn run(
     drop(in_flight);
     let timeline = samples.await.unwrap_or_default();
     let after = scraper.scrape().await;
-    Ran { outcomes: run.outcomes, window, asked: run.asked, timeline, scraped: (before, after) }
+    let Running { outcomes, window, asked, .. } = run;
+    Ran { outcomes, window, asked, timeline, scraped: (before, after) }
 }
 
 /// Makes requests ready in their order, some ahead of when they are taken.
@@ -206,11 +209,11 @@ struct Running<'a> {
     tasks: JoinSet<(u64, Reply)>,
     outcomes: Vec<Outcome>,
     asked: Vec<RequestRecord>,
-    progress: &'a watch::Sender<Progress>,
+    observers: RunObservers<'a>,
 }
 
 impl<'a> Running<'a> {
-    fn new(window: JudgedWindow, drain: Duration, progress: &'a watch::Sender<Progress>) -> Self {
+    fn new(window: JudgedWindow, drain: Duration, observers: RunObservers<'a>) -> Self {
         Self {
             clock: Clock::started(),
             window,
@@ -220,7 +223,7 @@ impl<'a> Running<'a> {
             tasks: JoinSet::new(),
             outcomes: Vec::new(),
             asked: Vec::new(),
-            progress,
+            observers,
         }
     }
 
@@ -228,13 +231,23 @@ impl<'a> Running<'a> {
         self.clock.start + self.window.to + self.drain
     }
 
-    /// Waits until `at`, taking in what ends before. False: behind the window everything judged has ended, or its
-    /// time is over.
+    /// Ends the window at this moment. All that was sent was due before it.
+    fn cut_window(&mut self) {
+        self.window.to = self.window.to.min(self.clock.now() + Duration::from_nanos(1));
+    }
+
+    /// Waits until `at`, taking in what ends before. False: behind the window everything judged has ended, its time is
+    /// over, or the run was stopped.
     async fn wait_until(&mut self, at: Duration) -> bool {
         let due = self.clock.start + at;
+        let stop = self.observers.stop;
         loop {
             while let Some(ended) = self.tasks.try_join_next() {
                 self.ended(ended.ok());
+            }
+            if stop.is_cancelled() {
+                self.cut_window();
+                return false;
             }
             if at >= self.window.to && (self.n_judged_waiting == 0 || Instant::now() >= self.end()) {
                 return false;
@@ -242,6 +255,7 @@ impl<'a> Running<'a> {
             tokio::select! {
                 // ResponseFuture comes first: what ended waits, what is due does not.
                 biased;
+                () = stop.cancelled() => {}
                 () = sleep_until(due.min(self.end())) => {
                     if due <= Instant::now() && (at < self.window.to || self.n_judged_waiting > 0) {
                         return true;
@@ -318,7 +332,7 @@ impl<'a> Running<'a> {
 
     fn report(&self) {
         let n_ended = self.outcomes.len() as u64;
-        let _ = self.progress.send(Progress {
+        let _ = self.observers.progress.send(Progress {
             elapsed: self.clock.now(),
             window_end: self.window.to,
             n_sent: n_ended + self.waiting.len() as u64,

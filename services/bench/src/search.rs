@@ -1,5 +1,8 @@
 //! Search over rates: up from a first one until one fails, or down until one passes, then the middle between the highest
 //! that passes and the lowest that fails, until the two are close. Pure: verdicts are arguments.
+//!
+//! A verdict is about the rate that was offered. In a short window that is another one, by chance, than was asked for:
+//! passes and failures are ordered by what was offered, and the next rate is asked for in proportion.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,11 +46,22 @@ impl SearchPlan {
     }
 }
 
+/// A tried rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trial {
+    /// Requests a second that were asked for, in the mean.
+    pub asked: f64,
+    /// Requests a second that were offered while the run was judged; above 0.
+    pub offered: f64,
+    /// True if the rate passed.
+    pub passed: bool,
+}
+
 /// A search under way.
 #[derive(Clone, Debug)]
 pub struct Search {
     plan: SearchPlan,
-    tried: Vec<(f64, bool)>,
+    tried: Vec<Trial>,
 }
 
 impl Search {
@@ -57,16 +71,16 @@ impl Search {
     }
 
     /// Records the verdict on a rate.
-    pub fn record(&mut self, rate: f64, passed: bool) {
-        self.tried.push((rate, passed));
+    pub fn record(&mut self, trial: Trial) {
+        self.tried.push(trial);
     }
 
-    /// The highest rate that passes with every lower one passing, and the lowest that fails.
+    /// The highest offered rate that passes with every lower one passing, and the lowest that fails.
     pub fn bracket(&self) -> (Option<f64>, Option<f64>) {
-        let fails = self.tried.iter().filter(|(_, passed)| !passed).map(|(rate, _)| *rate);
-        let fails = fails.min_by(f64::total_cmp);
-        let passes = self.tried.iter().filter(|(rate, passed)| *passed && fails.is_none_or(|f| *rate < f));
-        (passes.map(|(rate, _)| *rate).max_by(f64::total_cmp), fails)
+        let offered = |passed: bool| self.tried.iter().filter(move |t| t.passed == passed).map(|t| t.offered);
+        let fails = offered(false).min_by(f64::total_cmp);
+        let passes = offered(true).filter(|rate| fails.is_none_or(|f| *rate < f));
+        (passes.max_by(f64::total_cmp), fails)
     }
 
     /// The next step away from the first rate: each squares the one before.
@@ -75,28 +89,45 @@ impl Search {
         self.plan.step.powi(2_i32.pow(doublings as u32)).min(LONGEST)
     }
 
-    /// The next rate to try; None when it is over.
+    /// The next rate to ask for; None when it is over.
     pub fn next_rate(&self) -> Option<f64> {
+        self.within(self.bracket())
+    }
+
+    /// The next rate to ask for where `fails` is known to fail without a run.
+    pub fn next_rate_below(&self, fails: f64) -> Option<f64> {
+        let (passes, failed) = self.bracket();
+        self.within((passes, failed.or(passes.map(|_| fails))))
+    }
+
+    /// The next rate to ask for, between a rate that passes and one that fails.
+    fn within(&self, bracket: (Option<f64>, Option<f64>)) -> Option<f64> {
         if self.tried.len() >= self.plan.max_rates as usize {
             return None;
         }
-        match self.bracket() {
-            (None, None) => Some(self.plan.first),
-            (Some(passes), None) => {
-                Some(rounded(passes * self.step())).filter(|rate| *rate <= self.plan.highest)
-            }
-            (None, Some(fails)) => {
-                Some(rounded(fails / self.step())).filter(|rate| *rate >= self.plan.lowest)
-            }
+        let target = match bracket {
+            (None, None) => return Some(self.plan.first),
+            (Some(passes), None) => Some(passes * self.step()).filter(|rate| *rate <= self.plan.highest),
+            (None, Some(fails)) => Some(fails / self.step()).filter(|rate| *rate >= self.plan.lowest),
             (Some(passes), Some(fails)) => {
-                (fails / passes - 1.0 > self.plan.resolution).then(|| rounded((passes * fails).sqrt()))
+                (fails / passes - 1.0 > self.plan.resolution).then(|| (passes * fails).sqrt())
             }
-        }
+        };
+        let asked = self.asked_for(target?);
+        // The same rate offers the same requests again.
+        (!self.tried.iter().any(|trial| trial.asked == asked)).then_some(asked)
+    }
+
+    /// The rate to ask for so that about `target` is offered: in the proportion of the nearest rate that was tried.
+    fn asked_for(&self, target: f64) -> f64 {
+        let distance = |trial: &&Trial| (trial.offered / target).ln().abs();
+        let nearest = self.tried.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        rounded(nearest.map_or(target, |trial| target * trial.asked / trial.offered))
     }
 }
 
 /// Rounds to four digits, so that the shown rate is the tried one.
-fn rounded(rate: f64) -> f64 {
+pub fn rounded(rate: f64) -> f64 {
     let scale = 10f64.powf(3.0 - rate.log10().floor());
     (rate * scale).round() / scale
 }
@@ -105,12 +136,17 @@ fn rounded(rate: f64) -> f64 {
 mod tests {
     use super::*;
 
+    /// A rate that was offered as it was asked for.
+    fn exact(rate: f64, passed: bool) -> Trial {
+        Trial { asked: rate, offered: rate, passed }
+    }
+
     /// Searches where every rate up to `goodput` passes.
     fn search(first: f64, goodput: f64) -> (Vec<f64>, (Option<f64>, Option<f64>)) {
         let mut search = Search::new(SearchPlan::from(first, 0.05));
         let mut tried = Vec::new();
         while let Some(rate) = search.next_rate() {
-            search.record(rate, rate <= goodput);
+            search.record(exact(rate, rate <= goodput));
             tried.push(rate);
         }
         (tried, search.bracket())
@@ -132,7 +168,7 @@ mod tests {
             let mut search = Search::new(plan(first, 0.15));
             let mut n = 0;
             while let Some(rate) = search.next_rate() {
-                search.record(rate, rate <= 7.3);
+                search.record(exact(rate, rate <= 7.3));
                 n += 1;
             }
             let (Some(passes), Some(fails)) = search.bracket() else { panic!("{:?}", search.bracket()) };
@@ -156,9 +192,49 @@ mod tests {
     fn a_rate_that_passes_above_one_that_fails_does_not_count() {
         let mut search = Search::new(SearchPlan::from(1.0, 0.05));
         for (rate, passed) in [(1.0, true), (2.0, false), (3.0, true)] {
-            search.record(rate, passed);
+            search.record(exact(rate, passed));
         }
         assert_eq!(search.bracket(), (Some(1.0), Some(2.0)));
         assert_eq!(search.next_rate(), Some(1.414));
+    }
+    #[test]
+    fn what_is_offered_decides_and_not_what_was_asked_for() {
+        // Every window offers a sixth less, so 8 a second are asked for where 6.6 are served.
+        let mut search = Search::new(SearchPlan::from(8.0, 0.05));
+        while let Some(asked) = search.next_rate() {
+            let offered = asked * 5.0 / 6.0;
+            search.record(Trial { asked, offered, passed: offered <= 7.3 });
+        }
+        let (Some(passes), Some(fails)) = search.bracket() else { panic!("{:?}", search.tried) };
+        assert!(passes <= 7.3 && 7.3 < fails && fails / passes < 1.051, "{:?}", search.tried);
+        assert!(search.tried.len() <= 14, "{:?}", search.tried);
+    }
+
+    #[test]
+    fn windows_that_offer_what_chance_gives_end_the_search_too() {
+        // Off by up to a fifth, by a fixed draw of each rate.
+        let chance = |asked: f64| asked * (1.0 + 0.2 * (asked * 1e4).sin());
+        let mut search = Search::new(SearchPlan::from(3.0, 0.05));
+        while let Some(asked) = search.next_rate() {
+            assert!(
+                search.tried.iter().all(|trial| trial.asked != asked),
+                "{asked} again: {:?}",
+                search.tried
+            );
+            let offered = chance(asked);
+            search.record(Trial { asked, offered, passed: offered <= 7.3 });
+        }
+        let (passes, fails) = search.bracket();
+        assert!(passes.is_some_and(|p| p <= 7.3) && fails.is_some_and(|f| f > 7.3), "{:?}", search.tried);
+    }
+
+    #[test]
+    fn a_rate_that_is_known_to_fail_is_not_tried() {
+        let mut search = Search::new(SearchPlan::from(3.0, 0.1));
+        while let Some(asked) = search.next_rate_below(5.0) {
+            assert!(asked < 5.0, "{:?}", search.tried);
+            search.record(exact(asked, true));
+        }
+        assert!(search.bracket().0.is_some_and(|passes| 5.0 / passes <= 1.1), "{:?}", search.tried);
     }
 }

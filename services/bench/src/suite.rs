@@ -48,7 +48,8 @@ impl SuitePlan {
     fn is_same(&self, found: &SweepResult) -> bool {
         let setup = &found.setup;
         let settings = &self.settings;
-        setup.slo == self.slo.to_string()
+        !found.partial
+            && setup.slo == self.slo.to_string()
             && setup.arrivals == settings.arrivals.to_string()
             && setup.seeds == settings.seeds
             && match &settings.rates {
@@ -208,8 +209,8 @@ fn rate_line(rate: &RateResult) -> String {
     let broken: Vec<_> = verdict.findings.iter().filter(|f| !f.passed).map(|f| f.rule.as_str()).collect();
     let why = if broken.is_empty() { String::new() } else { format!(" ({})", broken.join(", ")) };
     format!(
-        "{} requests/s {word}{why}: {:.1} % meet the SLO, p99 TTFT {}, p99 TPOT {}",
-        rate.rate,
+        "{} {word}{why}: {:.1} % meet the SLO, p99 TTFT {}, p99 TPOT {}",
+        rate.rate_text(),
         verdict.attainment() * 100.0,
         ms(verdict.ttft_ms.p99),
         ms(verdict.tpot_ms.p99)

@@ -28,13 +28,14 @@ use crate::prompt::Wording;
 use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
 use crate::run::{Progress, Ran, RunObservers, RunPlan, run, run_result};
 use crate::scrape::Scraper;
-use crate::search::{Search, SearchPlan};
+use crate::search::{Search, SearchPlan, Trial};
 use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use triptych_runtime::grpc;
 
 /// Connections to a gRPC server: a stream must not wait behind all others.
@@ -115,6 +116,8 @@ pub struct SweepSettings {
     pub topology: Option<String>,
     /// Commit of the bench, for the result.
     pub commit: Option<String>,
+    /// Stops the sweep: the window of the run under way ends at once, and the result so far is partial.
+    pub stop: CancellationToken,
 }
 
 impl Default for SweepSettings {
@@ -132,6 +135,7 @@ impl Default for SweepSettings {
             salt: 0,
             topology: None,
             commit: None,
+            stop: CancellationToken::new(),
         }
     }
 }
@@ -171,9 +175,12 @@ pub enum SweepEvent<'a> {
 /// Observer of a sweep.
 pub type Listener<'a> = &'a (dyn Fn(SweepEvent<'_>) + Send + Sync);
 
-/// A sweep that cannot begin.
+/// A sweep without a result.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
+    /// It was stopped before a request was judged.
+    #[error("stopped before a request was judged; there is no result")]
+    Stopped,
     /// The server does not answer a request that is alone.
     #[error("{target} does not answer a single request: {end:?}")]
     NoAnswer {
@@ -184,10 +191,11 @@ pub enum SweepError {
     },
 }
 
-/// Measures goodput of a server that runs already.
+/// Measures goodput of a server that runs already. If it is stopped, the result is of what was judged until then.
 ///
 /// # Errors
-/// [`SweepError`] if it answers nothing at all. Once it has, every further failure is a part of the result.
+/// [`SweepError`] if it answers nothing at all, or was stopped before anything was judged. Once it has answered, every
+/// further failure is a part of the result.
 pub async fn run_sweep(
     server: &Server,
     workload: &Workload,
@@ -195,27 +203,30 @@ pub async fn run_sweep(
     settings: &SweepSettings,
     listener: Listener<'_>,
 ) -> Result<SweepResult, SweepError> {
-    let sweep = Sweep::begin(server, workload, slo, settings).await?;
+    let sweep = tokio::select! {
+        begun = Sweep::begin(server, workload, slo, settings) => begun?,
+        () = settings.stop.cancelled() => return Err(SweepError::Stopped),
+    };
     let mut steps = Steps::new(settings, sweep.safe_rate());
     listener(SweepEvent::Plan(&steps.describe(settings)));
     let mut tested = Vec::new();
     let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
-        let mut runs = Vec::new();
-        for &seed in &settings.seeds {
-            runs.push(sweep.run(rate, seed, listener).await);
-            if sweep.is_hopeless(&runs) {
-                break;
-            }
+        let runs = sweep.runs(rate, listener).await;
+        if runs.is_empty() {
+            break;
         }
         let (one, result) = sweep.judge(rate, runs);
         listener(SweepEvent::Rate(&result));
-        steps.record(rate, result.verdict.passed);
+        steps.record(Trial { asked: rate, offered: result.offered(), passed: result.verdict.passed });
         tested.push(one);
         rates.push(result);
         if tested.len() >= MAX_VOID && tested.iter().all(|t| t.void) {
             break;
         }
+    }
+    if rates.is_empty() && settings.stop.is_cancelled() {
+        return Err(SweepError::Stopped);
     }
     Ok(sweep.result(&tested, rates))
 }
@@ -275,6 +286,25 @@ impl Sweep {
         (safe * digits).round() / digits
     }
 
+    /// A run with each seed; fewer if the rate fails beyond doubt, or the sweep is stopped.
+    async fn runs(&self, rate: f64, listener: Listener<'_>) -> Vec<Measured> {
+        let mut runs = Vec::new();
+        for &seed in &self.settings.seeds {
+            if self.settings.stop.is_cancelled() {
+                break;
+            }
+            let measured = self.run(rate, seed, listener).await;
+            // One that was stopped in its warm-up judged nothing.
+            if measured.result.verdict.n_offered > 0 || !self.settings.stop.is_cancelled() {
+                runs.push(measured);
+            }
+            if self.is_hopeless(&runs) {
+                break;
+            }
+        }
+        runs
+    }
+
     /// One run, and then a pause until the server is idle.
     pub async fn run(&self, rate: f64, seed: u64, listener: Listener<'_>) -> Measured {
         listener(SweepEvent::Run { rate, seed });
@@ -321,17 +351,19 @@ impl Sweep {
                 found: "a run is void: the bench itself was late with its requests".to_owned(),
             });
         }
-        (tested, RateResult { rate, verdict, runs: results })
+        let offered_per_s = Some(tested.offered());
+        (tested, RateResult { rate, offered_per_s, verdict, runs: results })
     }
 
     /// The document.
     pub fn result(&self, tested: &[Tested], mut rates: Vec<RateResult>) -> SweepResult {
-        rates.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+        rates.sort_by(|a, b| a.offered().total_cmp(&b.offered()));
         SweepResult {
             version: VERSION,
             host: Host::here(self.settings.commit.clone()),
             setup: self.setup(),
             shorter_than_the_rule: shorter(&rates, &self.settings),
+            partial: self.settings.stop.is_cancelled(),
             goodput: goodput(tested, &self.slo, &self.settings.rule),
             rates,
         }
@@ -350,7 +382,8 @@ impl Sweep {
             }
             std::future::pending::<()>().await;
         };
-        let observers = RunObservers { scraper: &self.server.scraper, progress: &progress };
+        let observers =
+            RunObservers { scraper: &self.server.scraper, progress: &progress, stop: &self.settings.stop };
         tokio::select! {
             ran = run(&self.server.target, &self.workload, &content, plan, observers) => ran,
             () = telling => unreachable!("telling goes on until the run is over"),
@@ -360,7 +393,7 @@ impl Sweep {
     /// Waits until the server reports that it is idle, or a moment if it reports nothing.
     async fn settle(&self) {
         let give_up = tokio::time::Instant::now() + SETTLE;
-        loop {
+        while !self.settings.stop.is_cancelled() {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let busy = self.server.scraper.scrape().await.n_busy().unwrap_or(0.0);
             if busy <= 0.0 || tokio::time::Instant::now() >= give_up {
@@ -449,9 +482,9 @@ impl Steps {
         }
     }
 
-    fn record(&mut self, rate: f64, passed: bool) {
+    fn record(&mut self, trial: Trial) {
         match self {
-            Self::Search(_, search) => search.record(rate, passed),
+            Self::Search(_, search) => search.record(trial),
             Self::Listed(_, i) => *i += 1,
         }
     }

@@ -11,8 +11,10 @@ mod spec;
 mod trace;
 
 use crate::arrivals::Arrivals;
-use crate::offered::Offered;
+use crate::offered::{ItemShape, Offered, OfferedItem};
 use crate::text::{Settings, TextError};
+use std::collections::BTreeSet;
+use triptych_core::Modality;
 
 pub use content::expected_reuse;
 
@@ -30,6 +32,9 @@ enum Kind {
     Clients(clients::Clients),
     Trace(trace::Trace),
 }
+
+/// Requests that are looked at for kinds of items: a kind that is rarer is not seen.
+const SAMPLE: usize = 10_000;
 
 /// The names, for help and messages.
 pub const NAMES: &str =
@@ -63,6 +68,16 @@ impl Workload {
     /// The text that was parsed.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Kinds of items that its requests have.
+    pub fn modalities(&self) -> BTreeSet<Modality> {
+        let offered = self.requests(1.0, Arrivals::Own, 0).take(SAMPLE);
+        let of = |item: OfferedItem| match item.shape {
+            ItemShape::Image { .. } => Modality::Image,
+            ItemShape::Audio { .. } => Modality::Audio,
+        };
+        offered.flat_map(|request| request.items).map(of).collect()
     }
 
     /// Requests without an end, by the time they are due, at `rate` requests a second in the mean.

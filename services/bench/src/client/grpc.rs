@@ -1,5 +1,6 @@
 //! Triptych's gRPC API: exact token counts, stage times, and the source of each item.
 
+use super::models::ListedModel;
 use super::sse::shortened;
 use super::tokens::{TokenMessage, times};
 use super::{Clock, ContentSource, PreparedRequest, Reply, StageTimes, Target};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+use triptych_proto::convert::modality;
 use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_proto::v1::prompt::Kind as PromptKind;
@@ -50,6 +52,28 @@ impl GrpcTarget {
             channels: channels.into(),
             next: Arc::default(),
         })
+    }
+
+    /// Models that the server lists, with the items that they take.
+    ///
+    /// # Errors
+    /// The status of a server that does not answer.
+    pub async fn models(&self) -> Result<Vec<ListedModel>, Status> {
+        let mut request = tonic::Request::new(v1::ListModelsRequest {});
+        if let Some(key) = &self.api_key {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        let listed = self.client().list_models(request).await?.into_inner().models;
+        let model = |model: v1::list_models_response::Model| ListedModel {
+            modalities: Some(model.modalities.iter().filter_map(|m| modality(*m).ok()).collect()),
+            name: model.name,
+        };
+        Ok(listed.into_iter().map(model).collect())
+    }
+
+    /// The target with another model.
+    pub fn with_model(self, model: String) -> Self {
+        Self { model, ..self }
     }
 
     fn client(&self) -> TriptychClient<Channel> {

@@ -1,6 +1,7 @@
 //! Any OpenAI-compatible server, over streamed HTTP.
 
 use super::body::{self, Body};
+use super::models::ListedModel;
 use super::sse::{AnswerState, LineBuffer, shortened};
 use super::tokens::times;
 use super::{Clock, ContentSource, PreparedRequest, Reply, Target};
@@ -9,6 +10,7 @@ use crate::outcome::End;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use std::time::Duration;
+use triptych_core::Modality;
 
 /// Bytes that are read of an error response.
 const MAX_ERROR: usize = 64 << 10;
@@ -71,18 +73,18 @@ impl HttpTarget {
         Ok(Self { client, base, endpoint, model, api_key })
     }
 
-    /// The first model that the server lists.
+    /// Models that the server lists, with the items that they take if it says so, as Triptych does.
     ///
     /// # Errors
     /// An error if it does not answer.
-    pub async fn first_model(&self) -> Result<Option<String>, reqwest::Error> {
+    pub async fn models(&self) -> Result<Vec<ListedModel>, reqwest::Error> {
         let mut request = self.client.get(format!("{}/v1/models", self.base));
         if let Some(key) = &self.api_key {
             request = request.bearer_auth(key);
         }
         let models: serde_json::Value = request.send().await?.error_for_status()?.json().await?;
-        let first = models.get("data").and_then(|d| d.get(0)).and_then(|m| m.get("id"));
-        Ok(first.and_then(|id| id.as_str()).map(str::to_owned))
+        let listed = models.get("data").and_then(|data| data.as_array());
+        Ok(listed.into_iter().flatten().filter_map(listed_model).collect())
     }
 
     /// The server's URL, without `/v1`.
@@ -147,6 +149,14 @@ impl HttpTarget {
         }
         read(response.bytes_stream().map(|bytes| bytes.map_err(|e| broken(&e))), asked, clock).await
     }
+}
+
+/// Reads an entry of a list of models.
+fn listed_model(entry: &serde_json::Value) -> Option<ListedModel> {
+    let name = entry.get("id")?.as_str()?.to_owned();
+    let modalities = entry.get("modalities").and_then(|list| list.as_array());
+    let parse = |name: &serde_json::Value| name.as_str().and_then(Modality::parse);
+    Some(ListedModel { name, modalities: modalities.map(|list| list.iter().filter_map(parse).collect()) })
 }
 
 /// Reads a streamed answer to its end. `asked`: the tokens that it has to have; None: as many as it likes, but one.

@@ -32,3 +32,11 @@ pub struct Run<'a> {
     /// Judged window.
     pub window: JudgedWindow,
 }
+
+/// Requests a second that were due in the windows of all runs together; `None` if none was.
+pub fn offered_rate(runs: &[Run]) -> Option<f64> {
+    let n =
+        runs.iter().map(|run| run.outcomes.iter().filter(|o| run.window.has(o.due)).count()).sum::<usize>();
+    let seconds = runs.iter().map(|run| run.window.seconds()).sum::<f64>();
+    (n > 0 && seconds > 0.0).then(|| n as f64 / seconds)
+}

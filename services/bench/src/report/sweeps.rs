@@ -32,7 +32,8 @@ impl Report {
         let mut report = Self {
             title: title.to_owned(),
             lead: "Goodput is the highest rate at which the SLO is met, at every lower tested rate too: \
-                   joint attainment, 99th percentiles, nothing dropped, nothing growing."
+                   joint attainment, 99th percentiles, nothing dropped, nothing growing. A rate is what was offered \
+                   while it was judged."
                 .to_owned(),
             warnings: warnings(sweeps),
             facts: facts(sweeps),
@@ -49,6 +50,13 @@ impl Report {
 fn warnings(sweeps: &[SweepResult]) -> Vec<String> {
     let short: Vec<&str> = sweeps.iter().filter_map(|s| s.shorter_than_the_rule.as_deref()).collect();
     let mut warnings = Vec::new();
+    let n_partial = sweeps.iter().filter(|sweep| sweep.partial).count();
+    if n_partial > 0 {
+        warnings.push(format!(
+            "{n_partial} of {} results are partial: the bench was stopped before its end, and goodput is of the rates so far.",
+            sweeps.len()
+        ));
+    }
     if let Some(first) = short.first() {
         let n = short.len();
         let why = first.strip_prefix("shorter than the rule: ").unwrap_or(first);
@@ -245,7 +253,7 @@ fn per_sweep(sweeps: &[&SweepResult], value: impl Fn(&RateResult) -> Option<f64>
         name: name(sweep),
         place,
         stroke: Stroke::Marked,
-        points: sweep.rates.iter().map(|rate| (rate.rate, value(rate).unwrap_or(f64::NAN))).collect(),
+        points: sweep.rates.iter().map(|rate| (rate.offered(), value(rate).unwrap_or(f64::NAN))).collect(),
         bands: Vec::new(),
     };
     sweeps.iter().enumerate().map(line).collect()
@@ -271,7 +279,7 @@ fn goodput_curve(sweeps: &[&SweepResult]) -> Chart {
     for (series, sweep) in series.iter_mut().zip(sweeps) {
         series.bands = bands(sweep, good);
     }
-    let highest = sweeps.iter().flat_map(|s| s.rates.iter().map(|r| r.rate)).fold(0.0, f64::max);
+    let highest = sweeps.iter().flat_map(|s| s.rates.iter().map(RateResult::offered)).fold(0.0, f64::max);
     let all = Series {
         name: "all that is offered".into(),
         place: 6,
@@ -361,7 +369,7 @@ fn latency(sweeps: &[&SweepResult], latency: &Latency) -> Chart {
 /// Stages of each result at some of its rates up to the first that fails; none if the server does not report them.
 fn stages(sweeps: &[&SweepResult]) -> Option<Chart> {
     let group = |sweep: &&SweepResult| {
-        let shown = |rate: &&RateResult| sweep.goodput.fails_at.is_none_or(|fails| rate.rate <= fails);
+        let shown = |rate: &&RateResult| sweep.goodput.fails_at.is_none_or(|fails| rate.offered() <= fails);
         let rates: Vec<_> = sweep.rates.iter().filter(shown).collect();
         let step = rates.len().div_ceil(N_BAR_RATES).max(1);
         // The last one is always among them.
@@ -395,7 +403,7 @@ fn stages_of(rate: &RateResult) -> Option<Bar> {
     ];
     let has_some = values.iter().any(Option::is_some);
     let values = values.into_iter().map(|value| value.unwrap_or(0.0)).collect();
-    has_some.then(|| Bar { name: short(rate.rate), values })
+    has_some.then(|| Bar { name: short(rate.offered()), values })
 }
 
 /// Getter of a value of a timeline sample.
@@ -404,7 +412,7 @@ type OfSample = fn(&crate::result::TimelineSample) -> Option<f64>;
 /// Queues over the time of one run: of the highest rate that passes, or of the lowest.
 fn timeline(sweep: &SweepResult) -> Option<Chart> {
     let at = sweep.goodput.rate;
-    let rate = sweep.rates.iter().find(|r| Some(r.rate) == at).or_else(|| sweep.rates.first())?;
+    let rate = sweep.rates.iter().find(|r| Some(r.offered()) == at).or_else(|| sweep.rates.first())?;
     let run = rate.runs.first().filter(|run| !run.timeline.is_empty())?;
     let lines: [(&str, OfSample); 4] = [
         ("in flight, as clients see it", |s| Some(s.in_flight as f64)),
@@ -426,7 +434,7 @@ fn timeline(sweep: &SweepResult) -> Option<Chart> {
         title: format!(
             "Queues over time: {} at {} requests/s, seed {}",
             name(sweep),
-            short(run.rate),
+            short(rate.offered()),
             run.seed
         ),
         x: Axis { label: "time, s".into(), scale: Scale::Linear },

@@ -65,13 +65,18 @@ fn slo() -> Slo {
 }
 
 async fn run_against(odd: fn(u64) -> Option<Reply>, plan: &RunPlan) -> Ran {
+    run_until(odd, plan, &CancellationToken::new()).await
+}
+
+async fn run_until(odd: fn(u64) -> Option<Reply>, plan: &RunPlan, stop: &CancellationToken) -> Ran {
     triptych_runtime::tls::install_provider();
     let target: Arc<dyn Target> = Arc::new(Fake { odd, slow_to_make: Duration::ZERO });
     let workload = Workload::parse("text:text=5,output=11").expect("a workload");
     let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let (progress, _) = watch::channel(Progress::default());
     let scraper = Scraper::nobody().expect("a client");
-    run(&target, &workload, &content, plan, RunObservers { scraper: &scraper, progress: &progress }).await
+    run(&target, &workload, &content, plan, RunObservers { scraper: &scraper, progress: &progress, stop })
+        .await
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,6 +144,30 @@ async fn a_long_window_is_cut_whatever_the_number() {
     assert_eq!(ran.outcomes.iter().filter(|o| ran.window.has(o.due)).count(), 60);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_stopped_is_judged_up_to_that_moment() {
+    let stopped = async |plan: &RunPlan, after: u64| {
+        let stop = CancellationToken::new();
+        let later = async {
+            tokio::time::sleep(Duration::from_secs(after)).await;
+            stop.cancel();
+        };
+        tokio::join!(run_until(|_| None, plan, &stop), later).0
+    };
+    // A window from 5 s to 15 s, and an answer takes 200 ms.
+    let plan = plan();
+    let ran = stopped(&plan, 8).await;
+    assert!((ran.window.seconds() - 3.0).abs() < 0.1, "{:?}", ran.window);
+    let result = run_result(&ran, &plan, &slo(), &Rule::default());
+    let n = result.verdict.n_offered;
+    assert!((58..=62).contains(&n) && result.verdict.ends.whole == n, "{:?}", result.verdict.ends);
+    assert!((result.throughput.offered_per_s - 20.0).abs() < 0.7, "{:?}", result.throughput);
+    let last = ran.outcomes.iter().map(|o| o.due).max().expect("outcomes");
+    assert!(last <= ran.window.to, "no load after the stop: {last:?}");
+    let in_warm_up = stopped(&plan, 2).await;
+    assert_eq!(run_result(&in_warm_up, &plan, &slo(), &Rule::default()).verdict.n_offered, 0);
+}
+
 #[tokio::test]
 async fn a_bench_that_is_late_says_so_and_its_run_is_void() {
     triptych_runtime::tls::install_provider();
@@ -152,9 +181,9 @@ async fn a_bench_that_is_late_says_so_and_its_run_is_void() {
     let (progress, _) = watch::channel(Progress::default());
     let plan = RunPlan { rate: 400.0, warm_up: Duration::ZERO, n_requests: 120, ..plan() };
     let scraper = Scraper::nobody().expect("a client");
-    let ran =
-        run(&target, &workload, &content, &plan, RunObservers { scraper: &scraper, progress: &progress })
-            .await;
+    let stop = CancellationToken::new();
+    let observers = RunObservers { scraper: &scraper, progress: &progress, stop: &stop };
+    let ran = run(&target, &workload, &content, &plan, observers).await;
     let result = run_result(&ran, &plan, &slo(), &Rule::default());
     assert!(result.generator.void, "{:?}", result.generator);
     assert_eq!(result.verdict.n_offered, 120);

@@ -4,6 +4,7 @@ use super::*;
 use crate::client::{PreparedRequest, Reply};
 use crate::offered::Offered;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One request after the other, 50 ms each: 20 a second is all that it can do. The first token comes when its turn
 /// is over, the second 10 ms later. Who goes away leaves the line.
@@ -106,6 +107,65 @@ async fn a_rate_beyond_doubt_is_not_repeated_for_every_seed() {
     let settings = SweepSettings { arrivals: Arrivals::Constant, n_requests: 300, ..settings };
     let (found, _) = sweep("ttft=60ms,tpot=20ms", &settings).await;
     assert_eq!(found.rates.iter().map(|r| r.runs.len()).collect::<Vec<_>>(), [3, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn goodput_of_a_short_run_is_what_was_offered_in_it() {
+    // Twenty arrivals of a Poisson process take a time of their own at any rate.
+    let settings = SweepSettings {
+        n_requests: 20,
+        seeds: vec![1],
+        rates: Rates::Listed(vec![8.0]),
+        ..SweepSettings::default()
+    };
+    let (found, _) = sweep("ttft=1s,tpot=20ms", &settings).await;
+    let rate = &found.rates[0];
+    let run = &rate.runs[0];
+    assert!(
+        (run.throughput.offered_per_s / 8.0 - 1.0).abs() > 0.02,
+        "{:?}: a seed that is off",
+        run.throughput
+    );
+    assert!((rate.offered() / run.throughput.offered_per_s - 1.0).abs() < 1e-3, "{:?}", run.throughput);
+    assert!(rate.verdict.passed, "{:#?}", rate.verdict.findings);
+    assert_eq!(found.goodput.rate, Some(rate.offered()));
+    assert!(rate.rate_text().ends_with("(8 asked for)"), "{}", rate.rate_text());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_that_is_stopped_has_the_rates_so_far_and_says_that_it_is_partial() {
+    let settings = SweepSettings {
+        arrivals: Arrivals::Constant,
+        n_requests: 200,
+        seeds: vec![1],
+        rates: Rates::Listed(vec![2.0, 4.0, 8.0]),
+        ..SweepSettings::default()
+    };
+    let workload = Workload::parse("text:text=5,output=2").expect("a workload");
+    let slo = "ttft=400ms,tpot=20ms".parse().expect("an SLO");
+    let in_second = AtomicBool::new(false);
+    let listener = |event: SweepEvent<'_>| match event {
+        SweepEvent::Run { rate, .. } => in_second.store(rate == 4.0, Ordering::Relaxed),
+        SweepEvent::Progress(at)
+            if in_second.load(Ordering::Relaxed) && at.elapsed > at.window_end.mul_f64(0.6) =>
+        {
+            settings.stop.cancel();
+        }
+        _ => {}
+    };
+    let found = run_sweep(&server(), &workload, &slo, &settings, &listener).await.expect("a partial result");
+    assert!(found.partial);
+    let judged: Vec<_> = found.rates.iter().map(|r| (r.rate, r.verdict.n_offered)).collect();
+    assert!(matches!(judged[..], [(2.0, 200), (4.0, 60..=180)]), "{judged:?}");
+    assert!(found.goodput.rate.is_some_and(|rate| (3.8..=4.1).contains(&rate)), "{:?}", found.goodput);
+    let page = crate::report::Report::of_sweeps("Goodput", std::slice::from_ref(&found)).to_markdown();
+    assert!(page.contains("stopped before"), "{page}");
+    assert!(SweepResult::read(&found.to_json()).expect("its own document").partial);
+
+    let stopped = SweepSettings::default();
+    stopped.stop.cancel();
+    let nothing = run_sweep(&server(), &workload, &slo, &stopped, &|_| ()).await;
+    assert!(matches!(nothing, Err(SweepError::Stopped)));
 }
 
 #[tokio::test(start_paused = true)]

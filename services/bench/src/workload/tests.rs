@@ -1,7 +1,6 @@
 //! Workloads with fixed seeds, and the moments of their distributions.
 
 use super::*;
-use crate::offered::{ItemShape, OfferedItem};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
@@ -247,4 +246,15 @@ proptest! {
             prop_assert_eq!(workload.requests(1.0, Arrivals::Own, 0).take(3).count(), 3);
         }
     }
+}
+
+#[test]
+fn a_workload_knows_the_kinds_of_its_items() {
+    let kinds = |text: &str| Workload::parse(text).expect(text).modalities().into_iter().collect::<Vec<_>>();
+    assert_eq!(kinds("text"), []);
+    assert_eq!(kinds("epd-short"), [Modality::Image]);
+    assert_eq!(kinds("mixed:with=0.01"), [Modality::Image]);
+    assert_eq!(kinds("multi-turn"), [Modality::Image]);
+    assert_eq!(kinds("audio"), [Modality::Audio]);
+    assert_eq!(kinds("random-mm:items=2,buckets=64x64x1@0.5+0x2x1@0.5"), [Modality::Image, Modality::Audio]);
 }

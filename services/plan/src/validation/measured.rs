@@ -71,7 +71,7 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
         let listener = |event: SweepEvent<'_>| {
             if let SweepEvent::Rate(rate) = event {
                 let word = if rate.verdict.passed { "passes" } else { "fails" };
-                (self.report)(&format!("{topology} {}: {} requests/s {word}", w.text(), rate.rate));
+                (self.report)(&format!("{topology} {}: {} {word}", w.text(), rate.rate_text()));
             }
         };
         let found = run_sweep(server, w, &self.inputs.slo, &settings, &listener).await;

@@ -113,15 +113,15 @@ impl<'a> StoredSweep<'a> {
         let (Some(curves), Some(capacity)) = (self.curves(inputs), self.result.goodput.rate) else {
             return Ok(Vec::new());
         };
-        let passed = self.result.rates.iter().filter(|rate| rate.rate <= capacity);
+        let passed = self.result.rates.iter().filter(|rate| rate.offered() <= capacity);
         let compared = passed.map(|rate| {
-            let load = rate.rate / capacity;
+            let load = rate.offered() / capacity;
             let (simulated, slowness) = self.simulated(inputs, curves, rate)?;
             Ok(LoadComparison {
                 workload: self.demand.workload.text().to_owned(),
                 topology: self.topology.to_string(),
                 load,
-                rate: rate.rate,
+                rate: rate.offered(),
                 goal: goal(load),
                 slowness,
                 pairs: pairs(&rate.verdict, &simulated),

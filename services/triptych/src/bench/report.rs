@@ -11,10 +11,10 @@ pub struct ReportArgs {
     /// Results as JSON, or folders of them; those of one workload are compared
     #[arg(required = true, value_name = "RESULT.json")]
     pub results: Vec<PathBuf>,
-    /// The page: HTML, or Markdown if it ends with `.md`
+    /// File of the page: HTML, or Markdown if it ends with `.md`
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
-    /// Its heading
+    /// Heading of the page
     #[arg(long, value_name = "TEXT", default_value = "Goodput")]
     pub title: String,
 }

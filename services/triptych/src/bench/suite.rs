@@ -29,10 +29,10 @@ pub struct SuiteArgs {
     /// Workloads instead of the suite's; repeat for several
     #[arg(long = "workload", value_name = "NAME[:KEY=VALUE,…]")]
     pub workloads: Vec<String>,
-    /// SLO: the latency limits. Choose about five times the latency of a single request
+    /// SLO of every request: about five times the latency of a single one
     #[arg(long, value_name = "SLO", default_value = "ttft=500ms,tpot=50ms", value_parser = str::parse::<Slo>)]
     pub slo: Slo,
-    /// Arrival process
+    /// Arrival process: own, poisson, gamma:cv=2, constant, ramp:from=0.1,over=60s
     #[arg(long, value_name = "PROCESS", default_value = "own", value_parser = str::parse::<Arrivals>)]
     pub arrivals: Arrivals,
     /// Judged requests of a run. Default: 1000, with --quick 100
@@ -134,22 +134,29 @@ pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
     let n_missing = plan.n_missing(&results);
     screen.say(&plan.describe(n_missing));
     let mut placement = Vec::new();
+    let mut is_stopped = false;
     if n_missing > 0 {
-        placement = tokio::select! {
-            measured = measure(&args, &plan, &results, &screen) => measured?,
-            _ = tokio::signal::ctrl_c() => {
-                return Err(CliError::Failed("stopped; the same command goes on where it was".into()));
-            }
-        };
+        tokio::select! {
+            measured = measure(&args, &plan, &results, &screen) => placement = measured?,
+            _ = tokio::signal::ctrl_c() => is_stopped = true,
+        }
     }
     let title = if args.quick { "Goodput by topology: a quick run" } else { "Goodput by topology" };
     let mut page = Report::of_sweeps(title, &plan.all_stored(&results));
     page.facts.extend(placement);
+    if is_stopped {
+        let (left, all) = (plan.n_missing(&results), plan.workloads.len() * plan.topologies.len());
+        page.warnings
+            .insert(0, format!("Partial: it was stopped when {left} of {all} results were missing."));
+    }
     for file in ["report.html", "report.md"] {
         files::write(&args.out.join(file), &page)?;
     }
     print!("{}", page.to_markdown());
     screen.say(&format!("the page with charts: {}", args.out.join("report.html").display()));
+    if is_stopped {
+        return Err(CliError::Failed("stopped; the same command goes on where it was".into()));
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use crate::prompt::Wording;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use axum::routing::post;
+use axum::routing::{get, post};
 use std::sync::{Arc, Mutex};
 
 fn content() -> ContentSource {
@@ -60,6 +60,12 @@ async fn how_a_stream_ends_is_how_its_request_ends() {
     check(vec![Ok(&one), Ok(error)], Some(1), End::Failed("gone".into())).await;
 }
 
+/// Triptych's fields, vLLM's, and an entry that is none.
+const MODELS: &str = r#"{"object": "list", "data": [
+    {"id": "ears", "object": "model", "modalities": ["audio"]},
+    {"id": "vl", "object": "model", "owned_by": "vllm"}, 7,
+    {"id": "eyes", "object": "model", "modalities": ["image", "smell"]}]}"#;
+
 type Seen = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
 /// Answers by what the model is called; keeps the bodies.
@@ -85,6 +91,7 @@ async fn serve() -> (String, Seen) {
     triptych_runtime::tls::install_provider();
     let seen = Seen::default();
     let app = axum::Router::new()
+        .route("/v1/models", get(|| async { MODELS }))
         .route("/v1/chat/completions", post(answer))
         .route("/v1/completions", post(answer))
         .route("/v1/audio/transcriptions", post(answer))
@@ -111,6 +118,20 @@ async fn statuses_are_told_apart() {
     let nobody = ask("http://127.0.0.1:1", Endpoint::Chat, "good", &offered(4, 4, &[])).await;
     assert!(matches!(nobody.end, End::Failed(text) if text.starts_with("cannot connect")));
     assert!(HttpTarget::new("http://[", Endpoint::Chat, String::new(), None).is_err());
+}
+
+#[tokio::test]
+async fn models_are_listed_with_what_they_take() {
+    let (base, _) = serve().await;
+    let target = HttpTarget::new(&base, Endpoint::Chat, String::new(), None).expect("a URL");
+    let listed = target.models().await.expect("a list");
+    let model = |name: &str, takes: Option<Modality>| ListedModel {
+        name: name.into(),
+        modalities: takes.map(|modality| [modality].into()),
+    };
+    let expect =
+        [model("ears", Some(Modality::Audio)), model("vl", None), model("eyes", Some(Modality::Image))];
+    assert_eq!(listed, expect);
 }
 
 #[tokio::test]

@@ -92,6 +92,7 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
         .into();
     let rate = |t: &Tested| RateResult {
         rate: t.rate,
+        offered_per_s: Some(t.offered()),
         verdict: t.judge(&slo, &Rule::default()),
         runs: t.runs.iter().zip(0..).map(|(one, seed)| run(t.rate, seed, one, &slo)).collect(),
     };
@@ -116,6 +117,7 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
             salt: 0,
         },
         shorter_than_the_rule: Some("400 requests instead of 1000".into()),
+        partial: false,
         rates: tested.iter().map(rate).collect(),
         goodput: goodput(&tested, &slo, &Rule::default()),
     }

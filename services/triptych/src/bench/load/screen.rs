@@ -69,8 +69,8 @@ fn line(rate: &RateResult) -> String {
     let verdict = &rate.verdict;
     let ms = |t: Option<f64>| t.map_or_else(|| "infinite".to_owned(), |t| format!("{t:.0} ms"));
     let numbers = format!(
-        "{:>8} requests/s · {:.2} % meet the SLO · p99 TTFT {} · p99 TPOT {}",
-        rate.rate,
+        "{:>19} · {:.2} % meet the SLO · p99 TTFT {} · p99 TPOT {}",
+        rate.rate_text(),
         verdict.attainment() * 100.0,
         ms(verdict.ttft_ms.p99),
         ms(verdict.tpot_ms.p99),
@@ -93,7 +93,9 @@ mod tests {
         let window = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs(1) };
         let slo = "ttft=1s".parse().expect("an SLO");
         let verdict = judge(&[], window, &slo, &Rule::default());
-        let text = line(&RateResult { rate: 2.5, verdict, runs: Vec::new() });
-        assert!(text.contains("2.5 requests/s") && text.contains("fails: attainment (0 of 0"), "{text}");
+        let rate = RateResult { rate: 2.5, offered_per_s: Some(2.25), verdict, runs: Vec::new() };
+        let text = line(&rate);
+        assert!(text.contains("2.25 requests/s (2.5 asked for)"), "{text}");
+        assert!(text.contains("fails: attainment (0 of 0"), "{text}");
     }
 }
