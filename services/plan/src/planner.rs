@@ -2,8 +2,8 @@
 //!
 //! Candidates that cannot win are pruned by an upper bound of their busiest stage ([`bound`]); the others are
 //! simulated, and the highest rate at which each meets the SLO is searched with the judge of the bench
-//! ([`search`]). The best few are tuned and searched again with several seeds, and an interval is drawn around each.
-//! If disaggregated encoders do not win by more than the interval, the recommendation is colocated workers: fewer parts.
+//! ([`search`]). The best few, and the best of each kind, are tuned and searched again with several seeds, and an interval is
+//! drawn around each: these numbers decide, and are what a plan reports. If disaggregated encoders do not win by more than the interval, the recommendation is colocated workers: fewer parts.
 
 mod answer;
 pub mod bound;
@@ -14,31 +14,31 @@ pub mod demand;
 mod effort;
 mod enumerate;
 mod explore;
+mod finalists;
 pub mod fleets;
 pub mod inputs;
 pub mod interval;
 mod markdown;
 pub mod means;
+mod progress;
 mod question;
 pub mod search;
 mod tuning;
 mod whatif;
 
-pub use answer::{Advice, Bottleneck, Recommendation, RecommendedCluster, WhatIf};
+pub use answer::{Advice, Bottleneck, Recommendation, RecommendedCluster, SimulatedCluster, WhatIf};
 pub use budget::Budget;
 pub use candidate::{Candidate, Shape, WorkerSettings};
 pub use demand::{Demand, Named, Reused};
 pub use effort::Effort;
 pub use interval::Interval;
 pub use markdown::markdown;
-pub use question::{PlanError, Progress, Question};
+pub use progress::{Phase, Progress, Step};
+pub use question::{PlanError, Question};
 pub use search::SearchedCandidate;
 
 use explore::explore;
 use means::Means;
-
-/// Candidates that are tuned and searched with every seed.
-const FINALISTS: usize = 3;
 
 /// Recommends a cluster.
 ///
@@ -48,17 +48,9 @@ pub fn plan(question: &Question<'_>, progress: Progress<'_>) -> Result<Recommend
     question.check()?;
     let means = Means::of(question.demand, &question.curves[0]).ok_or(PlanError::Empty)?;
     let (ranked, pruned) = explore(question, &means, progress)?;
-    let n_finalists = ranked.len().min(FINALISTS);
-    let mut finalists = Vec::new();
-    for (i, found) in ranked.iter().take(n_finalists).enumerate() {
-        progress(i, n_finalists, &found.candidate.name());
-        let tuned = tuning::tune(question, found.clone())?;
-        finalists.push(search::settle(question, tuned)?);
-    }
-    progress(n_finalists, n_finalists, "what if");
-    finalists.sort_by(|a, b| b.goodput.mean.total_cmp(&a.goodput.mean));
-    let mut answer = Recommendation::new(question, &means, finalists, &ranked, pruned);
-    answer.sensitivity = whatif::all(question, &answer)?;
+    let finalists = finalists::settle_all(question, &ranked, progress)?;
+    let mut answer = Recommendation::new(question, &means, finalists, ranked, pruned);
+    answer.sensitivity = whatif::all(question, &answer, progress)?;
     Ok(answer)
 }
 

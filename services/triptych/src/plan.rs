@@ -10,7 +10,7 @@ mod watch;
 use crate::error::CliError;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Subcommand};
-use output::{bar, print, progress_on, to_json};
+use output::{PlanScreen, print, to_json};
 use question::QuestionArgs;
 use run::blocking;
 use triptych_plan::planner::inputs::PlanInputs;
@@ -26,7 +26,7 @@ pub struct PlanArgs {
     /// Inputs of the plan
     #[command(flatten)]
     pub question: QuestionArgs,
-    /// Budget of cores or workers, as in 8cores or 6workers
+    /// Budget of cores or workers, as in 8cores or 6workers; required without --watch
     #[arg(long, value_name = "N", required_unless_present = "watch")]
     pub budget: Option<Budget>,
     /// One JSON document instead of a page
@@ -41,10 +41,24 @@ pub struct PlanArgs {
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
     /// Plan fleets of 8, 64 and 512 workers, and show the cost of a request in each
+    #[command(after_help = FLEETS_EXAMPLES)]
     Fleets(Box<fleets::FleetsArgs>),
     /// Measure clusters on this machine, and compare them with their simulation
+    #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
 }
+
+const FLEETS_EXAMPLES: &str = "\
+Examples:
+  triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms
+  triptych plan fleets --curves one.json --slo ttft=2s --workers 16,128 --quick --output results";
+
+const VALIDATE_EXAMPLES: &str = "\
+Examples:
+  triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl --quick
+  triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl \\
+                 --topology 1e1pd,dp2 --cores 0-1 --held-out none --output results
+  triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --results bench-suite";
 
 /// Runs the command.
 ///
@@ -70,10 +84,10 @@ pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     .await
 }
 
-/// Plans, with a bar on a terminal.
+/// Plans, and shows how far it is.
 fn recommend(inputs: &PlanInputs, budget: Budget) -> Result<Recommendation, CliError> {
-    let bar = bar();
-    let planned = planner::plan(&inputs.question(budget, &inputs.demand), &progress_on(&bar));
-    bar.finish_and_clear();
+    let screen = PlanScreen::new();
+    let planned = planner::plan(&inputs.question(budget, &inputs.demand), &|step| screen.show(step));
+    screen.end();
     planned.map_err(|e| CliError::setting("no plan", &e))
 }

@@ -4,6 +4,7 @@ use super::bound::Bound;
 use super::budget::Budget;
 use super::candidate::{Candidate, Shape, WorkerSettings};
 use super::chart;
+use super::finalists::Finalist;
 use super::interval::Interval;
 use super::means::Means;
 use super::question::Question;
@@ -34,12 +35,27 @@ pub struct Recommendation {
     pub runner_up: Option<RecommendedCluster>,
     /// Goodput of the best over that of the runner-up.
     pub margin: Option<f64>,
-    /// All simulated clusters, best first: name and goodput by the coarse search.
-    pub others: Vec<(String, f64)>,
+    /// All simulated clusters, best first: those that were settled, then the others.
+    pub simulated: Vec<SimulatedCluster>,
+    /// Seeds of each goodput; a first search has one.
+    pub seeds: u64,
     /// Clusters that were not simulated, since their bound is below the best: name and bound.
     pub pruned: Vec<(String, f64)>,
     /// Plans for other demands.
     pub sensitivity: Vec<WhatIf>,
+}
+
+/// A simulated cluster.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimulatedCluster {
+    /// Its name.
+    pub name: String,
+    /// True of the recommended one.
+    pub is_best: bool,
+    /// Goodput over all seeds, which decides; `None`: the first search left it behind.
+    pub goodput: Option<Interval>,
+    /// Goodput by the first search: one seed, shorter runs, default settings.
+    pub first_search: f64,
 }
 
 /// Advice on disaggregated encoders.
@@ -114,20 +130,22 @@ fn as_text<S: serde::Serializer>(budget: &Budget, to: S) -> Result<S::Ok, S::Err
 }
 
 impl Recommendation {
-    /// A recommendation from finalists, best first.
+    /// A recommendation from finalists, best first, and the clusters of the first search.
     pub(super) fn new(
         question: &Question<'_>,
         means: &Means,
-        finalists: Vec<SearchedCandidate>,
-        ranked: &[SearchedCandidate],
+        finalists: Vec<Finalist>,
+        ranked: Vec<SearchedCandidate>,
         pruned: Vec<(Candidate, Bound)>,
     ) -> Self {
         let model = question.curves[0].model.clone();
-        let first = decide(&finalists).and_then(|at| finalists.get(at)).or(ranked.first());
+        let settled: Vec<SearchedCandidate> = finalists.iter().map(|f| f.found.clone()).collect();
+        let best_idx = decide(&settled);
+        let first = best_idx.and_then(|at| settled.get(at)).or(ranked.first());
         let winner = first.cloned().unwrap_or_else(|| unreachable!("a budget with room has a candidate"));
-        let rest = finalists.iter().filter(|f| f.candidate.shape != winner.candidate.shape);
+        let rest = settled.iter().filter(|f| f.candidate.shape != winner.candidate.shape);
         let runner_up = rest.max_by(|a, b| a.goodput.mean.total_cmp(&b.goodput.mean)).cloned();
-        let (advice, why) = advise(means, &winner, runner_up.as_ref(), ranked);
+        let (advice, why) = advise(means, &winner, &settled, &ranked);
         let margin = runner_up.as_ref().map(|r| winner.goodput.mean / r.goodput.mean.max(f64::MIN_POSITIVE));
         Self {
             demand: question.demand.name(),
@@ -138,13 +156,37 @@ impl Recommendation {
             why,
             runner_up: runner_up.map(|found| RecommendedCluster::new(&model, found)),
             margin,
-            others: ranked.iter().map(|f| (f.candidate.name(), f.rate)).collect(),
+            simulated: simulated(&finalists, best_idx, &ranked),
+            seeds: question.effort.seeds.max(1),
             pruned: pruned.into_iter().map(|(c, bound)| (c.name(), bound.rate)).collect(),
             sensitivity: Vec::new(),
             best: RecommendedCluster::new(&model, winner),
             model,
         }
     }
+}
+
+/// The table of a plan: finalists by what decides, then the others by the first search.
+fn simulated(
+    finalists: &[Finalist],
+    best_idx: Option<usize>,
+    ranked: &[SearchedCandidate],
+) -> Vec<SimulatedCluster> {
+    let settled = finalists.iter().enumerate().map(|(i, finalist)| SimulatedCluster {
+        name: finalist.found.candidate.name(),
+        is_best: Some(i) == best_idx,
+        goodput: Some(finalist.found.goodput),
+        first_search: ranked[finalist.ranked_idx].rate,
+    });
+    let is_settled = |i: usize| finalists.iter().any(|finalist| finalist.ranked_idx == i);
+    let others =
+        ranked.iter().enumerate().filter(|(i, _)| !is_settled(*i)).map(|(_, found)| SimulatedCluster {
+            name: found.candidate.name(),
+            is_best: false,
+            goodput: None,
+            first_search: found.rate,
+        });
+    settled.chain(others).collect()
 }
 
 /// Index of the recommended cluster in a sorted list: a colocated one, unless a disaggregated one is better beyond the
@@ -156,10 +198,11 @@ pub(super) fn decide(sorted: &[SearchedCandidate]) -> Option<usize> {
     Some(simpler.unwrap_or(0))
 }
 
+/// The advice and its reason, in the numbers that decide; where there is none, in those of the first search.
 fn advise(
     means: &Means,
     winner: &SearchedCandidate,
-    other: Option<&SearchedCandidate>,
+    settled: &[SearchedCandidate],
     ranked: &[SearchedCandidate],
 ) -> (Advice, String) {
     let rates =
@@ -172,9 +215,14 @@ fn advise(
             format!("no cluster of this budget meets the SLO at any rate: {failed}"),
         );
     }
+    // The best of a kind that was settled, or else simulated.
+    let best_of = |split: bool| {
+        let is_of = |f: &&SearchedCandidate| f.candidate.shape.is_split() == split;
+        let first = || ranked.iter().find(is_of).map(|f| format!("{} in the first search", rates(f)));
+        settled.iter().find(is_of).map(rates).or_else(first)
+    };
     if winner.candidate.shape.is_split() {
-        let simple = ranked.iter().find(|f| !f.candidate.shape.is_split()).or(other);
-        let beside = simple.map_or(String::new(), |f| format!(", against {}", rates(f)));
+        let beside = best_of(false).map_or(String::new(), |other| format!(", against {other}"));
         return (
             Advice::Disaggregate,
             format!("disaggregated encoders serve more: {}{beside}", rates(winner)),
@@ -183,18 +231,16 @@ fn advise(
     if means.items == 0.0 {
         return (Advice::DoNotDisaggregate, "there are no items, so encoders would be idle".to_owned());
     }
-    let split = other.filter(|f| f.candidate.shape.is_split());
-    let split = split.or_else(|| ranked.iter().find(|f| f.candidate.shape.is_split()));
-    let why = match split {
-        Some(f) if f.goodput.mean >= winner.goodput.mean => {
-            format!(
-                "disaggregated encoders gain nothing beyond the interval: {}, {}",
-                rates(f),
-                rates(winner)
-            )
-        }
-        Some(f) => format!("colocated workers serve more: {}, against {}", rates(winner), rates(f)),
-        None => "no disaggregated cluster can serve as much".to_owned(),
+    let is_better =
+        |f: &SearchedCandidate| f.candidate.shape.is_split() && f.goodput.mean >= winner.goodput.mean;
+    let why = match (settled.iter().find(|f| is_better(f)), best_of(true)) {
+        (Some(better), _) => format!(
+            "disaggregated encoders gain nothing beyond the interval: {}, {}",
+            rates(better),
+            rates(winner)
+        ),
+        (None, Some(other)) => format!("colocated workers serve more: {}, against {other}", rates(winner)),
+        (None, None) => "no disaggregated cluster can serve as much".to_owned(),
     };
     (Advice::DoNotDisaggregate, why)
 }

@@ -120,6 +120,13 @@ impl Candidate {
         )
     }
 
+    /// True if it is the same cluster with the same settings.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.shape == other.shape
+            && self.settings == other.settings
+            && self.curves.threads == other.curves.threads
+    }
+
     /// Workers of both kinds.
     pub fn n_workers(&self) -> usize {
         match self.shape {

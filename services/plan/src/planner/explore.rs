@@ -4,7 +4,8 @@ use super::bound::{self, Bound};
 use super::candidate::Candidate;
 use super::enumerate;
 use super::means::Means;
-use super::question::{PlanError, Progress, Question};
+use super::progress::{Phase, PhaseProgress, Progress};
+use super::question::{PlanError, Question};
 use super::search::{self, SearchedCandidate};
 
 /// A candidate and its bound.
@@ -24,10 +25,10 @@ pub(super) fn explore(
         })
         .collect();
     candidates.sort_by(|a, b| b.1.rate.total_cmp(&a.1.rate));
-    let n = candidates.len();
+    let mut steps = PhaseProgress::new(Phase::FirstSearch, candidates.len(), progress);
     let (mut found, mut pruned): (Vec<SearchedCandidate>, Vec<_>) = Default::default();
-    for (i, (candidate, bound)) in candidates.into_iter().enumerate() {
-        progress(i, n, &candidate.name());
+    for (candidate, bound) in candidates {
+        steps.next(&candidate.name());
         let best = found.iter().map(|f: &SearchedCandidate| f.rate).fold(0.0, f64::max);
         // The bound assumes that nothing ever waits, so no candidate reaches it.
         if bound.rate <= best {

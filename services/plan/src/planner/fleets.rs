@@ -5,7 +5,8 @@ use super::budget::Budget;
 use super::effort::Effort;
 use super::explore::explore;
 use super::means::Means;
-use super::question::{PlanError, Progress, Question};
+use super::progress::{Progress, Step};
+use super::question::{PlanError, Question};
 use super::search;
 use serde::Serialize;
 use triptych_bench::report::{Axis, Cell, Chart, LineChart, Report, Scale, Section, Series, Stroke, Table};
@@ -48,8 +49,8 @@ pub fn fleets(
         };
         question.check()?;
         let means = Means::of(question.demand, &question.curves[0]).ok_or(PlanError::Empty)?;
-        let report = |done: usize, of: usize, name: &str| {
-            progress(done, of, &format!("{workers} workers: {name}"));
+        let report = |step: Step<'_>| {
+            progress(Step { what: &format!("{workers} workers: {}", step.what), ..step });
         };
         let (ranked, _) = explore(&question, &means, &report)?;
         let model = &question.curves[0].model;

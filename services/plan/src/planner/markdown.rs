@@ -76,21 +76,45 @@ fn settings(page: &mut String, settings: &WorkerSettings, is_split: bool) -> std
 
 fn beside(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
     if let (Some(second), Some(margin)) = (&answer.runner_up, answer.margin) {
+        let beside = match margin < 1.0 {
+            true => format!("{:.2} times as much, which is within the interval", 1.0 / margin),
+            false => format!("the best serves {margin:.2} times as much"),
+        };
         writeln!(
             page,
-            "\nRunner-up: {} with {:.2} requests/s ({:.2} to {:.2}); the best serves {:.2} times as much.",
-            second.topology, second.goodput.mean, second.goodput.low, second.goodput.high, margin
+            "\nRunner-up: {} with {:.2} requests/s ({:.2} to {:.2}); {beside}.",
+            second.topology, second.goodput.mean, second.goodput.low, second.goodput.high
         )?;
     }
-    page.push_str("\n| simulated | requests/s |\n|---|---|\n");
-    for (name, rate) in &answer.others {
-        writeln!(page, "| {name} | {rate:.2} |")?;
-    }
-    for (name, bound) in &answer.pruned {
-        writeln!(page, "| {name}, not simulated | below {bound:.2} |")?;
-    }
+    simulated(page, answer)?;
     for what in &answer.sensitivity {
         writeln!(page, "\nIf {}: {}.", what.question, what.answer)?;
+    }
+    Ok(())
+}
+
+/// The table of all clusters, and which of its numbers decides.
+fn simulated(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
+    writeln!(
+        page,
+        "\nGoodput decides, with its interval: it is over {} seeds, with the cluster's own best settings. The first search, \
+         with one seed, shorter runs and default settings, only chooses whose goodput is found.\n\n\
+         | cluster | goodput, requests/s | first search, requests/s |\n|---|---|---|",
+        answer.seeds
+    )?;
+    for cluster in &answer.simulated {
+        let name = match cluster.is_best {
+            true => format!("**{}**, recommended", cluster.name),
+            false => cluster.name.clone(),
+        };
+        let goodput = match cluster.goodput {
+            Some(goodput) => format!("{:.2} ({:.2} to {:.2})", goodput.mean, goodput.low, goodput.high),
+            None => "not found".to_owned(),
+        };
+        writeln!(page, "| {name} | {goodput} | {:.2} |", cluster.first_search)?;
+    }
+    for (name, bound) in &answer.pruned {
+        writeln!(page, "| {name}, not simulated | below {bound:.2} | |")?;
     }
     Ok(())
 }

@@ -68,9 +68,6 @@ pub enum PlanError {
     },
 }
 
-/// Called with the number of finished candidates, the number of all, and the name of the next.
-pub type Progress<'a> = &'a dyn Fn(usize, usize, &str);
-
 impl Question<'_> {
     /// Refuses questions without an answer.
     ///

@@ -1,7 +1,7 @@
 //! The highest rate at which a simulated cluster meets the SLO.
 //!
 //! Rates are searched as the bench searches them, from the bound downwards, and judged by the bench's judge, over every offered
-//! request.
+//! request. As there, a rate is what was offered in the judged window.
 
 use super::bound::Bound;
 use super::candidate::Candidate;
@@ -11,8 +11,8 @@ use super::question::{PlanError, Question};
 use crate::simulator::result::PoolUse;
 use crate::simulator::simulate;
 use std::time::Duration;
-use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs};
-use triptych_bench::search::{self as rates, SearchPlan};
+use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs, offered_rate};
+use triptych_bench::search::{self as rates, SearchPlan, Trial};
 
 /// Result of a candidate's search.
 #[derive(Clone, Debug)]
@@ -38,7 +38,9 @@ pub struct SearchedCandidate {
 /// A simulated run and its verdict.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// Requests a second.
+    /// Requests a second that were asked for.
+    pub asked: f64,
+    /// Requests a second that were offered in the judged window.
     pub rate: f64,
     /// Utilisation of each pool.
     pub pools: Vec<PoolUse>,
@@ -82,6 +84,15 @@ pub fn goodput(
 /// Searches again with every seed: near what was found, or everywhere if the one seed of before passed nowhere, which may
 /// be one bad moment of it.
 pub fn settle(question: &Question<'_>, found: SearchedCandidate) -> Result<SearchedCandidate, PlanError> {
+    settle_with(question, found, &mut |_| {})
+}
+
+/// As [`settle`]; `began` is called with each seed.
+pub(super) fn settle_with(
+    question: &Question<'_>,
+    found: SearchedCandidate,
+    began: &mut dyn FnMut(u64),
+) -> Result<SearchedCandidate, PlanError> {
     let effort = question.effort;
     let (range, first) = if found.rate > 0.0 {
         ((found.rate / NEAR, (found.rate * NEAR).min(found.bound.rate)), found.rate)
@@ -92,6 +103,7 @@ pub fn settle(question: &Question<'_>, found: SearchedCandidate) -> Result<Searc
     let mut at = found.at.clone();
     let mut broken = found.broken.clone();
     for seed in 1..=effort.seeds.max(1) {
+        began(seed);
         let searched =
             RateSearch { question, candidate: &found.candidate, effort, seed }.between(range, first)?;
         by_seed.push(searched.rate);
@@ -123,7 +135,7 @@ const OTHER_SEED: u64 = 1 << 32;
 /// Parameters of a simulated run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunSpec {
-    /// Requests a second.
+    /// Requests a second that are asked for.
     pub rate: f64,
     /// Seed of demand and simulation.
     pub seed: u64,
@@ -144,8 +156,10 @@ pub fn run(
     let outcomes = &simulation.outcomes;
     let last = outcomes.iter().map(|o| o.due).max().unwrap_or_default();
     let window = JudgedWindow { from: last.mul_f64(WARM_UP), to: last + Duration::from_nanos(1) };
-    let verdict = judge_runs(&[Run { outcomes, window }], &question.slo, &question.rule);
-    Ok(Evidence { rate, pools: simulation.pools, verdict })
+    let runs = [Run { outcomes, window }];
+    let verdict = judge_runs(&runs, &question.slo, &question.rule);
+    let offered = offered_rate(&runs).unwrap_or(rate);
+    Ok(Evidence { asked: rate, rate: offered, pools: simulation.pools, verdict })
 }
 
 struct RateSearch<'a> {
@@ -185,24 +199,22 @@ impl RateSearch<'_> {
             ..SearchPlan::from(first, resolution)
         };
         let mut search = rates::Search::new(plan);
-        let (mut best, mut lowest): (Option<Evidence>, Option<Evidence>) = (None, None);
+        let (mut passed, mut lowest): (Vec<Evidence>, Option<Evidence>) = (Vec::new(), None);
         let mut next = Some(first);
-        while let Some(rate) = next {
-            let evidence = self.tried(rate)?;
-            search.record(rate, evidence.verdict.passed);
-            if !evidence.verdict.passed {
+        while let Some(asked) = next {
+            let evidence = self.tried(asked)?;
+            search.record(Trial { asked, offered: evidence.rate, passed: evidence.verdict.passed });
+            if evidence.verdict.passed {
+                passed.push(evidence);
+            } else if lowest.as_ref().is_none_or(|lowest| evidence.rate < lowest.rate) {
                 lowest = Some(evidence);
-            } else if search.bracket().0 == Some(rate) {
-                best = Some(evidence);
             }
-            next = match search.bracket() {
-                // The upper end is known to fail.
-                (Some(passed), None) => (high / passed > 1.0 + resolution).then(|| (passed * high).sqrt()),
-                _ => search.next_rate(),
-            };
+            next = search.next_rate_below(high);
         }
-        let rate = best.as_ref().map_or(0.0, |e| e.rate);
-        let broken = lowest.as_ref().map(|e| e.verdict.clone());
+        let best = passed.into_iter().find(|evidence| Some(evidence.rate) == search.bracket().0);
+        // What a short run offered above the bound is chance.
+        let rate = best.as_ref().map_or(0.0, |evidence| evidence.rate.min(high));
+        let broken = lowest.as_ref().map(|evidence| evidence.verdict.clone());
         Ok(Searched { rate, at: best.or(lowest), broken })
     }
 }

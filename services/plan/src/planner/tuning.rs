@@ -56,7 +56,7 @@ fn better(
     candidate: Candidate,
 ) -> Result<SearchedCandidate, PlanError> {
     let effort = question.effort.coarse();
-    let mut rate = best.rate * WORTH;
+    let mut rate = best.at.as_ref().map_or(best.rate, |at| at.asked) * WORTH;
     let mut winner = None;
     while rate <= best.bound.rate {
         let evidence = run(question, &candidate, RunSpec { rate, seed: 0, n_requests: effort.requests })?;
@@ -67,7 +67,7 @@ fn better(
         rate *= 1.0 + effort.tolerance;
     }
     Ok(match winner {
-        Some(at) => SearchedCandidate { candidate, rate: at.rate, at: Some(at), ..best },
+        Some(at) => SearchedCandidate { candidate, rate: at.rate.min(best.bound.rate), at: Some(at), ..best },
         None => best,
     })
 }

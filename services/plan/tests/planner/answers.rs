@@ -1,5 +1,6 @@
 //! Plans for machines whose costs are round numbers.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::judge::Rule;
@@ -9,8 +10,8 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Budget, Demand, Effort, Named, PlanError, Question, Recommendation, Reused, SearchedCandidate,
-    Shape, expected, plan,
+    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Reused,
+    SearchedCandidate, Shape, Step, expected, markdown, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
@@ -39,13 +40,13 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
 
 fn answer(workload: &str, costs: &Costs, budget: Budget) -> Recommendation {
     let demand = demand(workload);
-    plan(&question(&demand, costs, budget), &|_, _, _| {}).expect("a plan")
+    plan(&question(&demand, costs, budget), &|_| {}).expect("a plan")
 }
 
 /// Encoders of the best cluster that has some apart, of so many workers, however it compares with those without.
 fn encoders_of_best_split(answer: &Recommendation) -> usize {
-    let split = answer.others.iter().find(|(name, _)| name.contains("pd ("));
-    let (name, _) = split.expect("some cluster has encoders apart");
+    let split = answer.simulated.iter().find(|cluster| cluster.name.contains("pd ("));
+    let name = &split.expect("some cluster has encoders apart").name;
     name.split('e').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{name}"))
 }
 
@@ -89,12 +90,78 @@ fn the_answer_is_within_its_bound_and_its_runner_up_is_not_better() {
     assert!(!best.bottleneck.pool.is_empty() && best.bottleneck.utilisation > 0.0);
 }
 
+/// The numbers of a text, in order.
+fn numbers(text: &str) -> Vec<f64> {
+    text.split(|c: char| !c.is_ascii_digit() && c != '.').filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn the_headline_is_the_number_of_its_row_and_the_page_says_that_it_decides() {
+    // More seeds and longer runs than the first search has, so that the two numbers of a cluster differ.
+    let effort = Effort { requests: 240, seeds: 3, tolerance: 0.05, ..EFFORT };
+    for (workload, encode_token) in [
+        ("epd-short:images=1,text=100,output=12", 20.0),
+        ("epd-short:images=2,text=100,output=12", 300.0),
+        ("text:text=100,output=12", 20.0),
+    ] {
+        let (demand, costs) = (demand(workload), Costs { encode_token, ..Costs::default() });
+        let question = Question { effort, ..question(&demand, &costs, Budget::Cores(3)) };
+        let answer = plan(&question, &|_| {}).expect("a plan");
+        let page = markdown(&answer);
+        let headline = page.lines().find(|line| line.starts_with("**")).expect("a headline");
+        let row = page.lines().find(|line| line.contains(", recommended |")).expect("its row");
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        assert!(cells[1].starts_with(&format!("**{} (", answer.best.topology)), "{page}");
+        // Goodput, and its interval.
+        assert_eq!(numbers(cells[2])[..3], [0, 2, 3].map(|i| numbers(headline)[i]), "{page}");
+        assert!(page.contains("Goodput decides") && page.contains("over 3 seeds"), "{page}");
+        let settled = || answer.simulated.iter().filter_map(|cluster| Some((cluster, cluster.goodput?)));
+        assert_eq!(settled().filter(|(cluster, _)| cluster.is_best).count(), 1);
+        for (cluster, goodput) in settled() {
+            let is_better = goodput.mean > answer.best.goodput.mean;
+            assert!(
+                !is_better || answer.why.contains("nothing beyond the interval"),
+                "{}: {page}",
+                cluster.name
+            );
+            assert!(!goodput.is_above(&answer.best.goodput), "{}: {page}", cluster.name);
+        }
+        // What the reason compares is what the table compares.
+        for cluster in settled().filter(|(cluster, _)| answer.why.contains(&format!("{} with", cluster.name)))
+        {
+            let said = format!("{} with {:.2} requests/s", cluster.0.name, cluster.1.mean);
+            assert!(answer.why.contains(&said), "{said:?} is not in {:?}", answer.why);
+        }
+    }
+}
+
+#[test]
+fn progress_names_each_simulated_cluster_in_every_phase() {
+    let demand = demand("epd-short:images=1,text=100,output=12");
+    let question = question(&demand, &Costs::default(), Budget::Cores(2));
+    let question = Question { effort: Effort { what_if: true, seeds: 2, ..EFFORT }, ..question };
+    let told = RefCell::new(Vec::new());
+    let progress = |step: Step<'_>| {
+        assert!(step.done < step.of && !step.what.is_empty(), "{step:?}");
+        told.borrow_mut().push((step.phase, step.done, step.what.to_owned()));
+    };
+    plan(&question, &progress).expect("a plan");
+    let told = told.into_inner();
+    assert!(told.iter().map(|(phase, ..)| phase.number()).is_sorted());
+    for phase in Phase::ALL {
+        let steps: Vec<_> = told.iter().filter(|(of, ..)| *of == phase).collect();
+        assert!(!steps.is_empty() && steps[0].1 == 0, "{phase:?}: {told:?}");
+    }
+    assert!(told.iter().any(|(_, _, what)| what.ends_with(": seed 2")), "{told:?}");
+    assert!(told.iter().any(|(_, _, what)| what.starts_with("twice the budget: ")), "{told:?}");
+}
+
 #[test]
 fn other_demands_are_asked_for_too() {
     let demand = demand("epd-short:images=1,text=100,output=12");
     let question = question(&demand, &Costs::default(), Budget::Cores(2));
     let question = Question { effort: Effort { what_if: true, ..EFFORT }, ..question };
-    let answer = plan(&question, &|_, _, _| {}).expect("a plan");
+    let answer = plan(&question, &|_| {}).expect("a plan");
     assert_eq!(answer.sensitivity.len(), 2);
     let doubled = answer.sensitivity[0].goodput;
     assert!(doubled > answer.best.goodput.mean, "twice the budget serves {doubled}: {answer:?}");
@@ -119,7 +186,7 @@ fn an_slo_that_no_cluster_meets_is_an_answer() {
         slo: "ttft=1ms".parse().expect("an SLO"),
         ..question(&demand, &Costs::default(), Budget::Cores(2))
     };
-    let answer = plan(&question, &|_, _, _| {}).expect("an answer");
+    let answer = plan(&question, &|_| {}).expect("an answer");
     assert_eq!(answer.advice, Advice::NothingHelps);
     assert!(answer.why.contains("TTFT"), "{}", answer.why);
 }
@@ -141,7 +208,7 @@ fn images_that_come_again_need_less() {
     let reused = Reused { demand: &fresh, share: 0.9 };
     let costs = Costs { encode_token: 800.0, ..Costs::default() };
     let goodput = |demand: &dyn Demand| {
-        plan(&question(demand, &costs, Budget::Cores(3)), &|_, _, _| {}).expect("a plan").best.goodput.mean
+        plan(&question(demand, &costs, Budget::Cores(3)), &|_| {}).expect("a plan").best.goodput.mean
     };
     let (few, many) = (goodput(&fresh), goodput(&reused));
     assert!(many > few * 1.2, "{few} requests/s with new images, {many} with known ones");
@@ -151,14 +218,14 @@ fn images_that_come_again_need_less() {
 fn a_budget_without_room_and_curves_of_two_models_are_refused() {
     let demand = demand("text:text=100,output=12");
     let two: CostCurves = CostCurves { threads: 2, ..curves_of(&Costs::default()) };
-    let refused = |question: &Question<'_>| plan(question, &|_, _, _| {}).expect_err("no plan").to_string();
+    let refused = |question: &Question<'_>| plan(question, &|_| {}).expect_err("no plan").to_string();
     let mut asked = question(&demand, &Costs::default(), Budget::Cores(1));
     asked.curves = vec![Arc::new(two.clone())];
     assert!(refused(&asked).contains("no room for a worker of 2 threads"));
     asked.curves.push(Arc::new(CostCurves { model: "other".into(), ..two }));
     assert!(refused(&asked).contains("other"));
     asked.curves.clear();
-    assert!(matches!(plan(&asked, &|_, _, _| {}), Err(PlanError::NoCurves)));
+    assert!(matches!(plan(&asked, &|_| {}), Err(PlanError::NoCurves)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `triptych plan fleets`: flags and files of the simulated cost of a request in fleets of growing size.
 
-use super::output::{bar, print, progress_on, to_json};
+use super::output::{PlanScreen, print, to_json};
 use super::question::QuestionArgs;
 use crate::error::CliError;
 use clap::Args;
@@ -33,11 +33,11 @@ pub fn run(args: &FleetsArgs) -> Result<(), CliError> {
         return Err(CliError::Setting(format!("--output: there is no directory {}", args.output.display())));
     }
     let sizes: Vec<usize> = args.workers.iter().filter_map(|n| usize::try_from(*n).ok()).collect();
-    let bar = bar();
+    let screen = PlanScreen::new();
     let largest = Budget::Workers(sizes.iter().copied().max().unwrap_or(2));
     let question = inputs.question(largest, &inputs.demand);
-    let planned = fleets::fleets(&question, &sizes, &progress_on(&bar));
-    bar.finish_and_clear();
+    let planned = fleets::fleets(&question, &sizes, &|step| screen.show(step));
+    screen.end();
     let planned = planned.map_err(|e| CliError::setting("no fleets", &e))?;
     let report = fleets::report(&question, &planned);
     let json = args.output.join("fleets.json");

@@ -1,9 +1,11 @@
 //! Output of the planning commands.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use triptych_bench::error::MeasureError;
+use triptych_plan::planner::{Phase, Step};
 
 /// An indented JSON document.
 ///
@@ -23,22 +25,42 @@ pub fn print<E: From<MeasureError>>(page: &str) -> Result<(), E> {
     Ok(written.map_err(|e| MeasureError::failed("cannot write the answer", &e))?)
 }
 
-/// A progress bar on a terminal.
-pub fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}");
-    let bar = ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+/// Progress of a plan on stderr: a bar on a terminal, and a line for each phase elsewhere.
+pub struct PlanScreen {
+    bar: ProgressBar,
+    /// The phase whose line was written.
+    said: Cell<Option<Phase>>,
 }
 
-/// Shows the progress of a plan on a bar.
-pub fn progress_on(bar: &ProgressBar) -> impl Fn(usize, usize, &str) {
-    |done: usize, of: usize, what: &str| {
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-        bar.set_message(what.to_owned());
+impl PlanScreen {
+    /// A screen without progress.
+    pub fn new() -> Self {
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(1),
+            false => ProgressBar::hidden(),
+        };
+        let style = ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {elapsed} {wide_msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, said: Cell::new(None) }
+    }
+
+    /// Shows the next step.
+    pub fn show(&self, step: Step<'_>) {
+        let phase = step.phase;
+        let prefix = format!("{}/{} {}", phase.number(), Phase::ALL.len(), phase.as_str());
+        if self.bar.is_hidden() && self.said.replace(Some(phase)) != Some(phase) {
+            // Nobody may be reading it.
+            let _ = writeln!(std::io::stderr(), "simulating {prefix}: {} steps", step.of);
+        }
+        self.bar.set_prefix(prefix);
+        self.bar.set_length(step.of as u64);
+        self.bar.set_position(step.done as u64);
+        self.bar.set_message(step.what.to_owned());
+    }
+
+    /// Removes the bar.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
     }
 }

@@ -14,7 +14,7 @@ use triptych_plan::simulator::spec::FrontCores;
 /// Flags of a plan's inputs.
 #[derive(Args, Clone, Debug)]
 pub struct QuestionArgs {
-    /// Cost curves that `triptych profile` wrote; once for each number of threads that a worker may have
+    /// Cost curves that `triptych profile` wrote; repeat for each number of threads that a worker may have
     #[arg(long, value_name = "FILE", default_value = "curves.json")]
     pub curves: Vec<PathBuf>,
     /// Use only curves of workers with so many threads
@@ -26,19 +26,19 @@ pub struct QuestionArgs {
     /// Arrival process: own, poisson, gamma:cv=2, constant
     #[arg(long, value_name = "ARRIVALS", default_value = "own")]
     pub arrivals: Arrivals,
-    /// SLO, as in ttft=500ms,tpot=50ms
+    /// SLO of every request, as in ttft=500ms,tpot=50ms; e2el limits the time to the end
     #[arg(long, value_name = "SLO", required = true)]
     pub slo: Option<Slo>,
-    /// Proxy, store and clients use the workers' cores, as on one machine; by default they have their own
+    /// Proxy, store and clients use the workers' cores, as on one machine. Default: they have their own
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub one_machine: bool,
     /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub quick: bool,
-    /// Seeds that the best few are simulated with; the interval is over them
+    /// Seeds that the best few are simulated with; goodput and its interval are over them. Default: 5, with --quick 3
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
-    /// Requests of a simulated run
+    /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
 }

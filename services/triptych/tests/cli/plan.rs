@@ -103,6 +103,14 @@ fn a_plan_is_a_page_and_a_document() {
     {
         assert!(page.contains(part), "{part} is not in\n{page}");
     }
+    let headline = page.lines().find(|line| line.starts_with("**")).expect("a headline");
+    let number = headline.trim_start_matches('*').split(' ').next().expect("a number");
+    let row = page.lines().find(|line| line.contains(", recommended | ")).expect("a row");
+    assert!(row.contains(&format!(", recommended | {number} (")), "{headline}\n{row}");
+    // What is simulated is said meanwhile, on a pipe once for each phase.
+    let said: Vec<_> = stderr(&output).lines().map(str::to_owned).collect();
+    assert_eq!(said.len(), 3, "{said:?}");
+    assert!(said[0].starts_with("simulating 1/3 first search"), "{said:?}");
     let output = triptych(&[&base[..], &asked, &["--json"]].concat());
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert!(document["best"]["goodput"]["mean"].as_f64().expect("a number") > 0.0);
