@@ -1,22 +1,28 @@
 //! `triptych ask`: one question to a running cluster, over gRPC.
 //!
-//! The answer goes to stdout as it comes and nothing else does; where the time went goes to stderr.
+//! The answer goes to stdout as it comes and nothing else does; where the time went goes to stderr, and on a terminal what
+//! is waited for meanwhile.
 
 mod args;
 mod items;
+mod progress;
 mod report;
 mod request;
 
 pub use args::AskArgs;
 
 use crate::error::{CliError, chain};
+use progress::Waiting;
 use report::ReceivedAnswer;
 use std::io::Write;
-use tonic::{Code, Status, Streaming};
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
 use triptych_core::limits::Limits;
-use triptych_proto::v1::GenerateResponse;
 use triptych_proto::v1::generate_response::Kind;
 use triptych_proto::v1::triptych_client::TriptychClient;
+use triptych_proto::v1::{GenerateRequest, GenerateResponse};
 use triptych_runtime::grpc;
 use triptych_runtime::status::PARAM_KEY;
 
@@ -43,16 +49,34 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
     let channel = grpc::channel(&args.grpc).map_err(|e| {
         CliError::setting(format!("--grpc {} is no address, as 127.0.0.1:50051 is", args.grpc), &e)
     })?;
-    let mut client = TriptychClient::new(channel).max_encoding_message_size(Limits::default().max_body_bytes);
-    let request = with_key(request, args.api_key.as_deref())?;
-    let stream = client.generate(request).await.map_err(|s| refused(&s, &args.grpc))?.into_inner();
-    let echo = !args.json;
-    let answer = receive(stream, ReceivedAnswer::new(names), echo).await.map_err(|(answer, status)| {
-        if echo && !answer.text.is_empty() {
+    let client = TriptychClient::new(channel).max_encoding_message_size(Limits::default().max_body_bytes);
+    let mut request = with_key(request, args.api_key.as_deref())?;
+    if let Some(limit) = args.timeout {
+        // The cluster stops too.
+        request.set_timeout(limit);
+    }
+    let (mut answer, mut waiting) = (ReceivedAnswer::new(names), Waiting::start(&args.grpc, !args.json));
+    let receiving = receive(client, request, &mut answer, &mut waiting);
+    let ended = match args.timeout {
+        Some(limit) => timeout(limit, receiving).await.map_err(|_| limit),
+        None => Ok(receiving.await),
+    };
+    waiting.end();
+    let failed = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(status)) => Some(match args.timeout {
+            // The cluster, or the connection, noticed first.
+            Some(limit) if is_deadline(&status) => timed_out(limit, &waiting),
+            _ => refused(&status, &args.grpc),
+        }),
+        Err(limit) => Some(timed_out(limit, &waiting)),
+    };
+    if let Some(failed) = failed {
+        if !args.json && !answer.text.is_empty() {
             print("\n");
         }
-        refused(&status, &args.grpc)
-    })?;
+        return Err(failed);
+    }
     if args.json {
         print(&format!("{}\n", answer.to_json()));
     } else {
@@ -62,28 +86,41 @@ pub async fn run(args: AskArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+fn timed_out(limit: Duration, waiting: &Waiting) -> CliError {
+    CliError::TimedOut { limit, waited_for: waiting.stage().to_string() }
+}
+
+/// True if a status says that the request's own time is over: the cluster's does, and tonic's, which cancels.
+fn is_deadline(status: &Status) -> bool {
+    matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled)
+}
+
+/// Sends the request and takes in the answer, which is printed as it comes where that is wanted.
 async fn receive(
-    mut stream: Streaming<GenerateResponse>,
-    mut answer: ReceivedAnswer,
-    echo: bool,
-) -> Result<ReceivedAnswer, (ReceivedAnswer, Status)> {
-    loop {
-        match stream.message().await {
-            Ok(Some(GenerateResponse { kind: Some(kind) })) => match kind {
-                Kind::Accepted(accepted) => answer.accept(accepted),
-                Kind::Delta(delta) => {
-                    if echo {
-                        print(answer.next_piece(&delta.text));
-                    }
-                    answer.add(&delta);
+    mut client: TriptychClient<Channel>,
+    request: tonic::Request<GenerateRequest>,
+    answer: &mut ReceivedAnswer,
+    waiting: &mut Waiting,
+) -> Result<(), Status> {
+    let mut stream = client.generate(request).await?.into_inner();
+    while let Some(GenerateResponse { kind }) = stream.message().await? {
+        match kind {
+            Some(Kind::Accepted(accepted)) => {
+                waiting.admitted(&accepted.model);
+                answer.accept(accepted);
+            }
+            Some(Kind::Delta(delta)) => {
+                waiting.piece();
+                if waiting.is_echoed() {
+                    print(answer.next_piece(&delta.text));
                 }
-                Kind::Summary(summary) => answer.end(summary),
-            },
-            Ok(Some(GenerateResponse { kind: None })) => {}
-            Ok(None) => return Ok(answer),
-            Err(status) => return Err((answer, status)),
+                answer.add(&delta);
+            }
+            Some(Kind::Summary(summary)) => answer.end(summary),
+            None => {}
         }
     }
+    Ok(())
 }
 
 /// A reader that went away (`| head`) is no reason to fail.

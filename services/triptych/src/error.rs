@@ -1,6 +1,7 @@
 //! Errors of commands, by the caller's possible action.
 
 use std::error::Error;
+use std::time::Duration;
 use thiserror::Error;
 use triptych_bench::error::MeasureError;
 
@@ -15,6 +16,14 @@ pub enum CliError {
     /// Something else is in the way: the same command may succeed later.
     #[error("{0}")]
     Failed(String),
+    /// The time that was given is over.
+    #[error("no whole answer within {limit:?}: {waited_for}")]
+    TimedOut {
+        /// The given time.
+        limit: Duration,
+        /// What was under way.
+        waited_for: String,
+    },
 }
 
 impl CliError {
@@ -23,6 +32,7 @@ impl CliError {
         match self {
             Self::Setting(_) => SETTING_EXIT_CODE,
             Self::Failed(_) => 1,
+            Self::TimedOut { .. } => TIMEOUT_EXIT_CODE,
         }
     }
 
@@ -40,6 +50,9 @@ impl CliError {
 /// The exit code of a wrong setting, the same as clap's.
 pub const SETTING_EXIT_CODE: u8 = 2;
 
+/// The exit code when the given time is over, the same as of coreutils' `timeout`.
+const TIMEOUT_EXIT_CODE: u8 = 124;
+
 impl From<MeasureError> for CliError {
     fn from(e: MeasureError) -> Self {
         match e {
@@ -55,6 +68,7 @@ impl From<CliError> for MeasureError {
         match e {
             CliError::Setting(text) => Self::Setting(text),
             CliError::Failed(text) => Self::Failed(text),
+            e @ CliError::TimedOut { .. } => Self::Failed(e.to_string()),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use clap::Args;
 use std::path::PathBuf;
+use std::time::Duration;
+use triptych_bench::text::{TextError, duration};
 
 /// Flags of `ask`.
 #[derive(Args, Debug)]
@@ -17,10 +19,10 @@ pub struct AskArgs {
     /// Translate the speech into English
     #[arg(long, requires = "audio", conflicts_with = "text")]
     pub translate: bool,
-    /// Language of the speech, as in `en`; left out, the model finds it
+    /// Language of the speech, as in `en`. Default: the model finds it
     #[arg(long, value_name = "CODE", requires = "audio", conflicts_with = "text")]
     pub language: Option<String>,
-    /// Model name; left out, the one that reads the items
+    /// Model name. Default: the one that reads the items
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub model: String,
     /// gRPC address of the cluster
@@ -29,16 +31,24 @@ pub struct AskArgs {
     /// API key or token of the client, if the cluster requires one
     #[arg(long, value_name = "KEY", env = "TRIPTYCH_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Tokens of the answer at most
+    /// Most tokens of the answer
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// 0 always takes the most probable token, up to 2 takes chances
+    /// Sampling temperature, from 0, which always takes the most probable token, to 2
     #[arg(long, value_name = "T")]
     pub temperature: Option<f32>,
     /// Seed of sampling: the same number gives the same answer
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Longest time for the whole answer, as in 500ms, 30s or 2m; then it is an error, with exit status 124. Default: as long
+    /// as the cluster takes
+    #[arg(long, value_name = "DURATION", value_parser = time)]
+    pub timeout: Option<Duration>,
     /// Print one JSON object at the end, with the answer and where the time went
     #[arg(long)]
     pub json: bool,
+}
+
+fn time(text: &str) -> Result<Duration, TextError> {
+    duration("timeout", text)
 }
