@@ -25,6 +25,7 @@ pub enum BenchCommand {
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
     /// Make a page of stored results: tables and charts in one HTML file, or tables as Markdown
+    #[command(after_help = REPORT_HELP)]
     Report(ReportArgs),
     /// Start clusters with the same cores and compare them: disaggregated against colocated workers, over the workloads of
     /// the claim or any others. Results are kept, and a suite that was interrupted goes on
@@ -43,22 +44,33 @@ Workloads, with their keys and usual values:
   reuse        pool=100 zipf=1 images=1: images of a pool, by a Zipf law
   audio        seconds=8 cv=0.7 max=30 text=0 output=64     clips; without text they are transcribed
   multi-turn   turns=2-6 images=1 more=0.3 think=10s        earlier texts and images are sent again
-  servegen     clients=50 skew=1.2 cv=1.8 images=1.59       clients with rates and bursts of their own
+  servegen     clients=50 skew=1.2 cv=1.8 images=1.59       clients with their own rates and bursts
   trace:FILE   CSV: timestamp,text_tokens,output_tokens,items; items as `640x480 2.5s 640x480#7`
-All but trace take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by range=.
+All but trace take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by
+range=.
 
 A rate passes if 99 % of all offered requests meet the SLO, the 99th percentile of each latency is
 within its limit, 97 % as many are served as are offered, and neither concurrency nor TTFT rises.
-Goodput is the highest rate that passes with all lower ones passing. Refused, failed, short and
-unanswered requests count as offered. Nothing is retried.
+Goodput is the highest rate that passes with all lower ones passing; a rate is what was offered
+while it was judged. Refused, failed, short and unanswered requests count as offered. Nothing is
+retried.
 
 Examples:
   triptych bench run --grpc 127.0.0.1:50051 --workload epd-short:images=2 --slo ttft=500ms,tpot=50ms
-  triptych bench run --url http://127.0.0.1:8000 --model Qwen/Qwen2-VL-2B-Instruct    any other server
-  triptych bench run --url http://127.0.0.1:8080 --rates 1,2,4 --requests 200 --seeds 1 --json r.json
-  triptych bench run --url http://127.0.0.1:8080 --endpoint transcriptions --workload audio:seconds=5
+  triptych bench run --url http://127.0.0.1:8000 --model Qwen/Qwen2-VL-2B-Instruct
+  triptych bench run --url http://127.0.0.1:8080 --rates 1,2,4 --requests 200 --seeds 1 \\
+                 --json r.json --report r.html
+  triptych bench run --url http://127.0.0.1:8080 --endpoint transcriptions \\
+                 --workload audio:seconds=5
 
-Exits with 0 when the sweep came to its end, whatever it found.";
+Exits with 0 when the sweep came to its end, whatever it found. Ctrl-C ends the window under way,
+waits for its requests, writes what there is as a partial result, and exits with 1; a second one
+ends at once.";
+
+const REPORT_HELP: &str = "\
+Examples:
+  triptych bench report results/*.json --out report.html
+  triptych bench report results --out report.md --title 'Goodput by topology'";
 
 const SUITE_HELP: &str = "\
 Examples:

@@ -13,7 +13,7 @@ use crate::role::pd::PdArgs;
 use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
 use crate::up::UpArgs;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,12 +36,20 @@ pub struct Cli {
     /// Command.
     #[command(subcommand)]
     pub command: Command,
-    /// Read the settings, start nothing, and end: with 0 if a role could start with them, else with 2 and what is wrong
-    #[arg(long, global = true, help_heading = "Settings")]
-    pub check: bool,
     /// Process id of the supervisor: end when it ends.
     #[arg(long, global = true, hide = true)]
     pub supervised_by: Option<u32>,
+}
+
+/// A role's flags, and leave to check them only.
+#[derive(Args, Debug)]
+pub struct RoleArgs<A: Args> {
+    /// The role's own.
+    #[command(flatten)]
+    pub role: A,
+    /// Read the settings, start nothing, and end: with 0 if the role could start with them, else with 2 and what is wrong
+    #[arg(long, help_heading = "Settings")]
+    pub check: bool,
 }
 
 /// The commands.
@@ -76,16 +84,16 @@ pub enum Command {
     Health(HealthArgs),
     /// Run the frontend alone: OpenAI's HTTP API and gRPC
     #[command(after_help = PROXY_EXAMPLES)]
-    Proxy(ProxyArgs),
+    Proxy(RoleArgs<ProxyArgs>),
     /// Run one encoder worker alone
     #[command(after_help = ENCODER_EXAMPLES)]
-    Encoder(EncoderArgs),
+    Encoder(RoleArgs<EncoderArgs>),
     /// Run one prefill/decode worker alone
     #[command(after_help = PD_EXAMPLES)]
-    Pd(PdArgs),
+    Pd(RoleArgs<PdArgs>),
     /// Run the memory store of encoder outputs alone, for the others to share
     #[command(after_help = STORE_EXAMPLES)]
-    Store(StoreArgs),
+    Store(RoleArgs<StoreArgs>),
 }
 
 const UP_EXAMPLES: &str = "\
@@ -105,8 +113,10 @@ Examples:
   triptych ask \"What is different?\" --image before.png --image after.png
   triptych ask --audio digits.wav                   transcribe speech
   triptych ask --audio speech.mp3 --translate       the same, in English
+  triptych ask \"Why?\" --timeout 30s --json         for a script: one JSON object, or status 124
 
-The answer goes to stdout as it comes; the time in each stage and where each item came from go to stderr.";
+The answer goes to stdout as it comes; the time in each stage and where each item came from go to
+stderr, and on a terminal what is waited for meanwhile.";
 
 const MODELS_EXAMPLES: &str = "\
 Examples:
@@ -134,6 +144,7 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   triptych bench run --grpc 127.0.0.1:50051 --workload epd-short:images=2 --slo ttft=500ms,tpot=50ms
   triptych bench run --url http://127.0.0.1:8000    any OpenAI-compatible server
+  triptych bench suite --model DIR --quick          clusters with the same cores, compared
   triptych bench report results/*.json --out report.html
   triptych bench report results --out report.md";
 
@@ -150,14 +161,16 @@ loading an output, and the cost of the proxy. The summary goes to stdout, progre
 const PLAN_EXAMPLES: &str = "\
 Examples:
   triptych profile ./my-qwen2-vl --threads 1 -o one.json        first: the costs of a worker
-  triptych plan --curves one.json --workload epd-short:images=2 --slo ttft=2s,tpot=100ms --budget 8cores
-  triptych plan --curves one.json --curves two.json --workload random-mm --slo ttft=1s --budget 8cores --json
+  triptych plan --curves one.json --workload epd-short:images=2 --slo ttft=2s,tpot=100ms \\
+                --budget 8cores
+  triptych plan --curves one.json --curves two.json --workload random-mm --slo ttft=1s \\
+                --budget 8cores --json
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://127.0.0.1:8080/metrics \\
                 --encoders 2 --pds 2 --apply-command './scale.sh {pool} {replicas}'
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://proxy:8080/metrics \\
                 --apply kubernetes:prod --encoder-deployment vl-encoder --pd-deployment vl-pd
-  triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --output results
-  triptych plan validate --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl
+  triptych plan fleets --curves one.json --slo ttft=2s,tpot=100ms --output results
+  triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl
 
 Plans are simulated with the scheduler and the router that serve; `plan validate` shows the error of
 the simulation on this machine.";

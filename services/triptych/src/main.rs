@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
-    let ended = if cli.check { check(&cli.command) } else { run(cli.command) };
+    let ended = run(cli.command);
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -64,17 +64,6 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "error: {e}");
             ExitCode::from(e.exit_code())
         }
-    }
-}
-
-/// Checks the settings without starting anything. Texts are parsed already.
-fn check(command: &Command) -> Result<(), CliError> {
-    match command {
-        Command::Proxy(args) => args.check(),
-        Command::Encoder(args) => args.check(),
-        Command::Pd(args) => args.check(),
-        Command::Store(args) => args.check(),
-        _ => Ok(()),
     }
 }
 
@@ -91,10 +80,14 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
         Command::Keys(args) => keys::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
-        Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args)),
-        Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
-        Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),
-        Command::Store(args) => block_on(Builder::new_multi_thread(), role::store::run(args)),
+        Command::Proxy(args) if args.check => args.role.check(),
+        Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args.role)),
+        Command::Encoder(args) if args.check => args.role.check(),
+        Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args.role)),
+        Command::Pd(args) if args.check => args.role.check(),
+        Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args.role)),
+        Command::Store(args) if args.check => args.role.check(),
+        Command::Store(args) => block_on(Builder::new_multi_thread(), role::store::run(args.role)),
     }
 }
 

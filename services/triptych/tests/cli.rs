@@ -1,6 +1,8 @@
 //! The binary as a user meets it before anything runs: help, wrong settings, and the words for them.
 #![forbid(unsafe_code)]
 
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/ec.rs"]
 mod ec;
 #[path = "cli/plan.rs"]
@@ -41,6 +43,34 @@ fn help_of_every_command_has_an_example() {
 }
 
 #[test]
+fn a_dry_check_of_settings_is_an_option_of_the_roles_alone() {
+    for role in ["proxy", "encoder", "pd", "store"] {
+        assert!(String::from_utf8_lossy(&triptych(&[role, "--help"]).stdout).contains("--check"), "{role}");
+    }
+    refuses(
+        &["encoder", "--check", "--grpc", "127.0.0.1:0", "--model", ".", "--ec", "memory"],
+        2,
+        &["triptych store"],
+    );
+    for command in ["up", "ask", "models", "ec", "bench", "plan", "keys", "health"] {
+        let output = triptych(&[command, "--help"]);
+        assert!(output.status.success());
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("--check"), "{command}");
+    }
+    refuses(&["ask", "hello", "--check"], 2, &["--check"]);
+}
+
+#[test]
+fn each_option_of_a_bench_is_under_its_heading() {
+    let help = String::from_utf8_lossy(&triptych(&["bench", "run", "--help"]).stdout).into_owned();
+    let of = |heading: &str| help.split(&format!("\n{heading}:\n")).nth(1).expect(heading).to_owned();
+    assert!(!of("Size").split("\nResult:\n").next().expect("its options").contains("--json"), "{help}");
+    assert!(of("Result").contains("--json") && of("Result").contains("--report"), "{help}");
+    let page = String::from_utf8_lossy(&triptych(&["bench", "report", "--help"]).stdout).into_owned();
+    assert!(page.contains("Examples:\n  triptych bench report"), "{page}");
+}
+
+#[test]
 fn a_port_in_use_names_the_address_and_the_flag() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
     let address = taken.local_addr().expect("bound").to_string();
@@ -72,6 +102,24 @@ fn a_wrong_store_says_what_is_allowed() {
 #[test]
 fn asking_nobody_says_how_to_start_somebody() {
     refuses(&["ask", "hello", "--grpc", "127.0.0.1:9"], 1, &["127.0.0.1:9", "triptych up"]);
+}
+
+#[test]
+fn a_cluster_that_is_silent_is_not_waited_for_longer_than_was_said() {
+    // Connections wait in its queue, as at a process that is stopped.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
+    let address = silent.local_addr().expect("bound").to_string();
+    let ask = |more: &[&str]| triptych(&[&["ask", "hello", "--grpc", &address], more].concat());
+    for more in [&["--timeout", "300ms"][..], &["--timeout", "300ms", "--json"]] {
+        let output = ask(more);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(124), "{text}");
+        // Nothing of the spinner on a pipe.
+        let expect =
+            format!("error: no whole answer within 300ms: waiting for {address} to admit the request\n");
+        assert_eq!(text, expect);
+    }
+    refuses(&["ask", "hello", "--timeout", "soon"], 2, &["--timeout", "soon"]);
 }
 
 #[test]
