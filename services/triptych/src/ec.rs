@@ -43,7 +43,7 @@ enum EcCommand {
 const LS_EXAMPLES: &str = "\
 Examples:
   triptych ec ls --ec disk:/var/lib/triptych/ec     what is there
-  triptych ec ls --ec grpc://127.0.0.1:7400         of a store process; `triptych up` prints its address
+  triptych ec ls --ec grpc://127.0.0.1:7400         a store process, as `triptych up` prints it
   triptych ec ls --ec shm --long --limit 20         whole keys, of the first 20
   triptych ec ls --ec s3://bucket/ec --json         for a program
 
@@ -74,7 +74,7 @@ const WARM_EXAMPLES: &str = "\
 Examples:
   triptych ec warm --from s3://bucket/ec --to shm   fill this host's slab
   triptych ec warm --from disk:OLD --to redis://10.0.0.1 --jobs 32
-  triptych ec ls --ec disk:DIR --json | jq -r .key | triptych ec warm --from disk:DIR --to shm --stdin";
+  triptych ec warm --from disk:DIR --to shm --stdin < keys     these, one a line";
 
 /// Runs one of them.
 ///

@@ -98,14 +98,12 @@ fn numbers(text: &str) -> Vec<f64> {
 #[test]
 fn the_headline_is_the_number_of_its_row_and_the_page_says_that_it_decides() {
     // More seeds and longer runs than the first search has, so that the two numbers of a cluster differ.
-    let effort = Effort { requests: 240, seeds: 3, tolerance: 0.05, ..EFFORT };
-    for (workload, encode_token) in [
-        ("epd-short:images=1,text=100,output=12", 20.0),
-        ("epd-short:images=2,text=100,output=12", 300.0),
-        ("text:text=100,output=12", 20.0),
-    ] {
+    let effort = Effort { requests: 160, seeds: 2, tolerance: 0.15, ..EFFORT };
+    for (workload, encode_token) in
+        [("epd-short:images=1,text=100,output=12", 20.0), ("epd-short:images=2,text=100,output=12", 300.0)]
+    {
         let (demand, costs) = (demand(workload), Costs { encode_token, ..Costs::default() });
-        let question = Question { effort, ..question(&demand, &costs, Budget::Cores(3)) };
+        let question = Question { effort, ..question(&demand, &costs, Budget::Cores(2)) };
         let answer = plan(&question, &|_| {}).expect("a plan");
         let page = markdown(&answer);
         let headline = page.lines().find(|line| line.starts_with("**")).expect("a headline");
@@ -114,7 +112,7 @@ fn the_headline_is_the_number_of_its_row_and_the_page_says_that_it_decides() {
         assert!(cells[1].starts_with(&format!("**{} (", answer.best.topology)), "{page}");
         // Goodput, and its interval.
         assert_eq!(numbers(cells[2])[..3], [0, 2, 3].map(|i| numbers(headline)[i]), "{page}");
-        assert!(page.contains("Goodput decides") && page.contains("over 3 seeds"), "{page}");
+        assert!(page.contains("Goodput decides") && page.contains("over 2 seeds"), "{page}");
         let settled = || answer.simulated.iter().filter_map(|cluster| Some((cluster, cluster.goodput?)));
         assert_eq!(settled().filter(|(cluster, _)| cluster.is_best).count(), 1);
         for (cluster, goodput) in settled() {
