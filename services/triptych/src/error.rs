@@ -21,7 +21,7 @@ pub enum CliError {
     TimedOut {
         /// The given time.
         limit: Duration,
-        /// What was under way.
+        /// The stage that was under way.
         waited_for: String,
     },
 }

@@ -30,7 +30,7 @@ pub enum NoModel {
     /// None takes the items.
     #[error("no listed model takes {needs}; listed are {listed}")]
     NoneFits {
-        /// What the workload offers.
+        /// Items of the workload.
         needs: String,
         /// Every model with the items that it takes.
         listed: String,

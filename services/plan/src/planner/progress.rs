@@ -39,7 +39,7 @@ pub struct Step<'a> {
     pub done: usize,
     /// All steps of the phase.
     pub of: usize,
-    /// What is simulated next.
+    /// Name of the next simulation.
     pub what: &'a str,
 }
 

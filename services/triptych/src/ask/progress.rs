@@ -1,4 +1,4 @@
-//! What a question waits for: a line with a spinner on a terminal, and words for the error when the time is over.
+//! Progress of a question: a line with a spinner on a terminal, and words for the error when the time is over.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt;
@@ -84,7 +84,7 @@ impl Waiting {
         self.is_echoed
     }
 
-    /// What is waited for.
+    /// The current stage.
     pub fn stage(&self) -> &Stage {
         &self.stage
     }

@@ -6,8 +6,9 @@ mod server;
 use crate::commit::commit;
 use crate::error::{CliError, chain};
 use crate::up::signals::Signals;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use screen::Screen;
+use server::ServerArgs;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
@@ -46,41 +47,6 @@ pub struct FileArgs {
     /// Write a page with charts here: HTML, or Markdown if it ends with `.md`
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-}
-
-/// Flags of the server.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Server")]
-pub struct ServerArgs {
-    /// An OpenAI-compatible server, as in `http://127.0.0.1:8080`: this one or any other
-    #[arg(long, value_name = "URL", required_unless_present = "grpc", conflicts_with = "grpc")]
-    pub url: Option<String>,
-    /// Triptych's gRPC API, as in `127.0.0.1:50051`: exact token times, stages, and where items came from
-    #[arg(long, value_name = "ADDR")]
-    pub grpc: Option<String>,
-    /// Over HTTP: the endpoint of OpenAI's API. The completions of other servers take no items
-    #[arg(long, value_name = "ENDPOINT", value_enum, default_value_t = EndpointArg::Chat, conflicts_with = "grpc")]
-    pub endpoint: EndpointArg,
-    /// Model name. Default: the first that the server lists and that takes the workload's items
-    #[arg(long, value_name = "NAME")]
-    pub model: Option<String>,
-    /// API key or token, if the server requires one
-    #[arg(long, value_name = "KEY", env = "TRIPTYCH_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// URL of a process's metrics; repeat for every worker. Default: `/metrics` of --url
-    #[arg(long, value_name = "URL")]
-    pub metrics: Vec<String>,
-}
-
-/// Endpoints of OpenAI's API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EndpointArg {
-    /// /v1/chat/completions
-    Chat,
-    /// /v1/completions
-    Completions,
-    /// /v1/audio/transcriptions; answers are as long as the model makes them
-    Transcriptions,
 }
 
 /// Flags of the load.

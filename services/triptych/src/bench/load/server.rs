@@ -1,8 +1,8 @@
-//! The server that `bench run` measures, with the model that its requests name.
+//! The server that `bench run` measures: its flags, and the model that its requests name.
 
 use super::screen::Screen;
-use super::{EndpointArg, ServerArgs};
 use crate::error::CliError;
+use clap::{Args, ValueEnum};
 use std::sync::Arc;
 use triptych_bench::client::Target;
 use triptych_bench::client::grpc::GrpcTarget;
@@ -12,6 +12,41 @@ use triptych_bench::scrape::Scraper;
 use triptych_bench::sweep::{N_CHANNELS, Server};
 use triptych_bench::workload::Workload;
 use triptych_runtime::grpc;
+
+/// Flags of the server.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// An OpenAI-compatible server, as in `http://127.0.0.1:8080`: this one or any other
+    #[arg(long, value_name = "URL", required_unless_present = "grpc", conflicts_with = "grpc")]
+    pub url: Option<String>,
+    /// Triptych's gRPC API, as in `127.0.0.1:50051`: exact token times, stages, and where items came from
+    #[arg(long, value_name = "ADDR")]
+    pub grpc: Option<String>,
+    /// Over HTTP: the endpoint of OpenAI's API. The completions of other servers take no items
+    #[arg(long, value_name = "ENDPOINT", value_enum, default_value_t = EndpointArg::Chat, conflicts_with = "grpc")]
+    pub endpoint: EndpointArg,
+    /// Model name. Default: the first that the server lists and that takes the workload's items
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// API key or token, if the server requires one
+    #[arg(long, value_name = "KEY", env = "TRIPTYCH_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// URL of a process's metrics; repeat for every worker. Default: `/metrics` of --url
+    #[arg(long, value_name = "URL")]
+    pub metrics: Vec<String>,
+}
+
+/// Endpoints of OpenAI's API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EndpointArg {
+    /// /v1/chat/completions
+    Chat,
+    /// /v1/completions
+    Completions,
+    /// /v1/audio/transcriptions; answers are as long as the model makes them
+    Transcriptions,
+}
 
 /// The server; where no model is named, with the first that takes the workload's items, which is said on the screen.
 ///
