@@ -2,8 +2,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use futures::future::BoxFuture;
-use std::sync::Arc;
+//! use std::sync::Arc;
 //! use triptych_bench::client::http::{Endpoint, HttpTarget};
 //! use triptych_bench::{scrape::Scraper, sweep, workload::Workload};
 //!
@@ -33,6 +32,7 @@ use crate::search::{Search, SearchPlan, Trial};
 use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
+use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;

@@ -264,8 +264,9 @@ async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcS
             Arc::new(RedisStore::open(&redis, RedisTuning::default(), limits)?)
         }
         EcSetting::Bucket(bucket) => {
-            let environment = std::env::vars_os()
-                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+            let environment: Vec<(String, String)> = std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .collect();
             Arc::new(BucketStore::open(bucket, environment, BucketTuning::default(), limits).await?)
         }
         EcSetting::Remote(authority) => {
