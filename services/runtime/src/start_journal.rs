@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triptych_core::RequestId;
 
@@ -27,8 +27,8 @@ pub struct StartJournal(Arc<JournalState>);
 struct JournalState {
     instance: Bytes,
     suspects: Vec<RequestId>,
-    /// `None`: nothing is written down.
-    file: Option<File>,
+    /// The file and its name; `None`: nothing is written down.
+    file: Option<(File, PathBuf)>,
     /// Numbers of the free slots.
     free: Mutex<Vec<usize>>,
 }
@@ -67,10 +67,10 @@ impl StartJournal {
         let ids = slots.iter().map(|slot| u128::from_be_bytes(*slot)).filter(|bits| *bits != 0);
         let suspects = ids.map(RequestId::from_bits).collect();
         file.write_all_at(&[0; N_SLOTS * SLOT_BYTES], 0)?;
-        Ok(Self::of(Some(file), suspects))
+        Ok(Self::of(Some((file, path.to_owned())), suspects))
     }
 
-    fn of(file: Option<File>, suspects: Vec<RequestId>) -> Self {
+    fn of(file: Option<(File, PathBuf)>, suspects: Vec<RequestId>) -> Self {
         let instance = Bytes::copy_from_slice(&rand::random::<u128>().to_be_bytes());
         let free = Mutex::new((0..N_SLOTS).rev().collect());
         Self(Arc::new(JournalState { instance, suspects, file, free }))
@@ -105,10 +105,19 @@ impl StartJournal {
 impl JournalState {
     /// A slot that cannot be written is a request that nobody hears of.
     fn write(&self, slot: usize, bits: u128) {
-        if let Some(file) = &self.file
+        if let Some((file, _)) = &self.file
             && let Err(e) = file.write_all_at(&bits.to_be_bytes(), (slot * SLOT_BYTES) as u64)
         {
             tracing::debug!(error = %e, "a request is not written down");
+        }
+    }
+}
+
+impl Drop for JournalState {
+    /// Removes the file of a process that ends in order; its successor makes it again.
+    fn drop(&mut self) {
+        if let Some((_, path)) = self.file.take() {
+            let _ = fs::remove_file(path);
         }
     }
 }
@@ -162,6 +171,7 @@ mod tests {
         assert_eq!(suspects, [id(2), id(u128::MAX)]);
         assert_ne!(successor.instance(), first.instance());
         drop(successor);
+        assert!(!other.exists(), "a process that ends in order leaves nothing");
         assert!(StartJournal::open(&other).unwrap().suspects().is_empty(), "they are reported once");
     }
 
