@@ -214,7 +214,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
-    let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
+    let (journal, max_requests) = (config.journal, config.engine.max_requests.min(Semaphore::MAX_PERMITS));
     let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
@@ -227,7 +227,7 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
         max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
-        journal: config.journal,
+        journal: journal.clone(),
         watchdog: config.watchdog,
     });
     let service =
@@ -235,11 +235,17 @@ pub async fn run(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Re
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
-        // Its requests end with the process, and other workers go on with them.
-        () = died.cancelled() => return Err(PdError::EngineDied),
+        () = died.cancelled() => return Err(engine_died(&journal)),
     }
     loads.drain().await;
     Ok(())
+}
+
+/// End of a worker whose engine panicked. Its requests end with the process, and other workers go on with them; those
+/// that it was starting stay written down.
+fn engine_died(journal: &StartJournal) -> PdError {
+    journal.keep();
+    PdError::EngineDied
 }
 
 struct DecoderLoader {

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use triptych_core::RequestId;
 
 /// Requests that are written down at the same time; one more is not.
@@ -29,6 +30,8 @@ struct JournalState {
     suspects: Vec<RequestId>,
     /// The file and its name; `None`: nothing is written down.
     file: Option<(File, PathBuf)>,
+    /// True if the process is about to end because of what is written down: it stays.
+    is_kept: AtomicBool,
     /// Numbers of the free slots.
     free: Mutex<Vec<usize>>,
 }
@@ -73,7 +76,8 @@ impl StartJournal {
     fn of(file: Option<(File, PathBuf)>, suspects: Vec<RequestId>) -> Self {
         let instance = Bytes::copy_from_slice(&rand::random::<u128>().to_be_bytes());
         let free = Mutex::new((0..N_SLOTS).rev().collect());
-        Self(Arc::new(JournalState { instance, suspects, file, free }))
+        let is_kept = AtomicBool::new(false);
+        Self(Arc::new(JournalState { instance, suspects, file, is_kept, free }))
     }
 
     /// Random name of this process.
@@ -90,6 +94,11 @@ impl StartJournal {
     pub fn suspects_to_wire(&self) -> Vec<Bytes> {
         let wire = |id: &RequestId| Bytes::copy_from_slice(&id.to_bits().to_be_bytes());
         self.0.suspects.iter().map(wire).collect()
+    }
+
+    /// Keeps what is written down for the successor: requests that end from now on end with the process.
+    pub fn keep(&self) {
+        self.0.is_kept.store(true, Ordering::SeqCst);
     }
 
     /// Writes down that a request is being started, until the guard is dropped.
@@ -116,7 +125,7 @@ impl JournalState {
 impl Drop for JournalState {
     /// Removes the file of a process that ends in order; its successor makes it again.
     fn drop(&mut self) {
-        if let Some((_, path)) = self.file.take() {
+        if let Some((_, path)) = self.file.take().filter(|_| !self.is_kept.load(Ordering::SeqCst)) {
             let _ = fs::remove_file(path);
         }
     }
@@ -124,7 +133,7 @@ impl Drop for JournalState {
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
+        if let Some(slot) = self.slot.filter(|_| !self.journal.is_kept.load(Ordering::SeqCst)) {
             self.journal.write(slot, 0);
             self.journal.free.lock().push(slot);
         }
@@ -170,6 +179,12 @@ mod tests {
         suspects.sort();
         assert_eq!(suspects, [id(2), id(u128::MAX)]);
         assert_ne!(successor.instance(), first.instance());
+        drop(successor.begin(id(4)));
+        let starting = successor.begin(id(5));
+        successor.keep();
+        drop((starting, successor));
+        let successor = StartJournal::open(&other).unwrap();
+        assert_eq!(successor.suspects(), [id(5)], "it ended with the process");
         drop(successor);
         assert!(!other.exists(), "a process that ends in order leaves nothing");
         assert!(StartJournal::open(&other).unwrap().suspects().is_empty(), "they are reported once");
