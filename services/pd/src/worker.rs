@@ -223,7 +223,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
-    let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
+    let (journal, max_requests) = (config.journal, config.engine.max_requests.min(Semaphore::MAX_PERMITS));
     let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
@@ -236,7 +236,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
-        journal: config.journal,
+        journal: journal.clone(),
         watchdog: config.watchdog,
     });
     let service =
@@ -244,11 +244,17 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
-        // Its requests end with the process, and other workers go on with them.
-        () = died.cancelled() => return Err(PdError::EngineDied),
+        () = died.cancelled() => return Err(engine_died(&journal)),
     }
     loads.drain().await;
     Ok(())
+}
+
+/// End of a worker whose engine panicked. Its requests end with the process, and other workers go on with them; those
+/// that it was starting stay written down.
+fn engine_died(journal: &StartJournal) -> PdError {
+    journal.keep();
+    PdError::EngineDied
 }
 
 struct DecoderLoader {

@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use triptych_core::RequestId;
 
 /// Requests that are written down at the same time; one more is not.
@@ -27,8 +28,10 @@ pub struct StartJournal(Arc<JournalState>);
 struct JournalState {
     instance: Bytes,
     suspects: Vec<RequestId>,
-    /// `None`: nothing is written down.
-    file: Option<File>,
+    /// The file and its name; `None`: nothing is written down.
+    file: Option<(File, PathBuf)>,
+    /// True if the process is about to end because of what is written down: it stays.
+    is_kept: AtomicBool,
     /// Numbers of the free slots.
     free: Mutex<Vec<usize>>,
 }
@@ -67,13 +70,14 @@ impl StartJournal {
         let ids = slots.iter().map(|slot| u128::from_be_bytes(*slot)).filter(|bits| *bits != 0);
         let suspects = ids.map(RequestId::from_bits).collect();
         file.write_all_at(&[0; N_SLOTS * SLOT_BYTES], 0)?;
-        Ok(Self::of(Some(file), suspects))
+        Ok(Self::of(Some((file, path.to_owned())), suspects))
     }
 
-    fn of(file: Option<File>, suspects: Vec<RequestId>) -> Self {
+    fn of(file: Option<(File, PathBuf)>, suspects: Vec<RequestId>) -> Self {
         let instance = Bytes::copy_from_slice(&rand::random::<u128>().to_be_bytes());
         let free = Mutex::new((0..N_SLOTS).rev().collect());
-        Self(Arc::new(JournalState { instance, suspects, file, free }))
+        let is_kept = AtomicBool::new(false);
+        Self(Arc::new(JournalState { instance, suspects, file, is_kept, free }))
     }
 
     /// Random name of this process.
@@ -92,6 +96,11 @@ impl StartJournal {
         self.0.suspects.iter().map(wire).collect()
     }
 
+    /// Keeps what is written down for the successor: requests that end from now on end with the process.
+    pub fn keep(&self) {
+        self.0.is_kept.store(true, Ordering::SeqCst);
+    }
+
     /// Writes down that a request is being started, until the guard is dropped.
     pub fn begin(&self, request: RequestId) -> Starting {
         let slot = self.0.file.as_ref().and_then(|_| self.0.free.lock().pop());
@@ -105,7 +114,7 @@ impl StartJournal {
 impl JournalState {
     /// A slot that cannot be written is a request that nobody hears of.
     fn write(&self, slot: usize, bits: u128) {
-        if let Some(file) = &self.file
+        if let Some((file, _)) = &self.file
             && let Err(e) = file.write_all_at(&bits.to_be_bytes(), (slot * SLOT_BYTES) as u64)
         {
             tracing::debug!(error = %e, "a request is not written down");
@@ -113,9 +122,18 @@ impl JournalState {
     }
 }
 
+impl Drop for JournalState {
+    /// Removes the file of a process that ends in order; its successor makes it again.
+    fn drop(&mut self) {
+        if let Some((_, path)) = self.file.take().filter(|_| !self.is_kept.load(Ordering::SeqCst)) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
+        if let Some(slot) = self.slot.filter(|_| !self.journal.is_kept.load(Ordering::SeqCst)) {
             self.journal.write(slot, 0);
             self.journal.free.lock().push(slot);
         }
@@ -161,7 +179,14 @@ mod tests {
         suspects.sort();
         assert_eq!(suspects, [id(2), id(u128::MAX)]);
         assert_ne!(successor.instance(), first.instance());
+        drop(successor.begin(id(4)));
+        let starting = successor.begin(id(5));
+        successor.keep();
+        drop((starting, successor));
+        let successor = StartJournal::open(&other).unwrap();
+        assert_eq!(successor.suspects(), [id(5)], "it ended with the process");
         drop(successor);
+        assert!(!other.exists(), "a process that ends in order leaves nothing");
         assert!(StartJournal::open(&other).unwrap().suspects().is_empty(), "they are reported once");
     }
 
