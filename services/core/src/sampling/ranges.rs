@@ -238,6 +238,10 @@ mod tests {
         Some(BeamParams { width, length_penalty, early_stopping: EarlyStopping::Heuristic })
     }
 
+    /// Sets a number, or a count.
+    type SetNumber = fn(&mut SamplingParams, f32);
+    type SetCount = fn(&mut SamplingParams, usize);
+
     /// A change of the settings.
     type Set = Box<dyn Fn(&mut SamplingParams)>;
 
@@ -250,7 +254,7 @@ mod tests {
 
     #[test]
     fn numbers_outside_their_range_are_refused_and_its_ends_are_not() {
-        let numbers: [(&str, fn(&mut SamplingParams, f32), [f32; 2]); 7] = [
+        let numbers: [(&str, SetNumber, [f32; 2]); 7] = [
             ("temperature", |p, x| p.temperature = x, [0.0, 2.0]),
             ("top_p", |p, x| p.top_p = x, [f32::from_bits(1), 1.0]),
             ("min_p", |p, x| p.min_p = x, [0.0, 1.0]),
@@ -277,7 +281,7 @@ mod tests {
 
     #[test]
     fn counts_are_held_at_their_limit_and_at_ten_times_it() {
-        let counts: [(&str, fn(&mut SamplingParams, usize), usize); 7] = [
+        let counts: [(&str, SetCount, usize); 7] = [
             ("n", |p, n| p.n = n as u32, 16),
             ("top_logprobs", |p, n| p.logprobs = Some(n as u32), 20),
             ("logit_bias", |p, n| p.logit_bias = (0..n as u32).map(|t| (t, 1.0)).collect(), 1024),
