@@ -86,7 +86,13 @@ pub enum Command {
     /// Run the memory store of encoder outputs alone, for the others to share
     #[command(after_help = STORE_EXAMPLES)]
     Store(StoreArgs),
+    /// Try out the grammar on stdin, for a PD worker that starts this as its child
+    #[command(name = GRAMMAR_TRIAL, hide = true)]
+    GrammarTrial,
 }
+
+/// The command under which a PD worker starts this binary to try out a grammar.
+pub const GRAMMAR_TRIAL: &str = "grammar-trial";
 
 const UP_EXAMPLES: &str = "\
 Examples:

@@ -53,6 +53,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
     let cli = Cli::parse();
+    if matches!(cli.command, Command::GrammarTrial) {
+        return triptych_pd::grammar::run_trial();
+    }
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
@@ -95,6 +98,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Encoder(args) => block_on(Builder::new_multi_thread(), role::encoder::run(args)),
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args)),
         Command::Store(args) => block_on(Builder::new_multi_thread(), role::store::run(args)),
+        // `main` runs it: its exit code is its own.
+        Command::GrammarTrial => Ok(()),
     }
 }
 

@@ -64,12 +64,17 @@ pub async fn start_with(engine: EngineSettings) -> Pd {
 
 /// A worker whose models have draft models.
 pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> Pd {
+    start_changed(|config| PdConfig { engine, drafts, ..config }).await
+}
+
+/// A worker with other settings.
+pub async fn start_changed(change: impl FnOnce(PdConfig) -> PdConfig) -> Pd {
     let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");
     let store_that_fails = Arc::new(Faulty::new(store.clone(), faults.clone()));
-    let config = PdConfig { engine, drafts, ..config(grpc, store_that_fails) };
+    let config = change(config(grpc, store_that_fails));
     let running = tokio::spawn(triptych_pd::run(config, drain.clone(), metrics.clone()));
     let mut pd = Pd { address, drain, metrics, faults, store, running, encoders: Vec::new() };
     let described = pd.client().describe(v1::DescribeRequest {}).await.expect("it starts").into_inner();
@@ -96,6 +101,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         mac_keys: Default::default(),
         limits: Limits::default(),
         engine: EngineSettings::default(),
+        grammar_trial: crate::grammar::trial("compile"),
         colocated: None,
         arbiter: None,
     }

@@ -13,6 +13,7 @@ use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_models::compute::ComputeConfig;
+use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, MakeColocated, PdConfig, PdError};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
@@ -200,6 +201,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         engine: args.engine.settings(),
+        grammar_trial: TrialProgram::this_binary(crate::cli::GRAMMAR_TRIAL),
         colocated: None,
         arbiter: None,
     };
