@@ -12,7 +12,7 @@ mod trial;
 pub use child::run as run_trial;
 pub use trial::TrialProgram;
 
-use cache::{CacheKey, OutcomeCache};
+use cache::{CacheKey, Compiled, Outcome, OutcomeCache};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -27,24 +27,6 @@ use triptych_runtime::single_flight::SingleFlight;
 const MAX_RUNNING: usize = 2;
 /// Grammars that compile or wait to.
 const MAX_PENDING: usize = 32;
-
-/// Outcome of a compilation, for every request that asks for it.
-pub type Outcome = Result<Compiled, Failure>;
-
-/// A compiled constraint, before any token.
-#[derive(Clone)]
-pub struct Compiled {
-    constraint: Arc<Mutex<CompiledConstraint>>,
-    /// Memory that it takes, as its trial measured it, in bytes.
-    n_bytes: u64,
-}
-
-impl Compiled {
-    /// A copy for one request, which shares nothing with others.
-    pub fn fork(&self) -> CompiledConstraint {
-        self.constraint.lock().fork()
-    }
-}
 
 /// Turns to compile, shared by the models of a worker.
 #[derive(Clone)]
@@ -139,7 +121,7 @@ impl GrammarCompiler {
             let _turn = turn;
             constraints.compile(&constraint)
         });
-        Ok(Compiled { constraint: Arc::new(Mutex::new(compiled.await?)), n_bytes })
+        Ok(Compiled::new(compiled.await?, n_bytes))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::models::ModelsArgs;
 use crate::plan::PlanArgs;
 use crate::profile::ProfileArgs;
 use crate::role::encoder::EncoderArgs;
-use crate::role::pd::PdArgs;
+use crate::role::pd::{GRAMMAR_TRIAL, PdArgs};
 use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
 use crate::up::UpArgs;
@@ -90,9 +90,6 @@ pub enum Command {
     #[command(name = GRAMMAR_TRIAL, hide = true)]
     GrammarTrial,
 }
-
-/// The command under which a PD worker starts this binary to try out a grammar.
-pub const GRAMMAR_TRIAL: &str = "grammar-trial";
 
 const UP_EXAMPLES: &str = "\
 Examples:

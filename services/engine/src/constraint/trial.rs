@@ -36,7 +36,7 @@ pub struct Job {
     pub vocabulary: Arc<[u8]>,
 }
 
-/// What a trial found.
+/// Result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It compiled and gave masks.

@@ -1,14 +1,38 @@
 //! Outcomes of compilations by the hash of tenant and constraint; the least recently used is evicted first.
 
-use super::Outcome;
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use triptych_core::sampling::Constraint;
-use triptych_core::{FailureClass, TenantId};
+use triptych_core::{Failure, FailureClass, TenantId};
+use triptych_engine::constraint::CompiledConstraint;
 
 /// Most outcomes that are kept, refusals included.
 const MAX_ENTRIES: usize = 256;
 /// Most bytes of compiled grammars that are kept, as their trials measured them.
 const MAX_BYTES: u64 = 256 << 20;
+
+/// Outcome of a compilation, for every request that asks for it.
+pub type Outcome = Result<Compiled, Failure>;
+
+/// A compiled constraint, before any token.
+#[derive(Clone)]
+pub struct Compiled {
+    constraint: Arc<Mutex<CompiledConstraint>>,
+    /// Memory that it takes, as its trial measured it, in bytes.
+    n_bytes: u64,
+}
+
+impl Compiled {
+    pub fn new(constraint: CompiledConstraint, n_bytes: u64) -> Self {
+        Self { constraint: Arc::new(Mutex::new(constraint)), n_bytes }
+    }
+
+    /// A copy for one request, which shares nothing with others.
+    pub fn fork(&self) -> CompiledConstraint {
+        self.constraint.lock().fork()
+    }
+}
 
 /// BLAKE3 over all that an outcome depends on, and the tenant, who learns nothing of another's constraints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +106,6 @@ impl OutcomeCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use triptych_core::Failure;
 
     fn key(text: &str) -> CacheKey {
         CacheKey::new(&Constraint::Regex(text.into()), TenantId::SHARED)

@@ -2,32 +2,19 @@
 //!
 //! The trials of these tests run in this test's own binary, started again.
 
-use crate::support::{Pd, sampled, start, start_changed, words};
+use crate::support::{Pd, TRIAL_ROLE, sampled, start, start_changed, trial, words};
 use std::fs;
 use std::path::Path;
 use tonic::{Code, Status};
 use triptych_core::sampling::Constraint;
 use triptych_pd::PdConfig;
-use triptych_pd::grammar::{TrialProgram, run_trial};
+use triptych_pd::grammar::run_trial;
 use triptych_proto::v1;
-
-/// Environment variable for the other process: its role, and a file in which it notes that it was started.
-const ROLE: &str = "TRIPTYCH_TEST_TRIAL";
-
-/// This binary as a process that tries out grammars, in a role of [`as_the_process_of_a_trial`].
-pub fn trial(role: &str) -> TrialProgram {
-    let args = ["grammar::as_the_process_of_a_trial", "--exact", "--nocapture", "--test-threads=1"];
-    TrialProgram {
-        program: std::env::current_exe().expect("a test knows its own path"),
-        args: args.map(Into::into).to_vec(),
-        env: vec![(ROLE.into(), role.into())],
-    }
-}
 
 /// The other process; in the suite itself it has no role and does nothing.
 #[test]
 fn as_the_process_of_a_trial() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Ok(role) = std::env::var(TRIAL_ROLE) else { return };
     match role.split_once(' ').unwrap_or((&role, "")) {
         ("compile", "") => {}
         ("compile", file) => {

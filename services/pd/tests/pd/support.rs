@@ -20,6 +20,7 @@ use triptych_ec::store::memory::MemoryStore;
 use triptych_models::compute::{ComputeConfig, Precision};
 use triptych_models::tokenization::Tokenizer;
 use triptych_models::{LoadFormat, ModelSource};
+use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, PdConfig, PdError};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
@@ -101,9 +102,22 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         mac_keys: Default::default(),
         limits: Limits::default(),
         engine: EngineSettings::default(),
-        grammar_trial: crate::grammar::trial("compile"),
+        grammar_trial: trial("compile"),
         colocated: None,
         arbiter: None,
+    }
+}
+
+/// Environment variable for the other process: its role, and a file in which it notes that it was started.
+pub const TRIAL_ROLE: &str = "TRIPTYCH_TEST_TRIAL";
+
+/// This binary as a process that tries out grammars, in a role of `grammar::as_the_process_of_a_trial`.
+pub fn trial(role: &str) -> TrialProgram {
+    let args = ["grammar::as_the_process_of_a_trial", "--exact", "--nocapture", "--test-threads=1"];
+    TrialProgram {
+        program: std::env::current_exe().expect("a test knows its own path"),
+        args: args.map(Into::into).to_vec(),
+        env: vec![(TRIAL_ROLE.into(), role.into())],
     }
 }
 

@@ -19,6 +19,8 @@ use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
 use triptych_runtime::{Drain, MetricsRegistry};
 
+/// The command under which a PD worker starts this binary to try out a grammar.
+pub const GRAMMAR_TRIAL: &str = "grammar-trial";
 /// Encoder jobs that a PD worker with encoders admits at once.
 const MAX_JOBS: usize = 256;
 
@@ -201,7 +203,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         engine: args.engine.settings(),
-        grammar_trial: TrialProgram::this_binary(crate::cli::GRAMMAR_TRIAL),
+        grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         colocated: None,
         arbiter: None,
     };

@@ -10,7 +10,7 @@ const MAX_RULES: usize = 1_000;
 const MAX_CHAIN: usize = 250;
 
 /// Refuses a Lark grammar of too many rules, or of rules that name one another in too long a chain.
-pub(in crate::constraint) fn check_rules(text: &str, field: &'static str) -> Result<(), Failure> {
+pub(crate) fn check_rules(text: &str, field: &'static str) -> Result<(), Failure> {
     let rules = rules(text);
     Counted { what: "rules", value: rules.len(), limit: MAX_RULES }.check(field)?;
     Counted { what: "rules in one chain", value: longest_chain(&rules), limit: MAX_CHAIN }.check(field)

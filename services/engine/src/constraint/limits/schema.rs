@@ -27,7 +27,7 @@ const MAX_COMBINED: usize = 20_000;
 const MAX_COMBINED_DEPTH: usize = 64;
 
 /// Refuses a schema that exceeds a limit.
-pub(in crate::constraint) fn check_schema(schema: &Value, field: &'static str) -> Result<(), Failure> {
+pub(crate) fn check_schema(schema: &Value, field: &'static str) -> Result<(), Failure> {
     let measured = Measured::of(schema);
     for counted in measured.counts() {
         counted.check(field)?;
