@@ -1,5 +1,5 @@
-//! Decompression bombs through real processes: each is refused or decoded, and no process dies or takes more memory than
-//! for a large legitimate item.
+//! Bombs through real processes. Decompression bombs: each is refused or decoded. Grammar bombs: each is refused or
+//! followed. No process dies, or takes more memory than for a large legitimate item.
 
 use base64::Engine;
 use flate2::Compression;
@@ -163,4 +163,90 @@ async fn bombs_get_an_answer_and_cost_no_more_than_legitimate_items() {
         cluster.chat(ask_images(SHAPES, "What is in this picture?", &[&heldout("scene.png")])).await;
     assert_eq!(status, 200, "{answer}");
     assert!(!text_of(&answer).is_empty());
+}
+
+/// A schema of `n` definitions, each an `allOf` with one `$ref` to the next.
+fn chain(n: usize) -> Value {
+    let next = |i: usize| (format!("d{i}"), json!({"allOf": [{"$ref": format!("#/$defs/d{}", i + 1)}]}));
+    let mut defs: serde_json::Map<String, Value> = (0..n).map(next).collect();
+    defs.insert(format!("d{n}"), json!({"type": "string"}));
+    json!({"$ref": "#/$defs/d0", "$defs": defs})
+}
+
+fn within(schema: &Value) -> Value {
+    json!({"model": SHAPES, "max_tokens": 8, "messages": [{"role": "user", "content": "say something"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}})
+}
+
+/// Schemas with the limit that each exceeds; the last ones take the trial itself to a limit, or fit.
+fn schemas() -> Vec<(Value, &'static str)> {
+    let multiples = |a: u32, b: u32| json!({"allOf": [{"multipleOf": a}, {"multipleOf": b}]});
+    let names: Vec<String> = (0..10_000).map(|i| format!("p{i}")).collect();
+    let patterns = |n: usize| -> Vec<Value> {
+        (0..n).map(|i| json!({"pattern": format!("(a|b{i})*c.{{{i}}}(x|y)")})).collect()
+    };
+    vec![
+        (chain(500), "levels of nesting with its $refs followed, the limit is 750"),
+        (chain(5_000), "definitions, the limit is 1000"),
+        (multiples(9973, 9967), "99400891 as the least common multiple"),
+        (multiples(99_730, 99_670), "the limit is 10000"),
+        (json!({"type": "object", "required": names}), "properties in one object, the limit is 1000"),
+        (json!({"allOf": patterns(360)}), "360 patterns, the limit is 64"),
+        (json!({"allOf": patterns(36)}), ""),
+        (json!({"type": "array", "minItems": 10_000_000, "items": {"multipleOf": 9973}}), ""),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_of_death_is_refused_and_the_streams_beside_it_go_on() {
+    let cluster = Cluster::start(&["--pds", "2"]).await;
+    let pds = cluster.pids("pd");
+    let before: Vec<_> = pds.iter().map(|pid| peak_bytes(*pid)).collect();
+    let honest = json!({"model": SHAPES, "max_tokens": 64, "ignore_eos": true,
+        "messages": [{"role": "user", "content": "go on"}]});
+    let schemas = schemas();
+    let attacks = async {
+        for (schema, expect) in &schemas {
+            // Twice at the same time, and once more after it was refused.
+            let (one, other) = tokio::join!(cluster.chat(within(schema)), cluster.chat(within(schema)));
+            for (status, answer) in [one, other, cluster.chat(within(schema)).await] {
+                let message = answer["error"]["message"].as_str().unwrap_or_default();
+                assert!(expect.is_empty() && status == 200 || status == 400, "{expect}: {status} {answer}");
+                assert!(message.contains(expect), "{expect}: {answer}");
+            }
+        }
+    };
+    let streams = futures::future::join_all((0..8).map(|_| async {
+        for _ in 0..4 {
+            let (status, answer) = cluster.chat(honest.clone()).await;
+            assert_eq!((status, answer["usage"]["completion_tokens"].as_u64()), (200, Some(64)), "{answer}");
+        }
+    }));
+    tokio::join!(attacks, streams);
+    assert_eq!(cluster.pids("pd"), pds, "a PD worker died");
+    for (pid, before) in pds.iter().zip(before) {
+        let grown = peak_bytes(*pid).saturating_sub(before);
+        assert!(grown < MAX_GROWTH / 4, "a PD worker's peak grew by {} MiB", grown >> 20);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn json_within_a_schema_ends_before_max_tokens() {
+    let cluster = Cluster::start(&[]).await;
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
+        "required": ["ok", "n"], "additionalProperties": false});
+    for seed in 0..4 {
+        let mut body = within(&schema);
+        for (key, value) in [("max_tokens", json!(400)), ("temperature", json!(2.0)), ("seed", json!(seed))] {
+            body[key] = value;
+        }
+        let (status, answer) = cluster.chat(body.clone()).await;
+        assert_eq!(status, 200, "{answer}");
+        let parsed: Value = serde_json::from_str(text_of(&answer)).expect("JSON");
+        assert!(parsed["ok"].is_boolean() && parsed["n"].is_u64(), "{answer}");
+        body["structured_outputs"] = json!({"disable_any_whitespace": true});
+        let (status, answer) = cluster.chat(body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert!(!text_of(&answer).contains(char::is_whitespace), "{answer}");
+    }
 }

@@ -14,6 +14,7 @@ mod request;
 mod generation;
 mod assemble;
 mod driver;
+pub mod grammar;
 mod loads;
 mod meters;
 mod resume;

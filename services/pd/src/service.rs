@@ -87,7 +87,8 @@ impl PdWorkerState {
         let most = model.max_context.saturating_mul(windows.len());
         let encoder_tokens = model.encoder_tokens(&sampling, request.encoder_prompt, &windows, &work).await?;
         let prior = resume::read(request.resume, sampling.n, most)?;
-        let constraint = model.constrain(&sampling, &work).await?;
+        let tenant = tenant(&request.tenant)?;
+        let constraint = model.constrain(&sampling, tenant, &work).await?;
         let sequences = model.admit_sequences(windows.len(), sampling.n)?;
         let _permits = RequestPermits { _request: permit, _sequences: sequences };
         let prepared = AdmittedRequest {
@@ -100,7 +101,7 @@ impl PdWorkerState {
             sampling,
             constraint,
             prior,
-            tenant: tenant(&request.tenant)?,
+            tenant,
             priority: request.priority,
             arrived,
             deadline,
@@ -241,15 +242,16 @@ impl ServedDecoder {
         Ok(items)
     }
 
-    /// Compiles the constraint, if there is one; a large one takes a fraction of a second.
+    /// Compiles the constraint, if there is one, or waits for its turn.
     async fn constrain(
         &self,
         sampling: &SamplingParams,
+        tenant: TenantId,
         work: &BlockingWork,
     ) -> Result<Option<CompiledConstraint>, Failure> {
         let Some(constraint) = sampling.constraint.clone() else { return Ok(None) };
-        let constraints = Arc::clone(&self.constraints);
-        work.run("compiling a constraint", move || constraints.compile(&constraint)).await.map(Some)
+        let compiled = self.grammars.compile(constraint, tenant).await?;
+        work.run("copying a grammar", move || Ok(compiled.fork())).await.map(Some)
     }
 
     /// Tokenizes a prompt and lays it out; a long one takes milliseconds.

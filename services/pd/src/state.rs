@@ -1,6 +1,7 @@
 //! State that the requests of a PD worker share: its models, its connector, and the bounds on requests.
 
 use crate::driver::Driver;
+use crate::grammar::GrammarCompiler;
 use crate::loads::EcLoads;
 use crate::meters::PdMeters;
 use std::collections::{BTreeMap, HashMap};
@@ -10,7 +11,6 @@ use tokio::sync::Semaphore;
 use triptych_core::limits::Limits;
 use triptych_core::{Fingerprint, Modality, WorkerId};
 use triptych_ec::store::EcStore;
-use triptych_engine::constraint::Constraints;
 use triptych_models::prompt::PromptBuilder;
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::Drain;
@@ -27,7 +27,7 @@ pub struct ServedDecoder {
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Compiler of constraints.
-    pub constraints: Arc<Constraints>,
+    pub grammars: GrammarCompiler,
     /// Driver of the engine.
     pub driver: Driver,
     /// Metrics.

@@ -1,6 +1,7 @@
 //! The PD worker's process: load, serve, drain.
 
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
+use crate::grammar::{CompilePool, GrammarCompiler, TrialProgram};
 use crate::loads::EcLoads;
 use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
 use crate::service::PdService;
@@ -65,6 +66,8 @@ pub struct PdConfig {
     pub limits: Limits,
     /// Sizes of each model's engine.
     pub engine: EngineSettings,
+    /// Program that tries out a request's grammar before it is compiled here.
+    pub grammar_trial: TrialProgram,
     /// Services colocated with this one, such as encoders; `None`: none.
     pub colocated: Option<MakeColocated>,
     /// Compute arbiter between engines and colocated encoders; `None`: no encoders.
@@ -211,15 +214,15 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         None => ColocatedServices::default(),
         Some(make) => make(loads.worker()).await.map_err(PdError::Colocated)?,
     };
-    let colocated_load = colocated.load();
     let died = CancellationToken::new();
-    let starter = EngineStarter {
+    let models = EngineStarter {
         max_live: config.engine.max_live(),
         families: families.clone(),
         arbiter,
         died: died.clone(),
         watchdog: config.watchdog.clone(),
         fault: config.fault,
+        pool: CompilePool::new(config.grammar_trial, drain.tasks()),
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
@@ -227,7 +230,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
-        colocated_load,
+        colocated_load: colocated.load(),
         models,
         loads: loads.clone(),
         store: config.store,
@@ -366,6 +369,7 @@ struct EngineStarter {
     died: CancellationToken,
     watchdog: Watchdog,
     fault: Option<SequenceHook>,
+    pool: CompilePool,
 }
 
 impl EngineStarter {
@@ -399,7 +403,10 @@ impl LoadedDecoder {
             family: model.family().to_owned(),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
-            constraints: Arc::new(Constraints::new(model.tokenizer().clone(), vocab)),
+            grammars: GrammarCompiler::new(
+                Constraints::new(model.tokenizer().clone(), vocab),
+                with.pool.clone(),
+            ),
             driver: Driver::spawn(model.name().as_str(), setup, died)?,
             meters,
             encoders,

@@ -22,6 +22,7 @@ mod sampling;
 mod speech;
 mod sse;
 mod usage;
+mod whitespace;
 
 pub use api::{HttpApi, HttpApiParts};
 

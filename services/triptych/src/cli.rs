@@ -9,7 +9,7 @@ use crate::models::ModelsArgs;
 use crate::plan::PlanArgs;
 use crate::profile::ProfileArgs;
 use crate::role::encoder::EncoderArgs;
-use crate::role::pd::PdArgs;
+use crate::role::pd::{GRAMMAR_TRIAL, PdArgs};
 use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
 use crate::up::UpArgs;
@@ -94,6 +94,9 @@ pub enum Command {
     /// Run the memory store of encoder outputs alone, for the others to share
     #[command(after_help = STORE_EXAMPLES)]
     Store(RoleArgs<StoreArgs>),
+    /// Try out the grammar on stdin, for a PD worker that starts this as its child
+    #[command(name = GRAMMAR_TRIAL, hide = true)]
+    GrammarTrial,
 }
 
 const UP_EXAMPLES: &str = "\

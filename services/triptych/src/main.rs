@@ -53,6 +53,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
     let cli = Cli::parse();
+    if matches!(cli.command, Command::GrammarTrial) {
+        return triptych_pd::grammar::run_trial();
+    }
     if let Some(pid) = cli.supervised_by {
         orphan::die_with(pid);
     }
@@ -87,6 +90,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Pd(args) => block_on(Builder::new_multi_thread(), role::pd::run(args.role)),
         Command::Store(args) if args.check => args.role.check(),
         Command::Store(args) => block_on(Builder::new_multi_thread(), role::store::run(args.role)),
+        // `main` runs it: its exit code is its own.
+        Command::GrammarTrial => Ok(()),
     }
 }
 

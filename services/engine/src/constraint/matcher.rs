@@ -1,8 +1,13 @@
 //! State of a constraint within one completion.
 
-use super::{CompiledConstraint, refused};
+use super::CompiledConstraint;
+use super::guard::{guarded, refused};
 use llguidance::toktrie::SimpleVob;
 use triptych_core::Failure;
+
+/// Most lexer work of all masks of one completion, in the library's fuel: that of 64 masks at their limit, less than a
+/// second. Lexer states are kept, so that a completion within a usual grammar takes a thousandth of it.
+const MAX_WORK: u64 = 64 * 100_000;
 
 /// Grammar state after some tokens. It follows the tokens forward, back over rejected drafts, or again from the
 /// start.
@@ -12,6 +17,8 @@ pub struct GrammarMatcher {
     now: CompiledConstraint,
     /// Tokens between `start` and `now`.
     tokens: Vec<u32>,
+    /// Lexer work so far, in fuel.
+    work: u64,
 }
 
 /// Tokens that are allowed next.
@@ -23,18 +30,21 @@ pub struct TokenMask {
 impl GrammarMatcher {
     /// The state before the first token.
     pub fn new(start: CompiledConstraint) -> Self {
-        Self { now: start.clone(), start, tokens: Vec::new() }
+        Self { now: start.clone(), start, tokens: Vec::new(), work: 0 }
     }
 
     /// Mask of the token after `written`.
     ///
     /// # Errors
-    /// A limit on work, or tokens that do not fit the grammar.
+    /// A limit on work, tokens that do not fit the grammar, or a panic of the library, after which the matcher is not used again.
     pub fn mask(&mut self, written: &[u32]) -> Result<TokenMask, Failure> {
-        self.follow(written)?;
         let field = self.start.field;
-        let allowed = self.now.matcher.compute_mask_or_eos().map_err(|e| refused(field, &e))?;
-        Ok(TokenMask { allowed, vocab: self.start.vocab })
+        guarded(field, || {
+            self.follow(written)?;
+            let allowed = self.now.matcher.compute_mask_or_eos().map_err(|e| refused(field, &e))?;
+            self.pay()?;
+            Ok(TokenMask { allowed, vocab: self.start.vocab })
+        })
     }
 
     /// True if nothing may follow `written`: the completion is at its end.
@@ -42,8 +52,22 @@ impl GrammarMatcher {
     /// # Errors
     /// As [`Self::mask`].
     pub fn is_complete(&mut self, written: &[u32]) -> Result<bool, Failure> {
-        self.follow(written)?;
-        Ok(self.now.matcher.is_stopped())
+        guarded(self.start.field, || {
+            self.follow(written)?;
+            Ok(self.now.matcher.is_stopped())
+        })
+    }
+
+    /// Counts the work of the latest mask.
+    fn pay(&mut self) -> Result<(), Failure> {
+        let field = self.start.field;
+        let cost = self.now.matcher.last_step_stats().map_or(0, |stats| stats.lexer_cost);
+        self.work = self.work.saturating_add(cost);
+        if self.work <= MAX_WORK {
+            return Ok(());
+        }
+        let text = format!("{field} took {} units of lexer work, the limit is {MAX_WORK}", self.work);
+        Err(Failure::invalid(text).with_param(field))
     }
 
     fn follow(&mut self, written: &[u32]) -> Result<(), Failure> {
@@ -77,5 +101,12 @@ impl TokenMask {
         for (end, logit) in kept {
             logits[end] = if may_end { logit } else { f32::NEG_INFINITY };
         }
+    }
+
+    /// The first allowed token at or after `place` modulo the vocabulary, ends left out.
+    pub(super) fn allowed_from(&self, place: usize) -> Option<u32> {
+        let first = place.checked_rem(self.vocab)?;
+        let token = (first..self.vocab).chain(0..first).find(|token| self.allowed.get(*token))?;
+        u32::try_from(token).ok()
     }
 }

@@ -131,6 +131,56 @@ fn a_matcher_follows_the_tokens_back_and_forth() {
     assert!(kept.is_complete(&tokens).expect("within limits"));
 }
 
+/// The text of a model that writes white space wherever it may; `None` if it does not end.
+fn write_spaces(tokenizer: &Arc<Tokenizer>, constraint: &Constraint) -> Option<String> {
+    let vocab = tokenizer.vocab_size() + PADDING;
+    let end = vocab as u32 - 1;
+    let is_space = |token: &u32| {
+        let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+        !bytes.is_empty() && bytes.iter().all(u8::is_ascii_whitespace)
+    };
+    let spaces: Vec<u32> = (0..end).filter(is_space).collect();
+    let mut matcher = GrammarMatcher::new(constraints(tokenizer).compile(constraint).expect("a constraint"));
+    let mut tokens = Vec::new();
+    for _ in 0..400 {
+        let mut logits = vec![0.0; vocab];
+        matcher.mask(&tokens).expect("within limits").apply(&[end], &mut logits);
+        let may = |token: &u32| logits[*token as usize].is_finite();
+        let token = spaces.iter().copied().find(may).or_else(|| (0..=end).rev().find(may)).expect("a way on");
+        if token == end {
+            return Some(tokenizer.decode(&tokens));
+        }
+        tokens.push(token);
+        if matcher.is_complete(&tokens).expect("within limits") {
+            return Some(tokenizer.decode(&tokens));
+        }
+    }
+    None
+}
+
+#[test]
+fn white_space_between_the_parts_of_json_is_bounded() {
+    let object = |options: &str| {
+        let schema = r#""type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"type": "array", "items":
+            {"type": "boolean"}, "maxItems": 2}}, "required": ["a", "b"], "additionalProperties": false"#;
+        Constraint::JsonSchema(format!("{{{schema}{options}}}"))
+    };
+    let longest = |text: &str| {
+        text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or_default()
+    };
+    for tokenizer in &vocabularies() {
+        let text = write_spaces(tokenizer, &object("")).expect("an end");
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|v| v["a"].is_u64()), "{text:?}");
+        assert!((1..=22).contains(&longest(&text)), "{text:?}");
+        let compact = object(r#", "x-guidance": {"whitespace_flexible": false}"#);
+        let text = write_spaces(tokenizer, &compact).expect("an end");
+        assert!(text.starts_with("{\"a\":") && !text.contains(char::is_whitespace), "{text:?}");
+        let own = object(r#", "x-guidance": {"whitespace_pattern": "\\t"}"#);
+        let text = write_spaces(tokenizer, &own).expect("an end");
+        assert!(text.contains("\"a\"\t:\t"), "{text:?}");
+    }
+}
+
 fn refusal(constraint: Constraint) -> Failure {
     let field = constraint.field();
     let tokenizer = &vocabularies()[0];

@@ -5,6 +5,7 @@
 mod completions;
 mod health;
 mod drain;
+mod grammar;
 mod loads;
 mod pending;
 mod refusals;

@@ -20,6 +20,7 @@ use triptych_ec::store::memory::MemoryStore;
 use triptych_models::compute::{ComputeConfig, Precision};
 use triptych_models::tokenization::Tokenizer;
 use triptych_models::{LoadFormat, ModelSource};
+use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, PdConfig, PdError};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
@@ -66,12 +67,17 @@ pub async fn start_with(engine: EngineSettings) -> Pd {
 
 /// A worker whose models have draft models.
 pub async fn start_helped(engine: EngineSettings, drafts: Vec<ModelSource>) -> Pd {
+    start_changed(|config| PdConfig { engine, drafts, ..config }).await
+}
+
+/// A worker with other settings.
+pub async fn start_changed(change: impl FnOnce(PdConfig) -> PdConfig) -> Pd {
     let (drain, metrics, faults) = (Drain::new(), MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");
     let store_that_fails = Arc::new(Faulty::new(store.clone(), faults.clone()));
-    let config = PdConfig { engine, drafts, ..config(grpc, store_that_fails) };
+    let config = change(config(grpc, store_that_fails));
     let running = tokio::spawn(triptych_pd::run(config, drain.clone(), metrics.clone()));
     let mut pd = Pd { address, drain, metrics, faults, store, running, encoders: Vec::new() };
     let described = pd.client().describe(v1::DescribeRequest {}).await.expect("it starts").into_inner();
@@ -98,11 +104,25 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         mac_keys: Default::default(),
         limits: Limits::default(),
         engine: EngineSettings::default(),
+        grammar_trial: trial("compile"),
         colocated: None,
         arbiter: None,
         journal: StartJournal::without_file(),
         watchdog: Watchdog::default(),
         fault: None,
+    }
+}
+
+/// Environment variable for the other process: its role, and a file in which it notes that it was started.
+pub const TRIAL_ROLE: &str = "TRIPTYCH_TEST_TRIAL";
+
+/// This binary as a process that tries out grammars, in a role of `grammar::as_the_process_of_a_trial`.
+pub fn trial(role: &str) -> TrialProgram {
+    let args = ["grammar::as_the_process_of_a_trial", "--exact", "--nocapture", "--test-threads=1"];
+    TrialProgram {
+        program: std::env::current_exe().expect("a test knows its own path"),
+        args: args.map(Into::into).to_vec(),
+        env: vec![(TRIAL_ROLE.into(), role.into())],
     }
 }
 

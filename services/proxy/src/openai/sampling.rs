@@ -4,6 +4,7 @@
 //! Every field may be absent or null, which selects the model's own default.
 
 use super::lists::{MAX_READ, ShortList, ShortMap, read_at_most};
+use super::whitespace::WhitespaceOptions;
 use serde::Deserialize;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde_json::Value;
@@ -94,7 +95,7 @@ struct NamedSchema {
     schema: Option<Value>,
 }
 
-/// vLLM's structured output; exactly one is set.
+/// vLLM's structured output; exactly one is set, or options alone beside `response_format`.
 #[derive(Debug, Deserialize)]
 struct StructuredOutputs {
     json: Option<Value>,
@@ -102,6 +103,8 @@ struct StructuredOutputs {
     choice: Option<ShortList<String>>,
     grammar: Option<String>,
     json_object: Option<bool>,
+    #[serde(flatten)]
+    whitespace: WhitespaceOptions,
 }
 
 impl SamplingBody {
@@ -194,9 +197,13 @@ fn biases(map: ShortMap<f32>) -> Result<std::collections::HashMap<u32, f32>, Fai
 
 fn constraint(
     format: Option<ResponseFormat>,
-    structured: Option<StructuredOutputs>,
+    mut structured: Option<StructuredOutputs>,
 ) -> Result<Option<v1::Constraint>, Failure> {
-    let found = match (format.map(ResponseFormat::kind).transpose()?.flatten(), structured) {
+    let format = format.map(ResponseFormat::kind).transpose()?.flatten();
+    let whitespace = structured.as_mut().map(|s| std::mem::take(&mut s.whitespace)).unwrap_or_default();
+    let is_alone = |s: &StructuredOutputs| whitespace.is_set() && format.is_some() && s.is_empty();
+    let structured = structured.filter(|s| !is_alone(s));
+    let found = match (format, structured) {
         (Some(_), Some(_)) => {
             let message = "response_format and structured_outputs cannot be given together";
             return Err(Failure::invalid(message).with_param("structured_outputs"));
@@ -204,6 +211,7 @@ fn constraint(
         (kind, None) => kind,
         (None, Some(structured)) => Some(structured.kind()?),
     };
+    let found = found.map(|kind| whitespace.apply(kind)).transpose()?;
     Ok(found.map(|kind| v1::Constraint { kind: Some(kind) }))
 }
 
@@ -229,6 +237,11 @@ impl ResponseFormat {
 }
 
 impl StructuredOutputs {
+    fn is_empty(&self) -> bool {
+        let Self { json, regex, choice, grammar, json_object, whitespace: _ } = self;
+        json.is_none() && regex.is_none() && choice.is_none() && grammar.is_none() && *json_object != Some(true)
+    }
+
     fn kind(self) -> Result<v1::constraint::Kind, Failure> {
         use v1::constraint::{Choice, JsonObject, Kind};
         let kinds = [
@@ -319,6 +332,30 @@ mod tests {
     }
 
     #[test]
+    fn white_space_is_an_option_of_json() {
+        let schema = |body: Value| match kind(body) {
+            Some(Kind::JsonSchema(text)) => serde_json::from_str::<Value>(&text).unwrap(),
+            other => panic!("{other:?} is no schema"),
+        };
+        let compact = json!({"json_object": true, "disable_any_whitespace": true});
+        let expect = json!({"type": "object", "x-guidance": {"whitespace_flexible": false}});
+        assert_eq!(schema(json!({"structured_outputs": compact})), expect);
+        let both = json!({"response_format": {"type": "json_object"},
+            "structured_outputs": {"disable_any_whitespace": true}});
+        assert_eq!(schema(both), expect);
+        let pattern = json!({"json": {"type": "array"}, "whitespace_pattern": " ?"});
+        let expect = json!({"type": "array", "x-guidance": {"whitespace_pattern": " ?"}});
+        assert_eq!(schema(json!({"structured_outputs": pattern})), expect);
+        let text = json!({"json": "true", "disable_any_whitespace": true});
+        assert_eq!(
+            schema(json!({"structured_outputs": text})),
+            json!({"x-guidance": {"whitespace_flexible": false}})
+        );
+        let plain = json!({"regex": "a", "disable_any_whitespace": false});
+        assert_eq!(kind(json!({"structured_outputs": plain})), Some(Kind::Regex("a".into())));
+    }
+
+    #[test]
     fn an_error_names_the_field() {
         let cases = [
             (json!({"logit_bias": {"x": 1}}), "logit_bias", "its keys are token ids"),
@@ -328,6 +365,11 @@ mod tests {
             (json!({"response_format": {"type": "xml"}}), "response_format.type", "\"xml\""),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema", "needs"),
             (json!({"structured_outputs": {}}), "structured_outputs", "exactly one"),
+            (
+                json!({"structured_outputs": {"regex": "a", "disable_any_whitespace": true}}),
+                "structured_outputs",
+                "json and json_object",
+            ),
             (
                 json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
                 "structured_outputs",

@@ -14,11 +14,14 @@ use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_models::compute::ComputeConfig;
+use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, MakeColocated, PdConfig, PdError};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
 use triptych_runtime::{Drain, MetricsRegistry};
 
+/// The command under which a PD worker starts this binary to try out a grammar.
+pub const GRAMMAR_TRIAL: &str = "grammar-trial";
 /// Encoder jobs that a PD worker with encoders admits at once.
 const MAX_JOBS: usize = 256;
 
@@ -215,6 +218,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         engine: args.engine.settings(),
+        grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         colocated: None,
         arbiter: None,
         journal,
