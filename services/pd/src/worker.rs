@@ -215,7 +215,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         Some(make) => make(loads.worker()).await.map_err(PdError::Colocated)?,
     };
     let died = CancellationToken::new();
-    let models = EngineStarter {
+    let starter = EngineStarter {
         max_live: config.engine.max_live(),
         families: families.clone(),
         arbiter,
