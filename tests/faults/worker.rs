@@ -15,6 +15,7 @@ use triptych_ec::{EcSetting, EcStore};
 use triptych_encoder::{BatchLimits, EncoderConfig};
 use triptych_models::compute::{ComputeConfig, Precision};
 use triptych_models::{LoadFormat, ModelSource};
+use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, PdConfig};
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::{Watchdog, WatchdogLimits};
@@ -79,6 +80,8 @@ fn pd(parts: Parts) -> PdConfig {
         engine: EngineSettings { self_kv_bytes: 64 << 20, ..EngineSettings::default() },
         colocated: None,
         arbiter: None,
+        // No request of these tests has a grammar.
+        grammar_trial: TrialProgram::this_binary("grammar-trial"),
         journal: parts.journal,
         watchdog: parts.watchdog,
         fault: Some(Arc::new(|sequence| act(sequence.sampling.seed.and_then(Fault::of_seed)))),

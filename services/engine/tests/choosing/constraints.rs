@@ -165,9 +165,8 @@ fn white_space_between_the_parts_of_json_is_bounded() {
             {"type": "boolean"}, "maxItems": 2}}, "required": ["a", "b"], "additionalProperties": false"#;
         Constraint::JsonSchema(format!("{{{schema}{options}}}"))
     };
-    let longest = |text: &str| {
-        text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or_default()
-    };
+    let longest =
+        |text: &str| text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or_default();
     for tokenizer in &vocabularies() {
         let text = write_spaces(tokenizer, &object("")).expect("an end");
         assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|v| v["a"].is_u64()), "{text:?}");

@@ -239,7 +239,11 @@ impl ResponseFormat {
 impl StructuredOutputs {
     fn is_empty(&self) -> bool {
         let Self { json, regex, choice, grammar, json_object, whitespace: _ } = self;
-        json.is_none() && regex.is_none() && choice.is_none() && grammar.is_none() && *json_object != Some(true)
+        json.is_none()
+            && regex.is_none()
+            && choice.is_none()
+            && grammar.is_none()
+            && *json_object != Some(true)
     }
 
     fn kind(self) -> Result<v1::constraint::Kind, Failure> {
