@@ -14,7 +14,7 @@ pub(super) const MAX_UNFINISHED: usize = 3;
 
 /// Treatment of bytes that are no character.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum InvalidBytes {
+pub(crate) enum InvalidBytes {
     /// They are replaced by U+FFFD.
     #[default]
     Replaced,

@@ -19,7 +19,7 @@ pub(crate) struct BuiltTokenizer {
 pub(crate) struct BuiltTokenizers {
     pub(crate) output: BuiltTokenizer,
     pub(crate) input: Option<BuiltTokenizer>,
-    pub(in crate::tokenization) invalid_bytes: InvalidBytes,
+    pub(crate) invalid_bytes: InvalidBytes,
 }
 
 impl BuiltTokenizers {
