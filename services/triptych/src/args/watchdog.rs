@@ -13,7 +13,7 @@ use triptych_runtime::watchdog::{Overrun, Watchdog, WatchdogLimits, default_memo
 pub struct WatchdogArgs {
     /// Seconds that one engine step, encoder forward or preprocessing may take: a worker that is stuck for longer exits
     /// with code 3, and its requests go on elsewhere. 0: no limit
-    #[arg(long, value_name = "S", env = "TRIPTYCH_STEP_TIMEOUT", default_value_t = 60)]
+    #[arg(long, value_name = "S", env = "TRIPTYCH_STEP_TIMEOUT", default_value_t = 300)]
     pub step_timeout: u64,
     /// MiB of memory that a worker may allocate; one that takes more exits with code 4, before the machine swaps.
     /// Default: nine tenths of the machine's or the container's. 0: no limit
