@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn zero_is_no_limit_and_memory_is_limited_by_default() {
-        assert_eq!(limits(&[]).work, Some(Duration::from_secs(60)));
+        assert_eq!(limits(&[]).work, Some(Duration::from_secs(300)));
         assert!(limits(&[]).memory_bytes.is_some_and(|bytes| bytes > 0));
         let none = limits(&["--step-timeout", "0", "--memory-limit-mib", "0"]);
         assert_eq!(none, WatchdogLimits::default());
