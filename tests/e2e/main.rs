@@ -10,6 +10,7 @@ mod cache;
 mod crashes;
 mod drain;
 mod families;
+#[cfg(feature = "faults")]
 mod faults;
 mod observability;
 mod one_encode;

@@ -31,6 +31,7 @@ pub use size::{Forecast, Size};
 use crate::admission::in_time;
 use crate::config::ProxyError;
 use crate::request_machine::deaths::{Deaths, RequestFingerprint, Verdict};
+use crate::request_machine::policy::IDLE_WAIT;
 use catalog::{Catalog, Want};
 use meters::FleetMeters;
 use rand::SeedableRng;
@@ -40,7 +41,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use triptych_core::{ContentKey, Failure, WorkerId};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::discovery::fixed::Fixed;
@@ -158,7 +159,12 @@ impl Fleet {
                 Verdict::Free | Verdict::Refused => return self.lease(want, size, tried).await,
                 Verdict::Alone => {
                     self.deaths().begin_trial(fingerprint, Instant::now().into_std());
-                    return self.lease_idle(want, size, tried).await;
+                    if let Ok(lease) = timeout(IDLE_WAIT, self.lease_idle(want, size.clone(), tried)).await {
+                        return lease;
+                    }
+                    // Nobody is idle: it may be innocent, and one more death convicts it.
+                    self.deaths().end_trial(&fingerprint);
+                    return self.lease(want, size, tried).await;
                 }
                 Verdict::Later | Verdict::Unsettled => sleep(IDLE_PAUSE).await,
             }

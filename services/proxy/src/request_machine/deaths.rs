@@ -6,7 +6,8 @@
 //! certain once its successor reports it; then nobody else is a suspect of that death. A suspect of two deaths, or the
 //! only one of a reported death, is sent again alone, to a worker that has nothing else, and speaks for the others that
 //! died with it: they are suspects no more. One that kills that worker too is refused for as long as the death is
-//! remembered. An answer clears its request.
+//! remembered. Where no worker is idle for a while, it is sent like any other, since it may be innocent; a suspect of
+//! three deaths is refused. An answer clears its request.
 //!
 //! Requests are told apart by a keyed hash of what they ask for, so that one that is sent again by its client under
 //! another id is the same. The key is this process's own and leaves it nowhere.
@@ -29,6 +30,8 @@ const MAX_ABOARD: usize = 4096;
 const MAX_TRIALS: usize = 1024;
 /// Deaths of which a request is a suspect before it is tried alone.
 const SUSPICIONS: u32 = 2;
+/// Deaths of which a request is a suspect before it is refused without having been tried alone.
+const CONVICTIONS: u32 = 3;
 
 /// Keyed hash of what a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,11 +203,12 @@ impl Deaths {
             return Verdict::Unsettled;
         }
         let certain = || self.open.values().chain(&self.closed).filter(|death| death.is_certain);
-        if certain().map(|death| death.suspicion(fingerprint)).sum::<u32>() < SUSPICIONS {
+        let suspicion: u32 = certain().map(|death| death.suspicion(fingerprint)).sum();
+        if suspicion < SUSPICIONS {
             return Verdict::Free;
         }
         let died_alone = |death: &Death| death.aboard.get(fingerprint) == Some(&Stage::Alone);
-        let is_refused = certain().any(died_alone);
+        let is_refused = suspicion >= CONVICTIONS || certain().any(died_alone);
         for death in self.open.values_mut().chain(&mut self.closed) {
             if death.suspicion(fingerprint) > 0 {
                 death.isolated.insert(*fingerprint);

@@ -14,8 +14,8 @@ pub fn out_of_time(limit: Duration) -> Failure {
 pub fn quarantined() -> Failure {
     let minutes = REMEMBERED.as_secs() / 60;
     let message = format!(
-        "workers died while they had this request, so it is tried only alone, on a worker that has nothing else; \
-         none is idle now, or that one died too; it is refused for up to {minutes} minutes after the last death"
+        "workers died while they had this request, the last one when it had nothing else or as the third; it is \
+         refused for up to {minutes} minutes after the last death"
     );
     Failure::new(FailureClass::Quarantined, message)
 }

@@ -181,7 +181,7 @@ impl RequestMachine {
                 if let Phase::Choosing { .. } = self.phase {
                     self.fail_of_item(actions);
                     // What became known while it waited for a worker counts too.
-                    if !self.has_ended() && !self.is_alone && !self.is_free(around) {
+                    if !self.has_ended() && !self.is_alone && !self.is_free(around) && self.may_wait(around) {
                         self.choose(around, actions);
                     } else if !self.has_ended() {
                         self.phase = Phase::Answering { wrote: false };
@@ -240,6 +240,11 @@ impl RequestMachine {
         around.deaths.verdict(&self.facts.fingerprint, around.now) == Verdict::Free
     }
 
+    /// True if it has not waited yet for as long as a suspect waits for an idle worker.
+    fn may_wait(&self, around: &RequestSurroundings<'_>) -> bool {
+        self.idle_until.is_none_or(|until| around.now < until)
+    }
+
     /// Chooses a worker, as far as the deaths of others allow it.
     fn choose(&mut self, around: &mut RequestSurroundings<'_>, actions: &mut Vec<RequestAction>) {
         let (now, fingerprint) = (around.now, self.facts.fingerprint);
@@ -248,7 +253,8 @@ impl RequestMachine {
         match verdict {
             Verdict::Free => return self.choose_any(now, actions),
             Verdict::Unsettled => return self.phase = Phase::BackingOff { until: now + SETTLE_PAUSE },
-            Verdict::Alone | Verdict::Later | Verdict::Refused => {}
+            Verdict::Refused => return self.fail(quarantined(), None, LeftItems::GoOn, actions),
+            Verdict::Alone | Verdict::Later => {}
         }
         let until = *self.idle_until.get_or_insert(now + IDLE_WAIT);
         match verdict {
@@ -258,7 +264,11 @@ impl RequestMachine {
                 actions.push(RequestAction::ChooseIdle { tried: self.tried.clone() });
             }
             Verdict::Later if now < until => self.phase = Phase::BackingOff { until: now + TRIAL_PAUSE },
-            _ => self.fail(quarantined(), None, LeftItems::GoOn, actions),
+            // Nobody is idle: it may be innocent, and one more death convicts it.
+            _ => {
+                self.is_alone = false;
+                self.choose_any(now, actions);
+            }
         }
     }
 
@@ -395,7 +405,8 @@ impl RequestMachine {
         }
         match self.phase {
             Phase::Choosing { until } if until <= now && self.is_alone => {
-                self.fail(quarantined(), None, LeftItems::GoOn, actions);
+                around.deaths.end_trial(&self.facts.fingerprint);
+                self.choose(around, actions);
             }
             Phase::Choosing { until } if until <= now => {
                 let failure = Failure::unavailable(format!(

@@ -264,15 +264,23 @@ fn a_request_that_two_workers_died_of_is_tried_alone_and_then_refused_for_a_whil
 }
 
 #[test]
-fn a_request_for_which_no_worker_is_idle_is_refused_in_time() {
+fn a_request_for_which_no_worker_is_idle_is_sent_on_after_a_while_and_refused_at_the_next_death() {
     let mut request = Driven::new(0, true);
     request.worker("a").died("a").sleep();
     request.worker("b").died("b").sleep();
     let asked = request.now;
     request.sleep();
     assert_eq!(request.now - asked, IDLE_WAIT);
-    assert_eq!(request.log().last().unwrap(), "fail quarantined None GoOn");
-    // Nobody was hurt by that: it may be tried again.
+    assert_eq!(request.log().last().unwrap(), "choose -a+b *");
+    let mut third = Driven::new(0, true);
+    for worker in ["a", "b"] {
+        third.worker(worker).died(worker).sleep();
+    }
+    third.sleep().worker("c");
+    assert_eq!(third.log().last().unwrap(), "send 3");
+    third.died("c").sleep();
+    assert_eq!(third.log().last().unwrap(), "fail quarantined None GoOn");
+    // The same under another id may be tried again, as long as there are two deaths.
     let mut again = arrives(request.deaths, request.now, (2, 1));
     assert_eq!(again.log(), ["supplied", "choose idle -"]);
     // While it is, the same waits; and it goes anywhere once the first was answered.
