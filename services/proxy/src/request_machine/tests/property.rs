@@ -7,7 +7,7 @@ use crate::request_machine::encode::EncodeTarget;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
 use crate::request_machine::event::{BrokenCall, ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
 use crate::request_machine::output::Origin;
-use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, RENEWALS_PER_ITEM};
+use crate::request_machine::policy::{ATTEMPTS, EncodePolicy, IDLE_WAIT, RENEWALS_PER_ITEM};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
 use crate::request_machine::surroundings::RequestSurroundings;
@@ -305,7 +305,7 @@ proptest! {
         let mut deaths = Deaths::new([0; 32]);
         let mut around = RequestSurroundings { now: began, budget: &mut budget, deaths: &mut deaths };
         let (mut machine, mut actions) = RequestMachine::new(facts, &mut around);
-        let (mut n_died, mut is_alone, mut died_alone) = (0, false, false);
+        let (mut n_died, mut is_alone, mut died_alone, mut suspected) = (0, false, false, None);
         let (mut now, mut n_sent, mut n_ends, mut n_chosen) = (began, 0, 0, 0);
         let mut renewals = vec![0; n_items];
         let mut is_calling = false;
@@ -316,7 +316,10 @@ proptest! {
                     RequestAction::Choose { .. } | RequestAction::ChooseIdle { .. } => {
                         prop_assert!(!is_calling);
                         is_alone = matches!(action, RequestAction::ChooseIdle { .. });
-                        prop_assert!(is_alone == (n_died >= 2) && !died_alone, "{n_died} workers died of it");
+                        prop_assert!(n_died <= 2 && !died_alone, "{n_died} workers died of it");
+                        prop_assert!(!is_alone || n_died == 2, "{n_died} workers died of it");
+                        let waited = |at: Instant| is_alone || now - at >= IDLE_WAIT;
+                        prop_assert!(suspected.is_none_or(waited), "an idle worker is waited for");
                         n_chosen += 1;
                     }
                     RequestAction::Send { .. } => {
@@ -344,6 +347,7 @@ proptest! {
                     if std::mem::take(&mut is_calling) {
                         n_died += 1;
                         died_alone |= is_alone;
+                        suspected = suspected.or((n_died == 2).then_some(now));
                     }
                     RequestEvent::Broke(BrokenCall { failure, missing: None, is_gone: true })
                 }
