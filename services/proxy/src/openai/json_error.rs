@@ -31,8 +31,8 @@ pub(super) fn failure(error: &Error<serde_json::Error>) -> Failure {
     let place = format!(" at line {} column {}", cause.line(), cause.column());
     let text = cause.to_string();
     let text = text.strip_suffix(&place).unwrap_or(&text);
-    // A single dot is the path of the body itself.
-    let param = Some(path).filter(|path| path != ".");
+    // A single dot is the path of the body itself, a question mark one that is not known.
+    let param = Some(path).filter(|path| path != "." && path != "?");
     let message = if cause.is_eof() {
         format!("the body is not valid JSON: it ends too early{place}")
     } else if cause.is_data() {
@@ -156,6 +156,7 @@ mod tests {
             let failure = refused(body);
             assert_eq!(failure.param.as_deref(), Some(param), "{body}");
             assert!(failure.message.starts_with(message), "{body}: {}", failure.message);
+            assert_eq!(failure.param, None, "{body}");
         }
     }
 
