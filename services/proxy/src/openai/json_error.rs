@@ -156,7 +156,6 @@ mod tests {
             let failure = refused(body);
             assert_eq!(failure.param.as_deref(), Some(param), "{body}");
             assert!(failure.message.starts_with(message), "{body}: {}", failure.message);
-            assert_eq!(failure.param, None, "{body}");
         }
     }
 
@@ -175,6 +174,7 @@ mod tests {
         ] {
             let failure = refused(body);
             assert!(failure.message.starts_with(message), "{body}: {}", failure.message);
+            assert_eq!(failure.param, None, "{body}");
         }
         let long = refused(&format!("{{\"temperature\": \"{}\"}}", "x".repeat(100_000)));
         assert!(long.message.len() < 300, "{}", long.message.len());
