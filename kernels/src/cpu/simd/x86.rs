@@ -2,6 +2,8 @@
 //!
 //! The types are private to their constructors here, [`Entries`], which the caller may enter only on a machine that has
 //! the set. That is what every `SAFETY` line below leans on.
+//!
+//! One file over 600 lines: the methods of each set stand in the order of the trait, so that the sets are read side by side.
 
 use std::arch::x86_64::*;
 
