@@ -1,0 +1,156 @@
+// Attention of few queries over the pages of their sequences, bf16: a step of decoding, self or cross.
+//
+// The query heads that share a key head are the rows of one product (with all queries of the sequence), so each page is read once
+// for all of them. Keys come in splits of 256, always the same for a sequence; a block takes one split, its four warps 64 keys
+// each, and what they found is joined in order: first the warps' parts, then, in a second kernel, the splits'. So a row's
+// value depends on its own sequence alone. The idea of splits is that of Flash-Decoding (Dao et al., 2023).
+#include "keys.cuh"
+#include "softmax.cuh"
+
+constexpr int kDecodeThreads = 128;
+constexpr uint32_t kSplitKeys = 256;
+constexpr uint32_t kWarpKeys = kSplitKeys / (kDecodeThreads / kWarp);
+// Queries of a sequence times heads that share a key head, of one block.
+constexpr uint32_t kRows = 16;
+
+// What is known of a row after a split: its largest score, its sum of weights, and its weighted sum of values.
+struct Parts {
+  // [Σ queries, n_heads, n_splits].
+  float* largest;
+  float* sum;
+  // [Σ queries, n_heads, n_splits, head_dim].
+  float* out;
+  // Splits of the longest sequence.
+  uint32_t n_splits;
+
+  DEVICE uint64_t at(uint32_t query, uint32_t head, uint32_t n_heads, uint32_t split) const {
+    return (uint64_t{query} * n_heads + head) * n_splits + split;
+  }
+};
+
+// Grid: (splits, key heads times tiles of 16 rows, n_seqs). A split beyond a sequence's keys is left as it is.
+template <int D>
+DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& keys, const Heads& heads, const Bias& bias, uint32_t q_stride) {
+  SHARED_DYNAMIC(shared);
+  constexpr uint32_t kTile = kPageTokens * kPitch<D>;
+  uint32_t seq = blockIdx.z, kv_head = blockIdx.y % heads.n_kv_heads, split = blockIdx.x;
+  uint32_t group = heads.n_heads / heads.n_kv_heads, first_query = keys.query_start[seq];
+  uint32_t n_queries = keys.query_start[seq + 1] - first_query, n_rows = n_queries * group, n_keys = keys.n_keys(seq);
+  uint32_t first_row = blockIdx.y / heads.n_kv_heads * kRows;
+  if (first_row >= n_rows || split * kSplitKeys >= n_keys) return;
+  uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  bf16* tile = reinterpret_cast<bf16*>(shared) + warp * 2 * kTile;
+
+  auto load = [&](uint32_t first_key) {
+    auto k = [&](uint32_t i) { return keys.key(seq, kv_head, i); };
+    auto v = [&](uint32_t i) { return keys.value(seq, kv_head, i); };
+    load_tile<D, kPageTokens>(tile, k, first_key, n_keys, keys.width(), true, lane, kWarp);
+    copy_async_commit();
+    load_tile<D, kPageTokens>(tile + kTile, v, first_key, n_keys, keys.width(), true, lane, kWarp);
+    copy_async_commit();
+  };
+  // Row `i` is query `i / group` of head `kv_head * group + i % group`.
+  auto row_of = [&](uint32_t i) {
+    return q + uint64_t{first_query + i / group} * q_stride + (kv_head * group + i % group) * heads.head_dim;
+  };
+  uint32_t query[D / 16][4];
+  load_query<D>(query, row_of, first_row, n_rows, heads.head_dim);
+  uint32_t row[2] = {first_row + lane / 4, first_row + lane / 4 + 8};
+  uint32_t spare = n_rows - 1;
+  uint32_t row_query[2] = {(row[0] < n_rows ? row[0] : spare) / group, (row[1] < n_rows ? row[1] : spare) / group};
+  uint32_t row_head[2] = {kv_head * group + (row[0] < n_rows ? row[0] : spare) % group, kv_head * group + (row[1] < n_rows ? row[1] : spare) % group};
+  Scores scores[2] = {Scores(heads, bias, seq, row_head[0], n_queries, n_keys), Scores(heads, bias, seq, row_head[1], n_queries, n_keys)};
+
+  Running<D> running;
+  uint32_t begin = split * kSplitKeys + warp * kWarpKeys;
+  for (uint32_t first_key = begin; first_key < begin + kWarpKeys && first_key < n_keys; first_key += kPageTokens) {
+    load(first_key);
+    float products[kPageTokens / 8][4] = {};
+    copy_async_wait<1>();
+    sync_warp();
+    multiply_keys<D, kPageTokens>(products, query, tile);
+    running.template weigh<kPageTokens>(products, [&](float product, int half, int key) {
+      return scores[half].of(product, static_cast<int>(row_query[half]), static_cast<int>(first_key) + key);
+    });
+    copy_async_wait<0>();
+    sync_warp();
+    multiply_values<D, kPageTokens>(running.out, products, tile + kTile);
+    // All lanes are done with the tile before it is written again.
+    sync_warp();
+  }
+  running.finish();
+
+  // The warps' parts side by side: [warps, 16 rows, D + 2], largest and sum last.
+  constexpr uint32_t kPart = D + 2;
+  sync_block();
+  auto* found = reinterpret_cast<float*>(shared);
+  UNROLL
+  for (int half = 0; half < 2; half++) {
+    float* to = found + (warp * kRows + lane / 4 + 8 * half) * kPart;
+    UNROLL
+    for (int n = 0; n < D / 8; n++) {
+      to[n * 8 + lane % 4 * 2] = running.out[n][2 * half];
+      to[n * 8 + lane % 4 * 2 + 1] = running.out[n][2 * half + 1];
+    }
+    if (lane % 4 == 0) {
+      to[D] = running.largest[half];
+      to[D + 1] = running.sum[half];
+    }
+  }
+  sync_block();
+  constexpr uint32_t kWarps = kDecodeThreads / kWarp;
+  for (uint32_t i = threadIdx.x; i < kRows * D; i += kDecodeThreads) {
+    uint32_t r = i / D, column = i % D;
+    if (first_row + r >= n_rows || column >= heads.head_dim) continue;
+    const float* part = found + r * kPart;
+    float largest = -INFINITY;
+    for (uint32_t w = 0; w < kWarps; w++) largest = fmaxf(largest, part[w * kRows * kPart + D]);
+    float base = base_of(largest), sum = 0, out = 0;
+    for (uint32_t w = 0; w < kWarps; w++) {
+      const float* from = part + w * kRows * kPart;
+      float factor = exp2_fast(from[D] - base);
+      sum += from[D + 1] * factor;
+      out += from[column] * factor;
+    }
+    uint32_t head = kv_head * group + (first_row + r) % group;
+    uint64_t at = parts.at(first_query + (first_row + r) / group, head, heads.n_heads, split);
+    parts.out[at * heads.head_dim + column] = out;
+    if (column == 0) {
+      parts.largest[at] = largest;
+      parts.sum[at] = sum;
+    }
+  }
+}
+
+#define DECODE(width)                                                                                              \
+  KERNEL(kDecodeThreads, decode_bf16_##width, (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride)) { \
+    decode<width>(parts, q, keys, heads, bias, q_stride);                                                          \
+  }
+
+DECODE(32)
+DECODE(64)
+DECODE(80)
+DECODE(96)
+DECODE(128)
+DECODE(256)
+
+// Joins the splits of each row in order: `out: [Σ queries, n_heads head_dim]`. Grid: (queries of the longest sequence, n_heads,
+// n_seqs).
+KERNEL(kDecodeThreads, join_splits_bf16, (bf16 * out, Parts parts, PagedSequences sequences, Heads heads, uint32_t out_stride)) {
+  uint32_t seq = blockIdx.z, head = blockIdx.y, query = sequences.query_start[seq] + blockIdx.x;
+  if (query >= sequences.query_start[seq + 1]) return;
+  uint32_t n_splits = div_up(sequences.seq_lens[seq], kSplitKeys);
+  uint64_t first = parts.at(query, head, heads.n_heads, 0);
+  float largest = -INFINITY;
+  for (uint32_t split = 0; split < n_splits; split++) largest = fmaxf(largest, parts.largest[first + split]);
+  float base = base_of(largest), sum = 0;
+  for (uint32_t split = 0; split < n_splits; split++) sum += parts.sum[first + split] * exp2_fast(parts.largest[first + split] - base);
+  float scale = sum > 0 || sum != sum ? 1.0f / sum : 0.0f;
+  for (uint32_t column = threadIdx.x; column < heads.head_dim; column += kDecodeThreads) {
+    float value = 0;
+    for (uint32_t split = 0; split < n_splits; split++) {
+      value += parts.out[(first + split) * heads.head_dim + column] * exp2_fast(parts.largest[first + split] - base);
+    }
+    out[uint64_t{query} * out_stride + head * heads.head_dim + column] = from_f32<bf16>(value * scale);
+  }
+}

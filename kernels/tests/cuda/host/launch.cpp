@@ -1,0 +1,232 @@
+// The scheduler of a launch: blocks, threads, barriers, and operations of a warp.
+#include "launch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "source_line.h"
+
+namespace host {
+
+thread_local Block* block = nullptr;
+
+namespace {
+
+// Most threads of a block: shadows tell as many apart.
+constexpr unsigned kMaxThreads = 992;
+
+std::string where() {
+  char text[200];
+  const Block& b = *block;
+  unsigned t = b.current;
+  Dim d = b.launch->block;
+  snprintf(text, sizeof text, "kernel %s, block (%u, %u, %u), thread (%u, %u, %u): ", b.launch->kernel.c_str(), b.index.x, b.index.y,
+           b.index.z, t % d.x, t / d.x % d.y, t / d.x / d.y);
+  return text;
+}
+
+[[noreturn]] void stop(int code, const std::string& message) {
+  if (block->fault.code == 0) block->fault = {code, message};
+  Fiber abandoned;
+  Fiber& own = block->threads.empty() ? abandoned : block->thread().fiber;
+  switch_fiber(own, block->scheduler);
+  __builtin_unreachable();
+}
+
+void entry() {
+  block->launch->body();
+  Thread& thread = block->thread();
+  if (!thread.copies.empty()) fault(kLaunchFailed, "ends with copies under way", nullptr);
+  thread.state = State::Done;
+  block->n_alive--;
+  switch_fiber(thread.fiber, block->scheduler);
+  __builtin_unreachable();
+}
+
+void make_ready(unsigned index) {
+  block->threads[index].state = State::Ready;
+  block->warps[index / 32].ready |= 1u << index % 32;
+}
+
+// Nothing can run: says why.
+Fault stuck() {
+  Block& b = *block;
+  unsigned at_barrier = 0, done = 0, at_warp = 0;
+  unsigned waiting = 0;
+  for (unsigned i = 0; i < b.n_threads; i++) {
+    State state = b.threads[i].state;
+    if (state == State::AtBarrier) at_barrier++, waiting = i;
+    if (state == State::Done) done++;
+    if (state == State::AtWarp) at_warp++, waiting = i;
+  }
+  if (at_warp) {
+    for (unsigned i = 0; i < b.n_threads; i++) {
+      if (b.threads[i].state == State::AtWarp) waiting = i;
+    }
+  }
+  b.current = waiting;
+  const Thread& thread = b.threads[waiting];
+  std::string line = std::string(thread.site.file) + ":" + std::to_string(thread.site.line);
+  char text[200];
+  if (at_warp) {
+    snprintf(text, sizeof text, "lanes of its warp do not all come to the operation at which it waits; %s", line.c_str());
+  } else {
+    snprintf(text, sizeof text, "%u of %u threads wait at a barrier, %u have ended; %s", at_barrier, b.n_threads, done, line.c_str());
+  }
+  return {kLaunchFailed, where() + text};
+}
+
+void run_lanes(unsigned warp_index) {
+  Block& b = *block;
+  Warp& warp = b.warps[warp_index];
+  unsigned order[32], n = 0;
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (warp.ready >> lane & 1) order[n++] = lane;
+  }
+  for (unsigned i = n; i > 1; i--) std::swap(order[i - 1], order[b.random() % i]);
+  for (unsigned i = 0; i < n && b.fault.code == 0; i++) {
+    b.current = warp_index * 32 + order[i];
+    warp.ready &= ~(1u << order[i]);
+    switch_fiber(b.scheduler, b.thread().fiber);
+  }
+}
+
+void run_block() {
+  Block& b = *block;
+  b.threads.clear();
+  b.threads.resize(b.n_threads);
+  b.warps.assign((b.n_threads + 31) / 32, Warp{});
+  b.n_alive = b.n_threads;
+  b.n_at_barrier = 0;
+  b.barrier_epoch = 1;
+  b.barrier_result[0] = b.barrier_result[1] = 0;
+  b.barrier_result[2] = 1;
+  b.shared.reset();
+  for (unsigned i = 0; i < b.n_threads; i++) {
+    start(b.threads[i].fiber, b.stack_base + i * kStackBytes, entry);
+    make_ready(i);
+  }
+  std::vector<unsigned> ready;
+  while (b.n_alive && b.fault.code == 0) {
+    ready.clear();
+    for (unsigned w = 0; w < b.warps.size(); w++) {
+      if (b.warps[w].ready) ready.push_back(w);
+    }
+    if (ready.empty()) {
+      b.fault = stuck();
+      break;
+    }
+    run_lanes(ready[b.random() % ready.size()]);
+  }
+}
+
+Fault refused(const std::string& kernel, const char* what) {
+  return {1, "kernel " + kernel + ": " + what};
+}
+
+}  // namespace
+
+uint64_t Block::random() {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return random_state >> 11;
+}
+
+void fault(int code, const std::string& what, void* pc) {
+  std::string line = pc ? "; " + source_line(pc) : "";
+  stop(code, where() + what + line);
+}
+
+void fault_at(int code, const std::string& what, Site site) {
+  stop(code, where() + what + "; " + site.file + ":" + std::to_string(site.line));
+}
+
+void wait() { switch_fiber(block->thread().fiber, block->scheduler); }
+
+void barrier(int predicate, Site site) {
+  Block& b = *block;
+  Thread& thread = b.thread();
+  thread.state = State::AtBarrier;
+  thread.site = site;
+  thread.predicate = predicate;
+  b.n_at_barrier++;
+  if (b.n_at_barrier < b.n_threads) return wait();
+  int results[3] = {0, 0, 1};
+  for (Thread& other : b.threads) {
+    if (!(other.site == site)) {
+      fault_at(kLaunchFailed, "waits at another barrier than thread " + std::to_string(&other - b.threads.data()) + ", which is at line " +
+                                  std::to_string(other.site.line), site);
+    }
+    results[0] += other.predicate != 0;
+    results[1] |= other.predicate != 0;
+    results[2] &= other.predicate != 0;
+  }
+  std::copy(results, results + 3, b.barrier_result);
+  b.n_at_barrier = 0;
+  if (++b.barrier_epoch >= 1 << 14) fault_at(kLaunchFailed, "more barriers than the shadow counts", site);
+  for (unsigned i = 0; i < b.n_threads; i++) {
+    if (i != b.current) make_ready(i);
+  }
+  thread.state = State::Ready;
+}
+
+void meet(WarpOp op, uint32_t mask, Site site, void (*combine)(Thread* lanes, uint32_t mask, Site site)) {
+  Block& b = *block;
+  Thread& thread = b.thread();
+  if (!(mask >> b.lane() & 1)) fault_at(kLaunchFailed, "is not in the mask of its warp's operation", site);
+  thread.state = State::AtWarp;
+  thread.op = op;
+  thread.mask = mask;
+  thread.site = site;
+  Thread* lanes = &b.threads[b.current / 32 * 32];
+  unsigned n_lanes = std::min(32u, b.n_threads - b.current / 32 * 32);
+  for (unsigned lane = 0; lane < 32; lane++) {
+    if (!(mask >> lane & 1)) continue;
+    if (lane >= n_lanes || lanes[lane].state == State::Done) {
+      fault_at(kLaunchFailed, "lane " + std::to_string(lane) + " of the mask is not there any more", site);
+    }
+    const Thread& other = lanes[lane];
+    if (other.state != State::AtWarp || other.op != op || other.mask != mask || !(other.site == site)) return wait();
+  }
+  if (combine) combine(lanes, mask, site);
+  for (unsigned lane = 0; lane < n_lanes; lane++) {
+    if (mask >> lane & 1 && lane != b.lane()) make_ready(b.current / 32 * 32 + lane);
+  }
+  thread.state = State::Ready;
+  if (op == WarpOp::Sync && mask == (n_lanes == 32 ? ~0u : (1u << n_lanes) - 1)) {
+    if (++b.warp().epoch >= 1 << 16) fault_at(kLaunchFailed, "more synchronisations of a warp than the shadow counts", site);
+  }
+}
+
+Fault run(const Launch& launch) {
+  thread_local std::unique_ptr<Block> own;
+  if (!own) own = std::make_unique<Block>();
+  Block& b = *own;
+  b.launch = &launch;
+  b.n_threads = launch.block.x * launch.block.y * launch.block.z;
+  if (b.n_threads == 0 || b.n_threads > kMaxThreads) return refused(launch.kernel, "too few or too many threads in a block");
+  uint64_t n_blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+  if (n_blocks == 0 || launch.grid.y > 65535 || launch.grid.z > 65535) return refused(launch.kernel, "an empty or too large grid");
+  b.stack_base = stacks(b.n_threads);
+  b.fault = {};
+  b.random_state = launch.seed * 0x9e3779b97f4a7c15 | 1;
+  forget_regions();
+  block = &b;
+  std::vector<uint32_t> order(n_blocks);
+  std::iota(order.begin(), order.end(), 0);
+  for (uint64_t i = n_blocks; i > 1; i--) std::swap(order[i - 1], order[b.random() % i]);
+  for (uint64_t i = 0; i < n_blocks && b.fault.code == 0; i++) {
+    uint32_t k = order[i];
+    b.index = {k % launch.grid.x, k / launch.grid.x % launch.grid.y, k / launch.grid.x / launch.grid.y};
+    b.serial = launch.first_serial + static_cast<uint32_t>(i);
+    run_block();
+  }
+  block = nullptr;
+  return b.fault;
+}
+
+}  // namespace host

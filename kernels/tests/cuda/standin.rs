@@ -1,0 +1,205 @@
+//! The stand-in libraries: built once from their sources, and loaded before cudarc looks for the real ones.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libloading::Library;
+
+/// What the stand-in does beside the driver's entry points.
+pub struct Standin {
+    new_device: unsafe extern "C" fn(u64) -> c_int,
+    fail: unsafe extern "C" fn(c_int, *const c_char, u32, c_int),
+    calls: unsafe extern "C" fn(c_int, *const c_char) -> u32,
+    left: unsafe extern "C" fn(c_int, *mut usize),
+    fault: unsafe extern "C" fn(c_int, *mut c_char, usize),
+    /// Loaded until the process ends.
+    _libraries: [Library; 2],
+}
+
+/// Things of a device that nobody has given back.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    pub allocations: usize,
+    pub pinned: usize,
+    pub streams: usize,
+    pub events: usize,
+    pub modules: usize,
+    pub graphs: usize,
+    pub executables: usize,
+}
+
+impl Standin {
+    /// The one of this process.
+    pub fn get() -> &'static Self {
+        static ONE: OnceLock<Standin> = OnceLock::new();
+        ONE.get_or_init(Self::load)
+    }
+
+    fn load() -> Self {
+        let [cuda, cublas] = build();
+        // SAFETY: the libraries are built from this repository; their constructors only register kernels.
+        let open = |path: &Path| unsafe { Library::new(path) }.expect("the stand-in loads");
+        let (cuda, cublas) = (open(&cuda), open(&cublas));
+        // SAFETY: the types are those of `driver/control.cpp`.
+        unsafe {
+            let new_device = *cuda.get(b"standin_new_device").expect("a symbol of the stand-in");
+            let fail = *cuda.get(b"standin_fail").expect("a symbol of the stand-in");
+            let calls = *cuda.get(b"standin_calls").expect("a symbol of the stand-in");
+            let left = *cuda.get(b"standin_left").expect("a symbol of the stand-in");
+            let fault = *cuda.get(b"standin_fault").expect("a symbol of the stand-in");
+            Self { new_device, fail, calls, left, fault, _libraries: [cuda, cublas] }
+        }
+    }
+
+    /// A device that no test has had before; the seed decides the order of everything on it.
+    pub fn new_device(&self, seed: u64) -> usize {
+        // SAFETY: any seed is allowed.
+        let ordinal = unsafe { (self.new_device)(seed) };
+        usize::try_from(ordinal).expect("fewer devices than the stand-in has")
+    }
+
+    /// Makes the `nth` call of an entry point from now, counted from 1, give `code`.
+    pub fn fail(&self, device: usize, entry: &str, nth: u32, code: i32) {
+        let entry = CString::new(entry).expect("a name");
+        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
+        unsafe { (self.fail)(device as c_int, entry.as_ptr(), nth, code) }
+    }
+
+    /// Calls of an entry point so far.
+    pub fn calls(&self, device: usize, entry: &str) -> u32 {
+        let entry = CString::new(entry).expect("a name");
+        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
+        unsafe { (self.calls)(device as c_int, entry.as_ptr()) }
+    }
+
+    /// What is left on a device.
+    pub fn left(&self, device: usize) -> Left {
+        let mut out = [0; 7];
+        // SAFETY: the stand-in writes seven numbers.
+        unsafe { (self.left)(device as c_int, out.as_mut_ptr()) }
+        let [allocations, pinned, streams, events, modules, graphs, executables] = out;
+        Left { allocations, pinned, streams, events, modules, graphs, executables }
+    }
+
+    /// The cause of a device's error; empty if it has none.
+    pub fn fault(&self, device: usize) -> String {
+        let mut text = [0; 1024];
+        // SAFETY: the stand-in writes at most as many bytes, the last a zero.
+        unsafe { (self.fault)(device as c_int, text.as_mut_ptr(), text.len()) }
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Flags of the kernels: every load and store calls the host runtime first (`host/hooks.cpp`).
+const KERNEL_FLAGS: [&str; 8] = [
+    "-x",
+    "c++",
+    "-O1",
+    "-fsanitize=thread,bounds",
+    "-fno-sanitize-recover=all",
+    "--param",
+    "tsan-instrument-func-entry-exit=0",
+    "-fno-strict-aliasing",
+];
+
+fn folder(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Sources of a folder with an extension, in order.
+fn sources(path: &str, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder(path)).expect("a folder of this crate");
+    let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
+    let mut found: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
+    found.sort();
+    found
+}
+
+/// Headers count for every object.
+fn hash_of_headers() -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    let folders = ["tests/cuda/host", "tests/cuda/driver", "src/cuda"];
+    for path in folders.iter().flat_map(|folder| [sources(folder, "h"), sources(folder, "cuh")].concat()) {
+        hasher.update(&fs::read(path).expect("a header"));
+    }
+    hasher
+}
+
+/// Compiles what has changed and links both libraries: `[libcuda, libcublasLt]`.
+fn build() -> [PathBuf; 2] {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-standin");
+    fs::create_dir_all(&out).expect("a folder for objects");
+    let kernels = [sources("src/cuda", "cu"), sources("tests/cuda/misuse", "cu")].concat();
+    let runtime = [sources("tests/cuda/host", "cpp"), sources("tests/cuda/driver", "cpp")].concat();
+    let jobs: Vec<(PathBuf, bool)> =
+        kernels.into_iter().map(|p| (p, true)).chain(runtime.into_iter().map(|p| (p, false))).collect();
+    let objects: Vec<OnceLock<PathBuf>> = jobs.iter().map(|_| OnceLock::new()).collect();
+    let headers = hash_of_headers();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((source, is_kernel)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let object = compile(source, *is_kernel, headers.clone(), &out);
+                    let index = jobs.iter().position(|job| job.0 == *source).expect("a job");
+                    objects[index].set(object).expect("an object once");
+                }
+            });
+        }
+    });
+    let objects: Vec<PathBuf> = objects.into_iter().map(|o| o.into_inner().expect("an object")).collect();
+    let (cublas, cuda): (Vec<_>, Vec<_>) =
+        objects.into_iter().partition(|object| object.to_string_lossy().contains("cublaslt-"));
+    let cuda = link("libcuda.so", &cuda, &out);
+    let cublas = link("libcublasLt.so", &[&cublas[..], std::slice::from_ref(&cuda)].concat(), &out);
+    [cuda, cublas]
+}
+
+/// The object of a source, compiled unless it is there. Its name says what it was made of.
+fn compile(source: &Path, is_kernel: bool, mut hasher: blake3::Hasher, out: &Path) -> PathBuf {
+    hasher.update(&fs::read(source).expect("a source"));
+    hasher.update(format!("{KERNEL_FLAGS:?}{is_kernel}").as_bytes());
+    let stem = source.file_stem().expect("a file").to_string_lossy();
+    let object = out.join(format!("{stem}-{}.o", &hasher.finalize().to_hex()[..16]));
+    if object.exists() {
+        return object;
+    }
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c"]);
+    if is_kernel {
+        command.args(KERNEL_FLAGS).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(folder("src/cuda"));
+    } else {
+        command.arg("-O2");
+    }
+    finish(command.arg(source), &object);
+    object
+}
+
+/// A shared library of some name, in a folder whose name says what it was made of.
+fn link(name: &str, objects: &[PathBuf], out: &Path) -> PathBuf {
+    let mut hasher = blake3::Hasher::new();
+    objects.iter().for_each(|object| drop(hasher.update(object.to_string_lossy().as_bytes())));
+    let folder = out.join(&hasher.finalize().to_hex()[..16]);
+    fs::create_dir_all(&folder).expect("a folder for a library");
+    let library = folder.join(name);
+    if !library.exists() {
+        let mut command = Command::new("g++");
+        command.args(["-shared", &format!("-Wl,-soname,{name}"), "-Wl,-z,defs"]).args(objects);
+        finish(command.args(["-ldl", "-lpthread"]), &library);
+    }
+    library
+}
+
+/// Runs g++ with an output that appears whole or not at all.
+fn finish(command: &mut Command, output: &Path) {
+    let partial = output.with_extension(format!("{}.partial", std::process::id()));
+    let run = command.arg("-o").arg(&partial).output().expect("the tests of CUDA kernels need g++");
+    let errors = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "g++ refuses {}:\n{errors}", output.display());
+    fs::rename(&partial, output).expect("an output moves to its place");
+}
