@@ -21,12 +21,14 @@ macro_rules! for_each_element {
     };
 }
 
+mod cache;
 mod device;
 mod element;
 mod misuse;
 #[allow(dead_code)]
 #[path = "../conformance/oracle.rs"]
 mod oracle;
+mod norm;
 mod order;
 mod rows;
 mod standin;
