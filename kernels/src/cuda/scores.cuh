@@ -63,9 +63,10 @@ struct Scores {
     return window > 0 && first > 0 ? first : 0;
   }
 
-  // The score of a product, minus infinity where the query does not see the key.
+  // The score of a product, minus infinity where the query does not see the key. A tile has rows beyond the last query; they see
+  // none.
   DEVICE float of(float product, int query, int key) const {
-    if (key >= end(query) || key < begin(query)) return -INFINITY;
+    if (query >= n_queries || key >= end(query) || key < begin(query)) return -INFINITY;
     float score = product * scale;
     if (kind == kNoBias) return score;
     int distance = key - position(query);

@@ -68,7 +68,14 @@ impl<T: Element> Cache<T> {
     }
 
     /// Writes rows of keys and values to their slots, keys rotated.
-    pub fn write(&self, device: &Device, [k, v]: [&[T]; 2], slots: &[u32], head_dim: usize, rotation: Rotation) {
+    pub fn write(
+        &self,
+        device: &Device,
+        [k, v]: [&[T]; 2],
+        slots: &[u32],
+        head_dim: usize,
+        rotation: Rotation,
+    ) {
         let width = self.pages.n_kv_heads as usize * head_dim;
         let (keys, vals, at) = (device.upload(k), device.upload(v), device.upload(slots));
         let grid = [u32::from(!slots.is_empty()) * 3, 1, 1];
@@ -91,7 +98,8 @@ struct Angles {
 impl Angles {
     fn new(device: &Device, n_tokens: usize, rotary_dim: usize, is_interleaved: bool) -> Self {
         let angles = values(9, n_tokens * rotary_dim / 2);
-        let [cos, sin] = [f32::cos, f32::sin].map(|f| angles.iter().map(|a| f(a * 3.0)).collect::<Vec<f32>>());
+        let [cos, sin] =
+            [f32::cos, f32::sin].map(|f| angles.iter().map(|a| f(a * 3.0)).collect::<Vec<f32>>());
         let slices = [device.upload(&cos), device.upload(&sin)];
         let rotation = Rotation {
             cos: address(device, &slices[0]),
@@ -109,8 +117,11 @@ impl Angles {
         for (i, head) in out.chunks_mut(head_dim.max(1)).enumerate() {
             for pair in 0..half {
                 let at = i / n_heads * half + pair;
-                let (first, second) =
-                    if self.rotation.is_interleaved == 1 { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
+                let (first, second) = if self.rotation.is_interleaved == 1 {
+                    (2 * pair, 2 * pair + 1)
+                } else {
+                    (pair, pair + half)
+                };
                 let (a, b) = (head[first], head[second]);
                 head[first] = a * self.cos[at] - b * self.sin[at];
                 head[second] = b * self.cos[at] + a * self.sin[at];
@@ -121,8 +132,15 @@ impl Angles {
 }
 
 /// `(tokens, heads, head_dim, rotary_dim)`.
-const ROTATIONS: [(usize, usize, usize, usize); 7] =
-    [(0, 2, 8, 8), (1, 1, 2, 2), (3, 2, 20, 20), (2, 3, 33, 32), (5, 2, 64, 64), (4, 1, 80, 20), (2, 4, 128, 0)];
+const ROTATIONS: [(usize, usize, usize, usize); 7] = [
+    (0, 2, 8, 8),
+    (1, 1, 2, 2),
+    (3, 2, 20, 20),
+    (2, 3, 33, 32),
+    (5, 2, 64, 64),
+    (4, 1, 80, 20),
+    (2, 4, 128, 0),
+];
 
 fn pairs_are_turned_and_the_rest_stays<T: Element>() {
     let device = Device::new(1);

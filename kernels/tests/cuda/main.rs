@@ -21,6 +21,7 @@ macro_rules! for_each_element {
     };
 }
 
+mod attention;
 mod cache;
 mod device;
 mod element;

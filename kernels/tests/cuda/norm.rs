@@ -18,8 +18,9 @@ const KINDS: [NormKind; 2] = [NormKind::Rms, NormKind::Layer];
 fn rows_are_normalised<T: Element>() {
     let device = Device::new(1);
     let name = format!("norm_{}", T::NAME);
-    for ((n_rows, width), (kind, has_bias)) in
-        SIZES.iter().flat_map(|size| KINDS.iter().flat_map(move |kind| [true, false].map(|bias| (*size, (*kind, bias)))))
+    for ((n_rows, width), (kind, has_bias)) in SIZES
+        .iter()
+        .flat_map(|size| KINDS.iter().flat_map(move |kind| [true, false].map(|bias| (*size, (*kind, bias)))))
     {
         let x = elements::<T>(1, n_rows * width);
         let (scale, bias) = (values(2, width), values(3, width));
@@ -47,7 +48,8 @@ fn a_residual_is_added_before_and_kept<T: Element>() {
         let (scales, none, grid) = (device.upload(&scale), 0_u64, [n_rows as u32, 1, 1]);
         // The sum takes the residual's place.
         launch!(device, name, grid, THREADS, 0; y, kept, from, kept, scales, none, EPS, 0_u32, width as u32);
-        let sum: Vec<T> = x.iter().zip(&residual).map(|(a, b)| T::from_f32(a.to_f32() + b.to_f32())).collect();
+        let sum: Vec<T> =
+            x.iter().zip(&residual).map(|(a, b)| T::from_f32(a.to_f32() + b.to_f32())).collect();
         close("sum", &device.download(&kept, x.len()), &widened(&sum), 0.0);
         let expect = oracle::norm(&widened(&sum), NormKind::Rms, &scale, None, EPS);
         close("norm of a sum", &device.download(&y, x.len()), &expect, T::STEP * 4.0);
@@ -58,8 +60,12 @@ fn a_residual_is_added_before_and_kept<T: Element>() {
 fn sequences_are_normalised_as_a_whole<T: Element>() {
     let device = Device::new(3);
     for (rows, width) in [(&[][..], 4), (&[1], 1), (&[3, 1, 0, 40], 7), (&[2, 65], 64)] {
-        let starts: Vec<u32> =
-            std::iter::once(0).chain(rows.iter().scan(0, |sum, n| { *sum += *n as u32; Some(*sum) })).collect();
+        let starts: Vec<u32> = std::iter::once(0)
+            .chain(rows.iter().scan(0, |sum, n| {
+                *sum += *n as u32;
+                Some(*sum)
+            }))
+            .collect();
         let n = *starts.last().expect("an end") as usize * width;
         let x = elements::<T>(1, n);
         let (scale, bias) = (values(2, width), values(3, width));
