@@ -23,8 +23,12 @@ macro_rules! for_each_element {
 
 mod attention;
 mod cache;
+mod choose;
+mod conv;
+mod cublaslt;
 mod device;
 mod element;
+mod linear;
 mod misuse;
 #[allow(dead_code)]
 #[path = "../conformance/oracle.rs"]
@@ -33,3 +37,4 @@ mod norm;
 mod order;
 mod rows;
 mod standin;
+mod stored_rows;
