@@ -11,9 +11,10 @@ constexpr uint32_t kQueryTile = 64;
 template <int D>
 constexpr int kKeyTile = D > 128 ? 32 : 64;
 
-// Bytes of shared memory: two tiles of keys and two of values.
+// Bytes of dynamic shared memory: two tiles of keys and two of values, and the queries where registers have no room for them.
 template <int D>
-constexpr int kAttentionShared = 4 * kKeyTile<D> * kPitch<D> * 2;
+constexpr int kAttentionShared = (4 * kKeyTile<D> + (Queries<D>::kIsShared ? kQueryTile : 0)) * kPitch<D> * 2;
+static_assert(kAttentionShared<256> <= 99 << 10, "what a block of an sm_89 has");
 
 // `q`, `out: [Σ queries, n_heads head_dim]`, rows `q_stride` and `out_stride` elements apart; `D` is the head's width rounded up.
 // A query that sees no key gives zeros. A block's tiles of keys start at multiples of the tile whatever its queries see, and a
@@ -44,9 +45,9 @@ DEVICE void attention_bf16(bf16* out, const bf16* q, const Keys& keys, const Hea
   };
 
   uint32_t warp_row = first + threadIdx.x / kWarp * 16, row = warp_row + threadIdx.x % kWarp / 4;
-  uint32_t query[D / 16][4];
-  load_query<D>(query, [&](uint32_t i) { return q + uint64_t{first_row + i} * q_stride + head * heads.head_dim; }, warp_row, n_queries,
-                heads.head_dim);
+  Queries<D> queries;
+  queries.load(tiles + (4 * kKeys + threadIdx.x / kWarp * 16) * kPitch<D>,
+               [&](uint32_t i) { return q + uint64_t{first_row + i} * q_stride + head * heads.head_dim; }, warp_row, n_queries, heads.head_dim);
   Running<D> running;
   if (begin < n_tiles) load(begin);
   for (int tile = begin; tile < n_tiles; tile++) {
@@ -56,7 +57,7 @@ DEVICE void attention_bf16(bf16* out, const bf16* q, const Keys& keys, const Hea
     if (tile + 1 < n_tiles) load(tile + 1);
     const bf16* k = tiles + (tile & 1) * 2 * kKeys * kPitch<D>;
     float products[kKeys / 8][4] = {};
-    multiply_keys<D, kKeys>(products, query, k);
+    multiply_keys<D, kKeys>(products, queries, k);
     running.template weigh<kKeys>(products, [&](float product, int half, int key) {
       return scores.of(product, static_cast<int>(row) + 8 * half, tile * kKeys + key);
     });

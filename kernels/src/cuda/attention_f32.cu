@@ -9,8 +9,6 @@ constexpr uint32_t kF32Keys = 32;
 constexpr uint32_t kMaxHead = 256;
 // Elements between two rows of a tile: one more than the widest head, so that the 32 lanes find 32 keys in different banks.
 constexpr uint32_t kF32Pitch = kMaxHead + 1;
-// Bytes of shared memory: a tile of keys, one of values, a query and weights for each warp.
-constexpr uint32_t kF32Shared = (2 * kF32Keys * kF32Pitch + kF32Queries * (kMaxHead + kF32Keys)) * 4;
 
 // A warp has one query of one head: each lane one key of a tile for the scores, then every 32nd column for the sum of values.
 // Grid: (groups of 8 queries of the longest sequence, n_heads, n_seqs).

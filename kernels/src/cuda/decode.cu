@@ -9,9 +9,21 @@
 
 constexpr int kDecodeThreads = 128;
 constexpr uint32_t kSplitKeys = 256;
-constexpr uint32_t kWarpKeys = kSplitKeys / (kDecodeThreads / kWarp);
+constexpr uint32_t kWarps = kDecodeThreads / kWarp;
+constexpr uint32_t kWarpKeys = kSplitKeys / kWarps;
 // Queries of a sequence times heads that share a key head, of one block.
 constexpr uint32_t kRows = 16;
+
+// Keys that a warp has in shared memory at a time.
+template <int D>
+constexpr uint32_t kStep = D > 128 ? 16 : 32;
+
+// Bytes of dynamic shared memory: keys and values of each warp, and the queries where registers have no room for them. At the
+// end the warps' parts take the same place.
+template <int D>
+constexpr uint32_t kDecodeShared = kWarps * (2 * kStep<D> + (Queries<D>::kIsShared ? kRows : 0)) * kPitch<D> * 2;
+static_assert(kDecodeShared<256> <= 99 << 10, "what a block of an sm_89 has");
+static_assert(kDecodeShared<32> >= kWarps * kRows * (32 + 2) * 4 && kDecodeShared<256> >= kWarps * kRows * (256 + 2) * 4);
 
 // What is known of a row after a split: its largest score, its sum of weights, and its weighted sum of values.
 struct Parts {
@@ -32,7 +44,7 @@ struct Parts {
 template <int D>
 DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& keys, const Heads& heads, const Bias& bias, uint32_t q_stride) {
   SHARED_DYNAMIC(shared);
-  constexpr uint32_t kTile = kPageTokens * kPitch<D>;
+  constexpr uint32_t kTile = kStep<D> * kPitch<D>;
   uint32_t seq = blockIdx.z, kv_head = blockIdx.y % heads.n_kv_heads, split = blockIdx.x;
   uint32_t group = heads.n_heads / heads.n_kv_heads, first_query = keys.query_start[seq];
   uint32_t n_queries = keys.query_start[seq + 1] - first_query, n_rows = n_queries * group, n_keys = keys.n_keys(seq);
@@ -44,17 +56,17 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   auto load = [&](uint32_t first_key) {
     auto k = [&](uint32_t i) { return keys.key(seq, kv_head, i); };
     auto v = [&](uint32_t i) { return keys.value(seq, kv_head, i); };
-    load_tile<D, kPageTokens>(tile, k, first_key, n_keys, keys.width(), true, lane, kWarp);
+    load_tile<D, kStep<D>>(tile, k, first_key, n_keys, keys.width(), true, lane, kWarp);
     copy_async_commit();
-    load_tile<D, kPageTokens>(tile + kTile, v, first_key, n_keys, keys.width(), true, lane, kWarp);
+    load_tile<D, kStep<D>>(tile + kTile, v, first_key, n_keys, keys.width(), true, lane, kWarp);
     copy_async_commit();
   };
   // Row `i` is query `i / group` of head `kv_head * group + i % group`.
   auto row_of = [&](uint32_t i) {
     return q + uint64_t{first_query + i / group} * q_stride + (kv_head * group + i % group) * heads.head_dim;
   };
-  uint32_t query[D / 16][4];
-  load_query<D>(query, row_of, first_row, n_rows, heads.head_dim);
+  Queries<D> queries;
+  queries.load(reinterpret_cast<bf16*>(shared) + 2 * kWarps * kTile + warp * kRows * kPitch<D>, row_of, first_row, n_rows, heads.head_dim);
   uint32_t row[2] = {first_row + lane / 4, first_row + lane / 4 + 8};
   uint32_t spare = n_rows - 1;
   uint32_t row_query[2] = {(row[0] < n_rows ? row[0] : spare) / group, (row[1] < n_rows ? row[1] : spare) / group};
@@ -63,18 +75,18 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
 
   Running<D> running;
   uint32_t begin = split * kSplitKeys + warp * kWarpKeys;
-  for (uint32_t first_key = begin; first_key < begin + kWarpKeys && first_key < n_keys; first_key += kPageTokens) {
+  for (uint32_t first_key = begin; first_key < begin + kWarpKeys && first_key < n_keys; first_key += kStep<D>) {
     load(first_key);
-    float products[kPageTokens / 8][4] = {};
+    float products[kStep<D> / 8][4] = {};
     copy_async_wait<1>();
     sync_warp();
-    multiply_keys<D, kPageTokens>(products, query, tile);
-    running.template weigh<kPageTokens>(products, [&](float product, int half, int key) {
+    multiply_keys<D, kStep<D>>(products, queries, tile);
+    running.template weigh<kStep<D>>(products, [&](float product, int half, int key) {
       return scores[half].of(product, static_cast<int>(row_query[half]), static_cast<int>(first_key) + key);
     });
     copy_async_wait<0>();
     sync_warp();
-    multiply_values<D, kPageTokens>(running.out, products, tile + kTile);
+    multiply_values<D, kStep<D>>(running.out, products, tile + kTile);
     // All lanes are done with the tile before it is written again.
     sync_warp();
   }
@@ -98,7 +110,6 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
     }
   }
   sync_block();
-  constexpr uint32_t kWarps = kDecodeThreads / kWarp;
   for (uint32_t i = threadIdx.x; i < kRows * D; i += kDecodeThreads) {
     uint32_t r = i / D, column = i % D;
     if (first_row + r >= n_rows || column >= heads.head_dim) continue;

@@ -29,42 +29,68 @@ DEVICE void load_tile(bf16* tile, Row row, uint32_t first, uint32_t n_rows, uint
   }
 }
 
-// A fragments of 16 rows: `a[kk]` are columns 16 kk .. 16 kk + 16. Rows from `n_rows` on and columns beyond `width` are zero.
-template <int D, class Row>
-DEVICE void load_query(uint32_t (&a)[D / 16][4], Row row, uint32_t first, uint32_t n_rows, uint32_t width) {
-  uint32_t lane = threadIdx.x % kWarp;
-  UNROLL
-  for (int r = 0; r < 2; r++) {
-    uint32_t i = first + lane / 4 + r * 8;
-    bool is_there = i < n_rows;
-    const bf16* from = row(is_there ? i : 0);
+// The queries of one warp, 16 rows, as A fragments: in registers, or for the widest heads in shared memory, since their sums leave
+// no room beside them.
+template <int D>
+struct Queries {
+  static constexpr bool kIsShared = D > 128;
+  uint32_t fragments[kIsShared ? 1 : D / 16][4];
+  const bf16* tile;
+
+  // Rows `first .. first + 16` of `row(i)`; zeros from `n_rows` on and beyond `width`. `shared: [16, kPitch]` is this warp's, unused
+  // where queries stay in registers.
+  template <class Row>
+  DEVICE void load(bf16* shared, Row row, uint32_t first, uint32_t n_rows, uint32_t width) {
+    uint32_t lane = threadIdx.x % kWarp;
+    tile = shared;
     UNROLL
-    for (int kk = 0; kk < D / 16; kk++) {
+    for (int r = 0; r < 2; r++) {
+      uint32_t i = first + lane / 4 + r * 8;
+      bool is_there = i < n_rows;
+      const bf16* from = row(is_there ? i : 0);
       UNROLL
-      for (int half = 0; half < 2; half++) {
-        uint32_t column = kk * 16 + half * 8 + lane % 4 * 2;
-        uint32_t low = is_there && column < width ? from[column].bits : 0;
-        uint32_t high = is_there && column + 1 < width ? from[column + 1].bits : 0;
-        a[kk][r + 2 * half] = low | high << 16;
+      for (int kk = 0; kk < D / 16; kk++) {
+        UNROLL
+        for (int half = 0; half < 2; half++) {
+          uint32_t column = kk * 16 + half * 8 + lane % 4 * 2;
+          bf16 low = is_there && column < width ? from[column] : bf16{0};
+          bf16 high = is_there && column + 1 < width ? from[column + 1] : bf16{0};
+          if constexpr (kIsShared) store_pack<2>(shared + (lane / 4 + r * 8) * kPitch<D> + column, Pack<bf16, 2>{{low, high}});
+          else fragments[kk][r + 2 * half] = uint32_t{low.bits} | uint32_t{high.bits} << 16;
+        }
       }
     }
+    if constexpr (kIsShared) sync_warp();
   }
-}
+
+  // Columns 16 kk .. 16 kk + 16.
+  DEVICE void fragment(uint32_t (&a)[4], int kk) const {
+    if constexpr (kIsShared) {
+      uint32_t lane = threadIdx.x % kWarp;
+      load_matrices(a, tile + (lane % 8 + (lane & 8)) * kPitch<D> + kk * 16 + (lane & 16 ? 8 : 0));
+    } else {
+      UNROLL
+      for (int i = 0; i < 4; i++) a[i] = fragments[kk][i];
+    }
+  }
+};
 
 // scores += Q Kᵀ for `Keys` keys of a tile: `scores[n]` are keys 8 n .. 8 n + 8.
 template <int D, int Keys>
-DEVICE void multiply_keys(float (&scores)[Keys / 8][4], const uint32_t (&q)[D / 16][4], const bf16* k) {
+DEVICE void multiply_keys(float (&scores)[Keys / 8][4], const Queries<D>& queries, const bf16* k) {
   uint32_t lane = threadIdx.x % kWarp, matrix = lane / 8;
   const bf16* row = k + (lane % 8 + (matrix & 2 ? 8 : 0)) * kPitch<D> + (matrix & 1 ? 8 : 0);
   UNROLL
-  for (int n = 0; n < Keys / 16; n++) {
+  for (int kk = 0; kk < D / 16; kk++) {
+    uint32_t a[4];
+    queries.fragment(a, kk);
     UNROLL
-    for (int kk = 0; kk < D / 16; kk++) {
+    for (int n = 0; n < Keys / 16; n++) {
       uint32_t b[4];
       load_matrices(b, row + n * 16 * kPitch<D> + kk * 16);
       uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-      mma_bf16(scores[2 * n], q[kk], first);
-      mma_bf16(scores[2 * n + 1], q[kk], second);
+      mma_bf16(scores[2 * n], a, first);
+      mma_bf16(scores[2 * n + 1], a, second);
     }
   }
 }

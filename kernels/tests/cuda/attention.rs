@@ -244,10 +244,12 @@ fn padded(head_dim: usize) -> usize {
 fn shared_bytes<T: Element>(head_dim: usize, is_decode: bool) -> u32 {
     let width = padded(head_dim);
     let pitch = width + 8;
+    // The widest queries do not stay in registers.
+    let queries = if width > 128 { 64 } else { 0 };
     (match (T::NAME, is_decode) {
         ("f32", _) => (2 * 32 * 257 + 8 * (256 + 32)) * 4,
-        (_, true) => (4 * 2 * PAGE * pitch * 2).max(4 * 16 * (width + 2) * 4),
-        _ => 4 * (if width > 128 { 32 } else { 64 }) * pitch * 2,
+        (_, true) => (4 * 2 * (if width > 128 { 16 } else { 32 }) + queries) * pitch * 2,
+        _ => (4 * (if width > 128 { 32 } else { 64 }) + queries) * pitch * 2,
     }) as u32
 }
 
