@@ -9,8 +9,9 @@
 #include <cmath>
 #include <cstdint>
 
-// A kernel of at most `threads` threads a block, found by its name.
-#define KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads) name params
+// A kernel of at most `threads` threads a block, found by its name. The compiler may use as many registers as one block has: it
+// would rather spill a few to fit a block more.
+#define KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads, 1) name params
 #define DEVICE __device__ __forceinline__
 // An array of a block, 16-byte aligned, undefined at first.
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]

@@ -327,7 +327,7 @@ impl<T: Element> Paged<T> {
             .flat_map(|(len, table)| (0..len.1).map(|i| table[i / PAGE] * PAGE as u32 + (i % PAGE) as u32))
             .collect();
         let cache = Cache::new(device, n_pages, case.n_kv_heads, case.head_dim);
-        cache.write(device, [&data.k, &data.v], &slots, case.head_dim, STILL);
+        cache.write(device, [&data.k, &data.v], &slots, STILL);
         let slices = [
             starts(case.lens.iter().map(|len| len.0)),
             case.lens.iter().map(|len| len.1 as u32).collect(),

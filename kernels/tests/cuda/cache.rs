@@ -45,6 +45,7 @@ pub struct Cache<T> {
     pub v: CudaSlice<T>,
     pub pages: Pages,
     pub n_pages: usize,
+    head_dim: usize,
 }
 
 impl<T: Element> Cache<T> {
@@ -59,7 +60,7 @@ impl<T: Element> Cache<T> {
             head_stride: head_stride as u32,
             n_kv_heads: n_kv_heads as u32,
         };
-        Self { k, v, pages, n_pages }
+        Self { k, v, pages, n_pages, head_dim }
     }
 
     /// Elements of all pages of keys or of values.
@@ -68,19 +69,12 @@ impl<T: Element> Cache<T> {
     }
 
     /// Writes rows of keys and values to their slots, keys rotated.
-    pub fn write(
-        &self,
-        device: &Device,
-        [k, v]: [&[T]; 2],
-        slots: &[u32],
-        head_dim: usize,
-        rotation: Rotation,
-    ) {
-        let width = self.pages.n_kv_heads as usize * head_dim;
+    pub fn write(&self, device: &Device, [k, v]: [&[T]; 2], slots: &[u32], rotation: Rotation) {
+        let width = self.pages.n_kv_heads as usize * self.head_dim;
         let (keys, vals, at) = (device.upload(k), device.upload(v), device.upload(slots));
         let grid = [u32::from(!slots.is_empty()) * 3, 1, 1];
         launch!(device, format!("write_kv_{}", T::NAME), grid, 256, 0;
-            self.pages, keys, vals, at, rotation, slots.len() as u32, head_dim as u32, width as u32, width as u32);
+            self.pages, keys, vals, at, rotation, slots.len() as u32, self.head_dim as u32, width as u32, width as u32);
     }
 }
 
@@ -174,7 +168,7 @@ fn keys_and_values_reach_their_slots<T: Element>() {
         let slots: Vec<u32> = (0..n_tokens).map(|i| ((i * 37 + 31) % (n_pages * PAGE)) as u32).collect();
         let (k, v) = (elements::<T>(1, n_tokens * width), elements::<T>(2, n_tokens * width));
         let angles = Angles::new(&device, n_tokens, rotary_dim, false);
-        cache.write(&device, [&k, &v], &slots, head_dim, angles.rotation);
+        cache.write(&device, [&k, &v], &slots, angles.rotation);
         let turned = angles.turned(&widened(&k), n_kv_heads, head_dim);
         for (what, slice, rows) in [("keys", &cache.k, turned), ("values", &cache.v, widened(&v))] {
             let stride = cache.pages.head_stride as usize;

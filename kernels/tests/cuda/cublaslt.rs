@@ -81,7 +81,9 @@ fn run(device: &Device, types: Types, p: Product) -> Result<(), cublasStatus_t> 
     };
     // SAFETY: nothing uses them any more.
     unsafe {
-        [w, x, y].map(|layout| destroy_matrix_layout(layout).expect("an end"));
+        for layout in [w, x, y] {
+            destroy_matrix_layout(layout).expect("an end");
+        }
         destroy_matmul_desc(how).expect("an end");
         destroy_matmul_pref(preference).expect("an end");
         destroy_handle(handle).expect("an end");

@@ -6,8 +6,6 @@ use cudarc::driver::DeviceRepr;
 pub trait Element: DeviceRepr + Copy + PartialEq + std::fmt::Debug + 'static {
     /// End of a kernel's name.
     const NAME: &'static str;
-    /// Elements of 16 bytes.
-    const PACK: usize;
     /// Error of one rounding, relative to one plus the value.
     const STEP: f32;
 
@@ -19,7 +17,6 @@ pub trait Element: DeviceRepr + Copy + PartialEq + std::fmt::Debug + 'static {
 
 impl Element for f32 {
     const NAME: &'static str = "f32";
-    const PACK: usize = 4;
     const STEP: f32 = 1e-6;
 
     fn from_f32(value: f32) -> Self {
@@ -47,7 +44,6 @@ unsafe impl cudarc::driver::ValidAsZeroBits for Bf16 {}
 
 impl Element for Bf16 {
     const NAME: &'static str = "bf16";
-    const PACK: usize = 8;
     const STEP: f32 = 4e-3;
 
     fn from_f32(value: f32) -> Self {

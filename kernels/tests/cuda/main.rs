@@ -22,6 +22,7 @@ macro_rules! for_each_element {
 }
 
 mod attention;
+mod built;
 mod cache;
 mod choose;
 mod conv;

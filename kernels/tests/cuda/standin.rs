@@ -111,41 +111,55 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
+/// The kernels; `mutants.py` sets another folder, with a fault in one of them.
+fn kernels() -> PathBuf {
+    std::env::var_os("TRIPTYCH_CUDA_SOURCES").map_or_else(|| folder("src/cuda"), PathBuf::from)
+}
+
 /// Sources of a folder with an extension, in order.
-fn sources(path: &str, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder(path)).expect("a folder of this crate");
+fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder of this crate");
     let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
     let mut found: Vec<_> = paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect();
     found.sort();
     found
 }
 
-/// Headers count for every object.
-fn hash_of_headers() -> blake3::Hasher {
-    let mut hasher = blake3::Hasher::new();
-    let folders = ["tests/cuda/host", "tests/cuda/driver", "src/cuda"];
-    for path in folders.iter().flat_map(|folder| [sources(folder, "h"), sources(folder, "cuh")].concat()) {
-        hasher.update(&fs::read(path).expect("a header"));
+/// A source and what it includes of this repository, each once.
+fn with_includes(source: &Path) -> Vec<PathBuf> {
+    let mut all = vec![source.to_owned()];
+    let mut next = 0;
+    while let Some(path) = all.get(next).cloned() {
+        let text = fs::read_to_string(&path).expect("a source");
+        let own = path.parent().expect("a folder").to_owned();
+        for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"')) {
+            let mut places = [own.clone(), folder("tests/cuda/host"), kernels()].into_iter();
+            let found = places.find_map(|place| place.join(name).canonicalize().ok());
+            let found = found.unwrap_or_else(|| panic!("{}: no {name}", path.display()));
+            if !all.contains(&found) {
+                all.push(found);
+            }
+        }
+        next += 1;
     }
-    hasher
+    all
 }
 
 /// Compiles what has changed and links both libraries: `[libcuda, libcublasLt]`.
 fn build() -> [PathBuf; 2] {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-standin");
     fs::create_dir_all(&out).expect("a folder for objects");
-    let kernels = [sources("src/cuda", "cu"), sources("tests/cuda/misuse", "cu")].concat();
-    let runtime = [sources("tests/cuda/host", "cpp"), sources("tests/cuda/driver", "cpp")].concat();
+    let kernels = [sources(&kernels(), "cu"), sources(&folder("tests/cuda/misuse"), "cu")].concat();
+    let runtime = ["tests/cuda/host", "tests/cuda/driver"].map(|path| sources(&folder(path), "cpp")).concat();
     let jobs: Vec<(PathBuf, bool)> =
         kernels.into_iter().map(|p| (p, true)).chain(runtime.into_iter().map(|p| (p, false))).collect();
     let objects: Vec<OnceLock<PathBuf>> = jobs.iter().map(|_| OnceLock::new()).collect();
-    let headers = hash_of_headers();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some((source, is_kernel)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let object = compile(source, *is_kernel, headers.clone(), &out);
+                    let object = compile(source, *is_kernel, &out);
                     let index = jobs.iter().position(|job| job.0 == *source).expect("a job");
                     objects[index].set(object).expect("an object once");
                 }
@@ -161,8 +175,11 @@ fn build() -> [PathBuf; 2] {
 }
 
 /// The object of a source, compiled unless it is there. Its name says what it was made of.
-fn compile(source: &Path, is_kernel: bool, mut hasher: blake3::Hasher, out: &Path) -> PathBuf {
-    hasher.update(&fs::read(source).expect("a source"));
+fn compile(source: &Path, is_kernel: bool, out: &Path) -> PathBuf {
+    let mut hasher = blake3::Hasher::new();
+    for path in with_includes(source) {
+        hasher.update(&fs::read(path).expect("a source"));
+    }
     hasher.update(format!("{KERNEL_FLAGS:?}{is_kernel}").as_bytes());
     let stem = source.file_stem().expect("a file").to_string_lossy();
     let object = out.join(format!("{stem}-{}.o", &hasher.finalize().to_hex()[..16]));
@@ -172,7 +189,7 @@ fn compile(source: &Path, is_kernel: bool, mut hasher: blake3::Hasher, out: &Pat
     let mut command = Command::new("g++");
     command.args(["-std=c++17", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c"]);
     if is_kernel {
-        command.args(KERNEL_FLAGS).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(folder("src/cuda"));
+        command.args(KERNEL_FLAGS).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(kernels());
     } else {
         command.arg("-O2");
     }
@@ -183,7 +200,9 @@ fn compile(source: &Path, is_kernel: bool, mut hasher: blake3::Hasher, out: &Pat
 /// A shared library of some name, in a folder whose name says what it was made of.
 fn link(name: &str, objects: &[PathBuf], out: &Path) -> PathBuf {
     let mut hasher = blake3::Hasher::new();
-    objects.iter().for_each(|object| drop(hasher.update(object.to_string_lossy().as_bytes())));
+    for object in objects {
+        hasher.update(object.to_string_lossy().as_bytes());
+    }
     let folder = out.join(&hasher.finalize().to_hex()[..16]);
     fs::create_dir_all(&folder).expect("a folder for a library");
     let library = folder.join(name);

@@ -3,6 +3,7 @@
 //! Depends on nothing of the workspace, so that it builds in seconds and cannot be broken by what it checks.
 #![forbid(unsafe_code)]
 
+mod cuda;
 mod drills;
 mod fuzz;
 mod gate;
@@ -40,6 +41,8 @@ enum Command {
     Static,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
+    /// Build the CUDA kernels that the product embeds, after a change of one. Fetches the compiler (150 MB)
+    Cuda,
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
     Sim(drills::SimArgs),
     /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network partitioned. Needs root
@@ -58,6 +61,7 @@ fn main() -> Result<()> {
         Command::Proto => shell::run(&mut shell::cargo(&["run", "-q", "-p", "triptych-proto-codegen"])),
         Command::Static => static_binary::run_build(),
         Command::Whisper => whisper::run(),
+        Command::Cuda => cuda::run(),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),

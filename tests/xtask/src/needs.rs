@@ -20,7 +20,7 @@ pub enum Need {
     Azurite,
     /// Tools that read the files of `deploy/`: fetched into `.cache`.
     DeployTools,
-    /// A C++ compiler, for libFuzzer.
+    /// A C++ compiler, for libFuzzer and for the CUDA kernels' tests.
     Cxx,
     /// Network namespaces: root, and `ip`.
     Namespaces,

@@ -58,7 +58,12 @@ pub const SUITES: [Suite; 22] = [
     },
     package("core", "triptych-core", "crate: ids, keys, shapes, clock"),
     package("proto", "triptych-proto", "crate: the wire"),
-    package("kernels", "triptych-kernels", "crate: arithmetic against its reference"),
+    Suite {
+        name: "kernels",
+        about: "crate: arithmetic against its reference; CUDA without a GPU",
+        needs: &[Need::Cxx],
+        target: Target::Package("triptych-kernels"),
+    },
     package("models", "triptych-models", "crate: models, preprocessing, golden files"),
     package("engine", "triptych-engine", "crate: blocks, scheduler, sampling"),
     Suite {
