@@ -38,7 +38,7 @@ struct Queries {
   const bf16* tile;
 
   // Rows `first .. first + 16` of `row(i)`; zeros from `n_rows` on and beyond `width`. `shared: [16, kPitch]` is this warp's, unused
-  // where queries stay in registers.
+  // where queries stay in registers. The caller has a barrier of the warp before the first fragment.
   template <class Row>
   DEVICE void load(bf16* shared, Row row, uint32_t first, uint32_t n_rows, uint32_t width) {
     uint32_t lane = threadIdx.x % kWarp;
@@ -60,7 +60,6 @@ struct Queries {
         }
       }
     }
-    if constexpr (kIsShared) sync_warp();
   }
 
   // Columns 16 kk .. 16 kk + 16.

@@ -9,7 +9,7 @@
 //! ```text
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max'
-//! cargo test --package triptych-kernels --target aarch64-unknown-linux-gnu
+//! cargo test --package triptych-kernels --lib --test conformance --target aarch64-unknown-linux-gnu
 //! ```
 //!
 //! `max` has all sets, `neoverse-n1` all but `neoni8mm`, and `cortex-a53` neither dot product of bytes. It takes minutes.

@@ -41,7 +41,7 @@ enum Command {
     Static,
     /// Make a Hugging Face directory of the real Whisper tiny.en (75 MB) under .cache
     Whisper,
-    /// Build the CUDA kernels that the product embeds, after a change of one. Fetches the compiler (150 MB)
+    /// Build the CUDA kernels that the crate embeds, after a change of one. Fetches the compiler (300 MB)
     Cuda,
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
     Sim(drills::SimArgs),

@@ -45,7 +45,7 @@ enum Result : int {
   kGraphExecUpdateFailure = 910,
 };
 
-constexpr int kDevices = 512;
+constexpr int kDevices = 2048;
 // Memory of a device, as it tells callers.
 constexpr size_t kDeviceBytes = size_t{1} << 30;
 
@@ -86,8 +86,7 @@ struct Capture {
   bool invalidated = false;
 };
 
-struct Stream : std::enable_shared_from_this<Stream> {
-  Device* device = nullptr;
+struct Stream {
   bool is_blocking = true;
   std::deque<Operation> queue;
   uint64_t submitted = 0, done = 0;
@@ -98,15 +97,14 @@ struct Stream : std::enable_shared_from_this<Stream> {
   std::vector<size_t> tail;
 };
 
+// A point in a stream, or after nodes of a capture.
 struct Event {
   Mark mark;
   std::shared_ptr<Capture> capture;
   std::vector<size_t> captured_after;
 };
 
-struct Module {
-  int unused = 0;
-};
+struct Module {};
 
 struct Function {
   const host::Kernel* kernel = nullptr;
@@ -180,8 +178,6 @@ void advance_until(Device& device, const std::function<bool()>& done);
 void advance(Device& device);
 bool is_done(const Mark& mark);
 
-// Captures.
-bool is_capturing(Device& device);
 // What a call gives that is not allowed while a stream captures: it spoils the capture.
 Result refuse_while_capturing(Device& device);
 

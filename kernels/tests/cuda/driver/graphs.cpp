@@ -6,7 +6,10 @@
 
 namespace driver {
 
-bool is_capturing_unsafe(Device& device) {
+namespace {
+
+// True, and the capture is spoilt, if a capture is under way that this thread's call may not disturb.
+bool spoils_capture(Device& device) {
   uint64_t here = static_cast<uint64_t>(pthread_self());
   for (auto& stream : device.streams) {
     // Mode 0, global: no thread may; mode 1, thread-local: the capturing thread may not; mode 2, relaxed: all may.
@@ -17,10 +20,6 @@ bool is_capturing_unsafe(Device& device) {
   }
   return false;
 }
-
-Result refuse_while_capturing(Device& device) { return is_capturing_unsafe(device) ? kCaptureUnsupported : kSuccess; }
-
-namespace {
 
 host::Fault run_nodes(Device& device, const std::vector<Node>& nodes) {
   std::vector<bool> done(nodes.size());
@@ -52,6 +51,8 @@ bool has_node_without_successor(const Capture& capture, const std::vector<size_t
 }
 
 }  // namespace
+
+Result refuse_while_capturing(Device& device) { return spoils_capture(device) ? kCaptureUnsupported : kSuccess; }
 
 }  // namespace driver
 

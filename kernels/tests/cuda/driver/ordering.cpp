@@ -6,7 +6,6 @@ using namespace driver;
 extern "C" int cuStreamCreate(void** out, unsigned flags) {
   ENTRY("cuStreamCreate");
   auto stream = std::make_shared<Stream>();
-  stream->device = &dev;
   stream->is_blocking = !(flags & 1);
   dev.streams.push_back(stream);
   *out = stream.get();

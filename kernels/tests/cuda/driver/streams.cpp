@@ -68,10 +68,7 @@ uint64_t Device::random(uint64_t below) {
 std::shared_ptr<Stream> find_stream(Device& device, void* handle) {
   // 1 is the legacy stream, 2 the stream of the thread, which this takes for the same.
   if (!handle || handle == reinterpret_cast<void*>(1) || handle == reinterpret_cast<void*>(2)) {
-    if (!device.null_stream) {
-      device.null_stream = std::make_shared<Stream>();
-      device.null_stream->device = &device;
-    }
+    if (!device.null_stream) device.null_stream = std::make_shared<Stream>();
     return device.null_stream;
   }
   for (auto& stream : device.streams) {
@@ -121,13 +118,6 @@ void advance_until(Device& device, const std::function<bool()>& done) {
 void advance(Device& device) {
   while (device.random(256) < device.eagerness && step(device)) {
   }
-}
-
-bool is_capturing(Device& device) {
-  for (auto& stream : all(device)) {
-    if (stream->capture) return true;
-  }
-  return false;
 }
 
 Result begin(Device& device, const char* entry) {
