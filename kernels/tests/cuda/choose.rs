@@ -136,6 +136,35 @@ fn choices_are_those_of_full_sorts() {
     device.finish();
 }
 
+/// The table of the sampler's own test, in `services/engine/src/sampler.rs`.
+#[test]
+fn cuts_leave_what_they_should() {
+    let device = Device::new(8);
+    let logits = [1.0_f32, 4.0, NO, 3.0, 2.0].map(|l| l * 0.5);
+    let base = Sampling { temperature: 1.0, ..GREEDY };
+    let cases: [(Sampling, &[u32]); 10] = [
+        (base, &[0, 1, 3, 4]),
+        (Sampling { temperature: 0.0, ..base }, &[1]),
+        (Sampling { temperature: 1e-6, ..base }, &[1]),
+        (Sampling { top_k: 2, ..base }, &[1, 3]),
+        (Sampling { top_k: 99, ..base }, &[0, 1, 3, 4]),
+        // The probabilities are 0.46, 0.28, 0.17, 0.10.
+        (Sampling { top_p: 0.4, ..base }, &[1]),
+        (Sampling { top_p: 0.7, ..base }, &[1, 3]),
+        // Of the two that top-k leaves the first has 0.62.
+        (Sampling { top_k: 2, top_p: 0.6, ..base }, &[1]),
+        // The weights are 1, 0.61, 0.37, 0.22.
+        (Sampling { min_p: 0.5, ..base }, &[1, 3]),
+        (Sampling { min_p: 1.0, ..base }, &[1]),
+    ];
+    for (how, expect) in cases {
+        let rows: Vec<Sampling> = (0..64).map(|i| Sampling { draw: i << 47, ..how }).collect();
+        let drawn = chosen(&device, &logits.repeat(64), &rows);
+        let tokens: std::collections::BTreeSet<u32> = drawn.iter().map(|choice| choice.token).collect();
+        assert_eq!(tokens.into_iter().collect::<Vec<_>>(), expect, "{how:?}");
+    }
+}
+
 #[test]
 fn every_draw_of_a_small_vocabulary_is_where_it_should_be() {
     let device = Device::new(2);
@@ -233,7 +262,7 @@ fn top(device: &Device, logits: &[f32], choice: Choice, n_top: usize) -> (f32, V
 #[test]
 fn log_probabilities_come_best_first_and_leave_out_what_is_ruled_out() {
     let device = Device::new(7);
-    for vocab in [1_usize, 2, 256, 300] {
+    for vocab in [1_usize, 2, 4, 256, 300] {
         let logits: Vec<f32> = values(8, vocab)
             .iter()
             .enumerate()

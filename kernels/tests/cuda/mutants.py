@@ -99,6 +99,8 @@ def verdict(run):
     if "g++ refuses" in run.stdout + run.stderr:
         sys.exit("a fault that does not compile:\n" + run.stdout[-2000:])
     failed = re.findall(r"^test (\S+) \.\.\. FAILED", run.stdout, re.M)
+    if not failed and run.returncode != 0:
+        return "the test process", f"ends with {run.returncode}"
     if not failed:
         return None, ""
     faults = re.findall(r"^kernel (?!misuse)\S+ block[^:]*: (.*)$", run.stderr + run.stdout, re.M)
