@@ -14,7 +14,7 @@ import sys
 
 
 def events(path):
-    """The events of a timeline; its list is never closed, and a process that was killed may have broken its last line."""
+    """The events of a timeline, line by line; a process that was killed may have broken its last line."""
     with open(path) as lines:
         for line in lines:
             text = line.strip().rstrip(",").lstrip("[")

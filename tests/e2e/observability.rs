@@ -1,66 +1,52 @@
-//! One trace and one timeline through three processes, and the names of metrics.
+//! One timeline and one log through all processes, and the names of metrics.
 
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
-    TraceService, TraceServiceServer,
-};
-use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
-};
-use parking_lot::Mutex;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
 use triptych_tests::process::{eventually, signal};
 use triptych_tests::samples::heldout;
 
-/// Services that took part in each trace.
-type Traces = Arc<Mutex<BTreeMap<Vec<u8>, BTreeSet<String>>>>;
-
-struct Collector(Traces);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut traces = self.0.lock();
-        for spans in request.into_inner().resource_spans {
-            let attributes = spans.resource.map(|r| r.attributes).unwrap_or_default();
-            let service = attributes.into_iter().find(|a| a.key == "service.name");
-            let service = format!("{:?}", service.and_then(|a| a.value));
-            for span in spans.scope_spans.into_iter().flat_map(|s| s.spans) {
-                traces.entry(span.trace_id).or_default().insert(service.clone());
-            }
-        }
-        Ok(Response::new(ExportTraceServiceResponse::default()))
+/// Events of a timeline, which is a whole JSON list between any two writes.
+fn timeline(path: &Path) -> Vec<Value> {
+    let mut file = File::open(path).expect("a timeline");
+    file.lock_shared().expect("a lock");
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("UTF-8");
+    match text.is_empty() {
+        true => Vec::new(),
+        false => serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_one_trace_through_proxy_encoder_and_pd() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let endpoint = format!("http://{}", listener.local_addr().expect("bound"));
-    let traces = Traces::default();
-    let server = tonic::transport::Server::builder()
-        .add_service(TraceServiceServer::new(Collector(traces.clone())))
-        .serve_with_incoming(TcpListenerStream::new(listener));
-    tokio::spawn(server);
-    let cluster = Cluster::start(&["--otlp", &endpoint]).await;
+async fn a_timeline_is_written_while_nothing_happens_and_readable_after_a_kill() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("timeline.json");
+    let flags = ["--trace-file", file.to_str().expect("UTF-8"), "--trace-file-mib", "0", "--log", "warn"];
+    let mut cluster = Cluster::start(&flags).await;
     let mut client = connect(&cluster.grpc).await;
     let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
-    generate(&mut client, request).await.expect("an answer");
-    eventually("a trace with all three", async || {
-        let traces = traces.lock();
-        let has = |services: &BTreeSet<String>, role: &str| services.iter().any(|s| s.contains(role));
-        let whole = |s: &&BTreeSet<String>| ["proxy", "encoder", "pd"].iter().all(|role| has(s, role));
-        traces.values().find(whole).map(|_| ())
-    })
-    .await;
+    for round in 0..2 {
+        generate(&mut client, request.clone()).await.expect("an answer");
+        let ends =
+            |name: &str| timeline(&file).iter().filter(|e| e["ph"] == "e" && e["name"] == name).count();
+        eventually("the request is in the file", async || {
+            (ends("request") > round && ends("decode") > round).then_some(())
+        })
+        .await;
+        let pd = cluster.pid("pd");
+        signal(pd, "KILL");
+        cluster.wait_replaced("pd", pd).await;
+    }
+    let pds: std::collections::BTreeSet<_> = timeline(&file)
+        .iter()
+        .filter(|e| e["name"] == "process_name" && e["args"]["name"] == "pd")
+        .map(|e| e["pid"].as_u64())
+        .collect();
+    assert_eq!(pds.len(), 2, "each process has its name");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,8 +63,7 @@ async fn all_processes_write_one_timeline_without_client_data() {
     assert!(cluster.up.wait().await.success());
     let text = std::fs::read_to_string(&file).expect("a timeline");
     assert!(!text.contains(question));
-    let events: Vec<Value> = serde_json::from_str(&format!("{}]", text.trim_end().trim_end_matches(',')))
-        .unwrap_or_else(|e| panic!("{e}: {text}"));
+    let events = timeline(&file);
     let has = |phase: &str, name: &str, pid: Option<u32>| {
         let of_pid = |e: &Value| pid.is_none_or(|pid| e["pid"].as_u64() == Some(pid.into()));
         let found = events.iter().any(|e| e["ph"] == phase && e["name"] == name && of_pid(e));

@@ -20,6 +20,7 @@ pub mod limit;
 pub mod metered;
 pub mod read_only;
 pub mod retry;
+pub mod traced;
 
 pub mod connector;
 pub mod cache;

@@ -71,7 +71,8 @@ impl Outcome {
         }
     }
 
-    fn of_error(e: &EcError) -> Self {
+    /// The outcome of a failed operation.
+    pub(crate) fn of_error(e: &EcError) -> Self {
         match e {
             EcError::Unavailable { .. } | EcError::Overloaded { .. } | EcError::CircuitOpen { .. } => {
                 Self::Unavailable

@@ -28,14 +28,15 @@ use crate::limit::{Bounds, Limited};
 use crate::metered::{EcObserver, Metered, NoObserver};
 use crate::read_only::ReadOnly;
 use crate::retry::{RetryBudget, RetryPolicy, Retrying};
-use crate::store::bucket::{BucketSetting, BucketStore, BucketTuning};
+use crate::store::bucket::{BucketService, BucketSetting, BucketStore, BucketTuning};
 use crate::store::disk::{DiskSetting, DiskStore};
 use crate::store::memory::{DEFAULT_BUDGET_BYTES, MemoryStore};
 use crate::store::redis::{RedisSetting, RedisStore, RedisTuning};
-use crate::store::remote::{Dial, RemoteStore, RemoteTuning};
+use crate::store::remote::{Dial, Inject, RemoteStore, RemoteTuning};
 use crate::store::shm::{ShmSetting, ShmStore};
 use crate::store::tiered::{Tier, Tiered, TieredTuning};
 use crate::store::{Access, EcStore, Scope, StoreKind};
+use crate::traced::{Place, Traced};
 use futures::future::BoxFuture;
 use std::fmt;
 use std::str::FromStr;
@@ -190,6 +191,8 @@ pub struct OpenOptions {
     /// Circuit breaker of each tier; `None`: none for a single store, the default one for a tier, which must be skipped
     /// without a wait while it is away.
     pub breaker: Option<BreakerTuning>,
+    /// Gives each tier's operations spans, and writes their context into calls of store processes; `None`: no spans.
+    pub trace: Option<Inject>,
     /// Retries of each tier's operations, within one budget for all tiers; `None`: no retries.
     pub retry: Option<RetryPolicy>,
 }
@@ -219,12 +222,13 @@ async fn open_and_decorate(setting: &EcSetting, with: &OpenOptions) -> Result<Ar
     let budget = RetryBudget::default();
     let EcSetting::Tiered(settings) = setting else {
         let store = guard(open_one(setting, with).await?, with.breaker, with);
-        return Ok(decorate(store, with, &budget));
+        return Ok(decorate(store, setting, with, &budget));
     };
     let mut tiers = Vec::with_capacity(settings.len());
     for setting in settings {
         let breaker = Some(with.breaker.unwrap_or_default());
-        let store = decorate(guard(open_one(setting, with).await?, breaker, with), with, &budget);
+        let store = guard(open_one(setting, with).await?, breaker, with);
+        let store = decorate(store, setting, with, &budget);
         tiers.push(Tier { store, scope: setting.scope() });
     }
     Ok(Arc::new(Tiered::new(tiers, TieredTuning::default(), &with.limits)))
@@ -238,9 +242,14 @@ fn guard(store: Arc<dyn EcStore>, breaker: Option<BreakerTuning>, with: &OpenOpt
     Arc::new(Guarded::new(store, tuning, observer))
 }
 
-/// Wraps a store with bounds, retries and the observer. Each attempt waits for its own permit; the observer sees the
-/// caller's view.
-fn decorate(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudget) -> Arc<dyn EcStore> {
+/// Wraps a store with bounds, retries, the observer and spans. Each attempt waits for its own permit; the observer and
+/// the spans see the caller's view.
+fn decorate(
+    mut store: Arc<dyn EcStore>,
+    setting: &EcSetting,
+    with: &OpenOptions,
+    budget: &RetryBudget,
+) -> Arc<dyn EcStore> {
     if let Some(bounds) = with.bounds {
         store = Arc::new(Limited::new(store, bounds));
     }
@@ -250,7 +259,32 @@ fn decorate(mut store: Arc<dyn EcStore>, with: &OpenOptions, budget: &RetryBudge
     if let Some(observer) = &with.observer {
         store = Arc::new(Metered::new(store, observer.clone()));
     }
+    if with.trace.is_some() {
+        store = Arc::new(Traced::new(store, place_of(setting)));
+    }
     store
+}
+
+/// The store's place, for spans.
+fn place_of(setting: &EcSetting) -> Place {
+    match setting {
+        EcSetting::Memory(_) => Place::local(StoreKind::Memory),
+        EcSetting::Shm(_) => Place::local(StoreKind::Shm),
+        EcSetting::Disk(_) => Place::local(StoreKind::Disk),
+        EcSetting::Tiered(_) => Place::local(StoreKind::Tiered),
+        EcSetting::Remote(authority) => Place::at(StoreKind::Remote, authority),
+        // Of several servers the link knows which one it asks.
+        EcSetting::Redis(redis) => match redis.single() {
+            Some((host, port)) => {
+                Place { host: Some(host.to_owned()), port: Some(port), ..Place::local(StoreKind::Redis) }
+            }
+            None => Place::local(StoreKind::Redis),
+        },
+        EcSetting::Bucket(bucket) => {
+            let name = (bucket.service() == BucketService::S3).then(|| bucket.bucket().to_owned());
+            Place { bucket: name, ..Place::local(StoreKind::Object) }
+        }
+    }
 }
 
 async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcStore>, EcError> {
@@ -271,10 +305,11 @@ async fn open_one(setting: &EcSetting, with: &OpenOptions) -> Result<Arc<dyn EcS
         }
         EcSetting::Remote(authority) => {
             let tuning = RemoteTuning::default();
-            Arc::new(match &with.dial {
+            let store = match &with.dial {
                 Some(dial) => RemoteStore::with_dial(authority, tuning, limits, dial.clone())?,
                 None => RemoteStore::new(authority, tuning, limits)?,
-            })
+            };
+            Arc::new(store.injecting(with.trace))
         }
         EcSetting::Tiered(_) => {
             let reason = "a tier cannot have tiers".into();
@@ -318,6 +353,22 @@ mod tests {
             let setting: EcSetting = text.parse().unwrap();
             assert_eq!(setting.to_string(), shown);
             assert_eq!(format!("{setting:?}"), shown);
+        }
+    }
+
+    #[test]
+    fn places_for_spans_have_host_and_bucket_and_no_secret() {
+        let cases = [
+            ("redis://me:s3cret@cache:6380/2", (StoreKind::Redis, Some("cache"), Some(6380), None)),
+            ("redis+cluster://:s3cret@a:1,b:2", (StoreKind::Redis, None, None, None)),
+            ("s3://outputs/prefix", (StoreKind::Object, None, None, Some("outputs"))),
+            ("gs://outputs", (StoreKind::Object, None, None, None)),
+            ("grpc://store:7400", (StoreKind::Remote, Some("store"), Some(7400), None)),
+            ("shm:mine", (StoreKind::Shm, None, None, None)),
+        ];
+        for (text, (kind, host, port, bucket)) in cases {
+            let (host, bucket) = (host.map(str::to_owned), bucket.map(str::to_owned));
+            assert_eq!(place_of(&text.parse().unwrap()), Place { kind, host, port, bucket }, "{text}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{
@@ -20,10 +20,10 @@ use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
 use triptych_models::preprocess::Preprocess;
 use triptych_proto::{convert, v1};
-use triptych_runtime::Drain;
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::trace_context::REQUEST_TARGET;
+use triptych_runtime::{Drain, spans};
 
 /// Limit on the store's lookup of an output that is cached here.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -105,6 +105,9 @@ impl EncoderWorkerState {
                 let ended = encoders.encode(request, &state).await;
                 let outcome = ended.as_ref().map_or_else(|f| f.class.as_str(), |_| "ok");
                 encoders.count(&model, outcome, ended.as_ref().err());
+                if let Err(failure) = &ended {
+                    spans::failed(&Span::current(), failure.class);
+                }
                 let encode_us = ended.as_ref().ok().map(|response| response.encode_us);
                 tracing::debug!(target: REQUEST_TARGET, outcome, encode_us, "encoder job ended");
                 state.send_modify(|progress| progress.ended = Some(ended));
@@ -178,8 +181,11 @@ impl EncoderWorkerState {
         };
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
-        let encoded =
-            job.batcher.encode(input, &permit).instrument(tracing::info_span!("forward", n_tokens)).await?;
+        let encoded = job
+            .batcher
+            .encode(input, &permit)
+            .instrument(tracing::info_span!("forward", n_tokens = i64::from(n_tokens)))
+            .await?;
         drop(starting);
         let output = self.seal(item, encoded.rows, Arc::clone(&permit)).await?;
         let start = Instant::now();
@@ -256,7 +262,7 @@ impl EncoderWorkerState {
             drop(permit);
             published
         };
-        let published = self.drain.tasks().spawn(work).await;
+        let published = self.drain.tasks().spawn(work.in_current_span()).await;
         Ok(published.map_err(|e| Failure::internal(format!("publishing: {e}")))??)
     }
 

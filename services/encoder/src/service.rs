@@ -11,7 +11,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
 use triptych_runtime::single_flight::{CallRole, Subscription};
-use triptych_runtime::{status, trace_context};
+use triptych_runtime::{spans, status, trace_context};
 
 /// gRPC service of an encoder worker.
 pub struct EncoderService(Arc<EncoderWorkerState>);
@@ -67,12 +67,14 @@ impl EncoderWorker for EncoderService {
     ) -> Result<Response<Self::EncodeStream>, Status> {
         let id = trace_context::id_for_span(&request.get_ref().request_id);
         let span = tracing::info_span!("encode", request_id = %id);
-        trace_context::adopt(&span, request.metadata());
         let request = request.into_inner();
         let model = request.model.clone();
         let started = span.in_scope(|| {
             let started = self.0.begin(request);
-            started.inspect_err(|failure| self.0.count(&model, failure.class.as_str(), Some(failure)))
+            started.inspect_err(|failure| {
+                spans::failed(&span, failure.class);
+                self.0.count(&model, failure.class.as_str(), Some(failure));
+            })
         });
         let (subscription, role) = started.map_err(|failure| status::to_status(&failure))?;
         Ok(Response::new(events(subscription, role)))

@@ -18,8 +18,8 @@ use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId};
 use triptych_engine::{AlignJob, Event, Output, SequenceId};
 use triptych_models::prompt::OutputKind;
 use triptych_proto::v1;
-use triptych_runtime::status;
 use triptych_runtime::trace_context::REQUEST_TARGET;
+use triptych_runtime::{spans, status};
 
 /// Limit on waiting for a client to read the status that ends its stream.
 const STATUS_SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -144,6 +144,7 @@ impl RunningRequest {
             Ok(()) => self.context.meters.request("ok"),
             Err(failure) => {
                 let failure = self.locate(failure);
+                spans::failed(&Span::current(), failure.class);
                 self.context.meters.request(failure.class.as_str());
                 if failure.class != FailureClass::Cancelled {
                     tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "request failed");

@@ -17,6 +17,7 @@ use triptych_ec::store::peer::{PeerTuning, Peers};
 use triptych_engine::Event;
 use triptych_proto::v1;
 use triptych_runtime::grpc::Dialer;
+use triptych_runtime::trace_context;
 
 /// Both roles of the connector.
 #[derive(Clone)]
@@ -73,6 +74,7 @@ impl EcLoads {
             ended.send_replace(());
         }));
         let peers = Peers::new(Some(dialer.as_fn()), PeerTuning::default(), &limits);
+        let peers = peers.injecting(trace_context::injected);
         let settings = ConnectorSettings {
             limits,
             completions,

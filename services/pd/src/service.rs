@@ -26,7 +26,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
 use triptych_runtime::watchdog::Watchdog;
-use triptych_runtime::{status, trace_context};
+use triptych_runtime::{spans, status, trace_context};
 
 /// Messages buffered for a slow client before its task waits.
 const STREAM_BUFFER: usize = 64;
@@ -345,7 +345,6 @@ impl PrefillDecodeWorker for PdService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let id = trace_context::id_for_span(&request.get_ref().request_id);
         let span = tracing::info_span!("generate", request_id = %id);
-        trace_context::adopt(&span, request.metadata());
         let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
         let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
@@ -357,6 +356,7 @@ impl PrefillDecodeWorker for PdService {
         let started = started.unwrap_or_else(panicked);
         let running = started.map_err(|failure| {
             meters.request(failure.class.as_str());
+            spans::failed(&span, failure.class);
             span.in_scope(|| {
                 tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "refused")
             });

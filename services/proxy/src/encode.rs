@@ -137,7 +137,8 @@ impl Encodes {
                 let (sender, progress) = watch::channel(Progress::default());
                 let driver = Driver::new(Arc::clone(&parts), id, job.clone(), sender, first_probe);
                 let work = driver.run(begun.unwrap_or_default());
-                let task = self.tasks.spawn(work.in_current_span()).abort_handle();
+                let span = tracing::info_span!("item", key = ?job.wanted.key);
+                let task = self.tasks.spawn(work.instrument(span)).abort_handle();
                 in_flight.tasks.insert(id, EncodeTask { progress: progress.clone(), task });
                 progress
             }

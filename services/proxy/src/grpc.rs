@@ -16,15 +16,14 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
-use tracing::Instrument;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::TextOrTokens;
 use triptych_core::{Failure, ItemIdx, Modality, ModelName, RequestId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_proto::v1::triptych_server::{Triptych, TriptychServer};
+use triptych_runtime::deadline;
 use triptych_runtime::status::to_status;
-use triptych_runtime::{deadline, trace_context};
 
 /// The gRPC API.
 #[derive(Clone)]
@@ -58,8 +57,6 @@ impl GrpcApi {
         let admitted = request.extensions().get::<Admitted>().cloned();
         let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
         let id = admit::request_id(request.extensions());
-        let span = tracing::info_span!("request", request_id = %id, api = "grpc");
-        trace_context::adopt(&span, request.metadata());
         let (metadata, _, message) = request.into_parts();
         let read = || {
             let Admitted { caller, permit } = self.named(admitted, &message)?;
@@ -69,7 +66,7 @@ impl GrpcApi {
             self.orchestrator.observer.refused(failure);
             self.orchestrator.request_log.refused(id, Api::Grpc, failure);
         })?;
-        span.in_scope(|| self.orchestrator.start(request, permit))
+        self.orchestrator.start(request, permit)
     }
 
     /// Resolves the tenant: the key's own, or, without authentication, the one that the message names.
@@ -188,7 +185,7 @@ fn pieces(answer: Answer) -> impl futures::Stream<Item = Result<v1::GenerateResp
     use v1::generate_response::{Accepted, Kind};
     let accepted = Accepted { request_id: answer.request_id.to_string(), model: answer.model.to_string() };
     let rest = stream::unfold(answer, |mut answer| async move {
-        let piece = answer.next().in_current_span().await?;
+        let piece = answer.next().await?;
         let kind = piece.map_err(|failure| to_status(&failure)).map(|piece| match piece {
             Piece::Delta(delta) => Kind::Delta(delta),
             Piece::Summary(summary) => Kind::Summary(summary),

@@ -19,6 +19,7 @@ mod models;
 mod part;
 mod response_head;
 mod sampling;
+mod span;
 mod speech;
 mod sse;
 mod usage;
@@ -50,6 +51,7 @@ pub fn routes(api: HttpApi) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(add_request_id))
+        .layer(middleware::from_fn(span::traced))
         // The body's own reader holds the limit, and reports it in OpenAI's format.
         .layer(DefaultBodyLimit::disable())
         .with_state(api);

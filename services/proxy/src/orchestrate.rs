@@ -9,6 +9,7 @@ mod decode;
 mod fingerprint;
 mod sequence;
 mod sent;
+mod span;
 mod supply;
 mod work;
 
@@ -26,10 +27,11 @@ use std::sync::Arc;
 use supply::Supply;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout_at;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, Modality};
 use triptych_proto::v1;
+use triptych_runtime::spans;
 use work::Work;
 
 impl Orchestrator {
@@ -38,11 +40,15 @@ impl Orchestrator {
     /// # Errors
     /// [`Failure`] if the request is refused; then nothing was begun.
     pub fn start(self: &Arc<Self>, mut request: Request, permit: Permit) -> Result<Answer, Failure> {
-        let route = self.admit(&mut request).inspect_err(|failure| {
+        let span = span::begin(&request);
+        let admitted = span.in_scope(|| self.admit(&mut request));
+        let route = admitted.inspect_err(|failure| {
+            spans::failed(&span, failure.class);
             self.observer.refused(failure);
             self.request_log.refused(request.id, request.api, failure);
         });
         let route = route?;
+        span::routed(&span, &request, &route.served.name);
         let ((sender, pieces), (ends, end)) = (mpsc::channel(READ_AHEAD), oneshot::channel());
         let answer =
             Answer { request_id: request.id, model: route.served.name.clone(), pieces, end: Some(end) };
@@ -53,7 +59,7 @@ impl Orchestrator {
             let _ = ends.send(work.run().await);
             drop(permit);
         };
-        self.drain.tasks().spawn(task.in_current_span());
+        self.drain.tasks().spawn(task.instrument(span));
         Ok(answer)
     }
 
@@ -130,6 +136,7 @@ impl Work {
             report(&failure);
             self.request.localise(failure)
         });
+        span::end(&Span::current(), &self.record, outcome.as_ref());
         self.log(outcome.as_ref());
         outcome
     }

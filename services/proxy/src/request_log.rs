@@ -100,6 +100,16 @@ impl RequestRecord {
             noted.finished.push(reason);
         }
     }
+
+    /// Finish reasons of the choices, each once.
+    pub fn finish_reasons(&self) -> Vec<&'static str> {
+        self.0.lock().finished.clone()
+    }
+
+    /// Tokens that were written.
+    pub fn n_tokens(&self) -> usize {
+        self.0.lock().n_tokens
+    }
 }
 
 /// A request that was worked on and has ended.

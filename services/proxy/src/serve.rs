@@ -24,6 +24,7 @@ use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ServeError;
+use triptych_runtime::server_spans::ServerSpansLayer;
 use triptych_runtime::watch_shutdown::WatchShutdownLayer;
 use triptych_runtime::{Drain, MetricsRegistry, admin};
 
@@ -132,6 +133,7 @@ async fn serve_grpc(
     let watching = watch_health(health, Arc::clone(&api.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection(&[SERVICE_NAME]).map_err(ServeError::from)?;
     let serving = triptych_runtime::grpc::server()
+        .layer(ServerSpansLayer)
         .layer(WatchShutdownLayer::new(&drain))
         .add_service(health_service)
         .add_service(v1)

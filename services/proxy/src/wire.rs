@@ -2,8 +2,9 @@
 
 use crate::request::item_of_param;
 use std::error::Error;
-use tokio::time::Instant;
-use tonic::{Code, Status};
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+use tonic::{Code, Status, Streaming};
 use triptych_core::{Failure, FailureClass, ItemIdx};
 use triptych_runtime::status::{CLASS_KEY, from_status};
 use triptych_runtime::trace_context;
@@ -12,12 +13,22 @@ use triptych_runtime::trace_context;
 /// index, in decimal. The status is Unavailable; a parameter `items[i]` on an Unavailable status says the same.
 pub const MISSING_ITEM_KEY: &str = "triptych-missing-item";
 
+/// Longest wait for the end of a stream that has answered.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A request to a worker, with the current trace context and the time until `deadline`.
 pub fn outgoing<T>(message: T, deadline: Instant) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     trace_context::inject(request.metadata_mut());
     request.set_timeout(deadline.saturating_duration_since(Instant::now()));
     request
+}
+
+/// Reads the end of a stream that has answered. Without it the other side would see a call that was cancelled.
+pub async fn read_to_end<T>(mut stream: Streaming<T>) {
+    let rest = async { while matches!(stream.message().await, Ok(Some(_))) {} };
+    // Nobody waits for it.
+    let _ = timeout(END_TIMEOUT, rest).await;
 }
 
 /// A failed call.

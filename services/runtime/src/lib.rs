@@ -9,6 +9,8 @@ pub mod deadline;
 pub mod telemetry;
 pub mod timeline;
 pub mod trace_context;
+pub mod spans;
+pub mod server_spans;
 pub mod metrics;
 pub mod drain;
 pub mod watch_shutdown;

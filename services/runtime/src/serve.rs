@@ -4,6 +4,7 @@ use crate::admin::Readiness;
 use crate::drain::Drain;
 use crate::grpc;
 use crate::listener::Listener;
+use crate::server_spans::ServerSpansLayer;
 use crate::watch_shutdown::WatchShutdownLayer;
 use futures::future::BoxFuture;
 use http::{Request, Response};
@@ -164,6 +165,7 @@ async fn serve_to_drain(
     });
     let incoming = listener.incoming();
     let serving = grpc::server()
+        .layer(ServerSpansLayer)
         .layer(WatchShutdownLayer::new(&drain))
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, drain.closing());

@@ -8,19 +8,23 @@
 //! proxy    request     ├─────────────────────────────────────────────┤
 //! ```
 //!
-//! Times are those of the machine's clock and whole lines are appended, so the processes of a cluster share one file.
-//! The list in it is never closed, which the format allows: a killed process loses at most its last second.
+//! Times are those of the machine's clock, so the processes of a cluster share one file ([`file`]). A killed process
+//! loses at most its last second.
 
-use parking_lot::Mutex;
+mod file;
+mod writer;
+
+pub use file::Rotation;
+pub use writer::TimelineGuard;
+
+use file::TimelineFile;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -28,37 +32,27 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::{LookupSpan, SpanRef};
 use triptych_core::timeline::COMPUTE;
+use writer::Events;
 
-/// Bytes of lines that are buffered before a write, so that a step does not wait for a file.
-const BUFFER_BYTES: usize = 64 << 10;
-/// Longest time that a line stays in the buffer while others arrive.
-const HOLD: Duration = Duration::from_secs(1);
+/// Field with the name that a span has in traces.
+const NAME: &str = "otel.name";
+/// Start of the names of fields that are for traces alone.
+const FOR_TRACES: &str = "otel.";
 
 /// Records spans: those of [`COMPUTE`] on their threads, all others from creation to close.
 #[derive(Debug)]
 pub struct Timeline {
-    out: Arc<Mutex<TimelineFile>>,
+    events: Events,
     pid: u32,
     began: Instant,
     /// `began` in microseconds since 1970.
     began_us: f64,
 }
 
-/// Writes the buffered lines when dropped.
-#[derive(Debug)]
-pub struct TimelineGuard(Arc<Mutex<TimelineFile>>);
-
-#[derive(Debug)]
-struct TimelineFile {
-    file: File,
-    path: PathBuf,
-    lines: Vec<u8>,
-    written: Instant,
-    failed: Option<io::Error>,
-}
-
 /// Recorded data of a span.
 struct SpanRecord {
+    /// Its name in traces, if that is another one.
+    name: Option<String>,
     args: Map<String, Value>,
     /// Time at which its thread entered it, in microseconds since 1970.
     entered_us: Option<f64>,
@@ -68,38 +62,18 @@ impl Timeline {
     /// Appends to a file; creates it if it does not exist.
     ///
     /// # Errors
-    /// If it cannot be written.
-    pub fn append(path: &Path, process: &str) -> io::Result<(Self, TimelineGuard)> {
-        let mut options = OpenOptions::new();
-        let file = match options.append(true).create_new(true).open(path) {
-            Ok(mut file) => {
-                file.write_all(b"[\n")?;
-                file
-            }
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => OpenOptions::new().append(true).open(path)?,
-            Err(e) => return Err(e),
-        };
-        let began = Instant::now();
-        let out =
-            TimelineFile { file, path: path.to_owned(), lines: Vec::new(), written: began, failed: None };
-        let timeline = Self {
-            out: Arc::new(Mutex::new(out)),
-            pid: std::process::id(),
-            began,
-            began_us: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e6,
-        };
-        let name = json!({"name": process});
-        timeline.push(&json!({"ph": "M", "name": "process_name", "pid": timeline.pid, "args": name}));
-        let guard = TimelineGuard(Arc::clone(&timeline.out));
-        Ok((timeline, guard))
+    /// If it cannot be written, or holds something else.
+    pub fn append(path: &Path, process: &str, rotation: Rotation) -> io::Result<(Self, TimelineGuard)> {
+        let file = TimelineFile::open(path, rotation)?;
+        let (began, pid) = (Instant::now(), std::process::id());
+        let began_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e6;
+        let name = json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}});
+        let (events, guard) = Events::write_to(file, path.to_owned(), &name)?;
+        Ok((Self { events, pid, began, began_us }, guard))
     }
 
     fn now_us(&self) -> f64 {
         self.began_us + self.began.elapsed().as_secs_f64() * 1e6
-    }
-
-    fn push(&self, line: &Value) {
-        self.out.lock().push(line);
     }
 
     /// Number of this thread. Its first use records the thread's name.
@@ -112,22 +86,23 @@ impl Timeline {
             NUMBER.set(NEXT.fetch_add(1, Ordering::Relaxed));
             let name = json!({"name": std::thread::current().name().unwrap_or("unnamed")});
             let (pid, tid) = (self.pid, NUMBER.get());
-            self.push(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": name}));
+            let event = json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": name});
+            self.events.name_thread(&event);
         }
         NUMBER.get()
     }
 
     /// Records the beginning or the end of a span that is not bound to a thread.
-    fn mark<S: for<'a> LookupSpan<'a>>(&self, phase: &str, span: &SpanRef<'_, S>, args: &Map<String, Value>) {
-        self.push(&json!({
+    fn mark<S: for<'a> LookupSpan<'a>>(&self, phase: &str, span: &SpanRef<'_, S>, record: &SpanRecord) {
+        self.events.push(&json!({
             "ph": phase,
             "cat": "request",
-            "name": span.name(),
+            "name": record.name.as_deref().unwrap_or(span.name()),
             "id2": {"local": format!("{:#x}", span.id().into_u64())},
             "pid": self.pid,
             "tid": 0,
             "ts": self.now_us(),
-            "args": args,
+            "args": record.args,
         }));
     }
 }
@@ -139,12 +114,15 @@ fn computes<S: for<'a> LookupSpan<'a>>(span: &SpanRef<'_, S>) -> bool {
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut args = Map::new();
-        attributes.record(&mut Fields(&mut args));
-        if !computes(&span) {
-            self.mark("b", &span, &args);
+        let mut record = SpanRecord { name: None, args: Map::new(), entered_us: None };
+        attributes.record(&mut Fields(&mut record.args));
+        if let Some(Value::String(name)) = record.args.remove(NAME) {
+            record.name = Some(name);
         }
-        span.extensions_mut().insert(SpanRecord { args, entered_us: None });
+        if !computes(&span) {
+            self.mark("b", &span, &record);
+        }
+        span.extensions_mut().insert(record);
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
@@ -168,7 +146,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         let Some(record) = extensions.get_mut::<SpanRecord>() else { return };
         let Some(entered) = record.entered_us.take() else { return };
         let tid = self.thread();
-        self.push(&json!({
+        self.events.push(&json!({
             "ph": "X",
             "cat": "compute",
             "name": span.name(),
@@ -184,42 +162,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
         let Some(span) = context.span(&id) else { return };
         let extensions = span.extensions();
         if let Some(record) = extensions.get::<SpanRecord>().filter(|_| !computes(&span)) {
-            self.mark("e", &span, &record.args);
-        }
-    }
-}
-
-impl TimelineFile {
-    fn push(&mut self, line: &Value) {
-        if self.failed.is_some() {
-            return;
-        }
-        // Cannot fail: it writes JSON values to memory.
-        let _ = serde_json::to_writer(&mut self.lines, line);
-        self.lines.extend_from_slice(b",\n");
-        if self.lines.len() >= BUFFER_BYTES || self.written.elapsed() >= HOLD {
-            self.write();
-        }
-    }
-
-    fn write(&mut self) {
-        // One write, so that no other process's write splits a line.
-        if let Err(e) = self.file.write_all(&self.lines) {
-            self.failed.get_or_insert(e);
-        }
-        self.lines.clear();
-        self.written = Instant::now();
-    }
-}
-
-impl Drop for TimelineGuard {
-    fn drop(&mut self) {
-        let mut out = self.0.lock();
-        out.write();
-        let (failed, path) = (out.failed.take(), out.path.clone());
-        drop(out);
-        if let Some(error) = failed {
-            tracing::warn!(file = %path.display(), %error, "the timeline is incomplete");
+            self.mark("e", &span, record);
         }
     }
 }
@@ -227,17 +170,29 @@ impl Drop for TimelineGuard {
 /// Fields of a span, as JSON.
 struct Fields<'a>(&'a mut Map<String, Value>);
 
+impl Fields<'_> {
+    fn insert(&mut self, field: &Field, value: impl Into<Value>) {
+        if field.name() == NAME || !field.name().starts_with(FOR_TRACES) {
+            self.0.insert(field.name().to_owned(), value.into());
+        }
+    }
+}
+
 impl Visit for Fields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}").into());
+        self.insert(field, format!("{value:?}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.insert(field.name().to_owned(), value.into());
+        self.insert(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.insert(field, value);
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.0.insert(field.name().to_owned(), value.into());
+        self.insert(field, value);
     }
 }
 
@@ -247,16 +202,14 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     fn record(path: &Path, process: &str, work: impl FnOnce()) {
-        let (timeline, guard) = Timeline::append(path, process).expect("a file");
+        let (timeline, guard) = Timeline::append(path, process, Rotation::default()).expect("a file");
         tracing::subscriber::with_default(tracing_subscriber::registry().with(timeline), work);
         drop(guard);
     }
 
-    /// Events of a file whose list is open.
     fn events(path: &Path) -> Vec<Value> {
         let text = std::fs::read_to_string(path).expect("a file");
-        let whole = format!("{}]", text.trim_end().trim_end_matches(','));
-        serde_json::from_str(&whole).unwrap_or_else(|e| panic!("{e}: {whole}"))
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
     fn of<'a>(events: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
@@ -288,6 +241,18 @@ mod tests {
     }
 
     #[test]
+    fn a_call_has_its_name_of_traces_and_none_of_their_fields() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("t.json");
+        record(&path, "pd", || {
+            let _ = tracing::info_span!("rpc", otel.kind = "client", otel.name = "S/M", rpc.method = "M");
+        });
+        let events = events(&path);
+        assert_eq!(of(&events, "b", "S/M")[0]["args"], json!({"rpc.method": "M"}));
+        assert_eq!(of(&events, "e", "S/M").len(), 1);
+    }
+
+    #[test]
     fn processes_share_a_file() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("t.json");
@@ -301,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_refused_and_a_full_disk_is_survived() {
-        assert!(Timeline::append(Path::new("/nowhere/t.json"), "pd").is_err());
+        assert!(Timeline::append(Path::new("/nowhere/t.json"), "pd", Rotation::default()).is_err());
         let full = Path::new("/dev/full");
         if full.exists() {
             record(full, "pd", || tracing::trace_span!(target: COMPUTE, "step").in_scope(|| ()));

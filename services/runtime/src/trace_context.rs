@@ -1,8 +1,11 @@
-//! W3C trace context over gRPC metadata: the spans of a request in all processes form one trace.
+//! W3C trace context over HTTP headers and gRPC metadata: the spans of a request in all processes form one trace.
 
+use http::HeaderMap;
+use http::header::HeaderName;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use tonic::metadata::{KeyRef, MetadataKey, MetadataMap};
+use tonic::metadata::{MetadataKey, MetadataMap};
+use tonic::{Request, Status};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use triptych_core::RequestId;
@@ -10,6 +13,9 @@ use triptych_core::RequestId;
 /// Tracing target of the request log: a line for each request in the proxy (level INFO), and for each job and call of it
 /// in the workers (level DEBUG). It is filtered apart from all else, as in `--log info,triptych::request=debug`.
 pub const REQUEST_TARGET: &str = "triptych::request";
+
+/// Header of a trace context (<https://www.w3.org/TR/trace-context/>).
+const TRACE_PARENT: &str = "traceparent";
 
 struct MetadataWriter<'a>(&'a mut MetadataMap);
 
@@ -21,21 +27,15 @@ impl Injector for MetadataWriter<'_> {
     }
 }
 
-struct MetadataReader<'a>(&'a MetadataMap);
+struct HeaderReader<'a>(&'a HeaderMap);
 
-impl Extractor for MetadataReader<'_> {
+impl Extractor for HeaderReader<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).and_then(|v| v.to_str().ok())
     }
 
     fn keys(&self) -> Vec<&str> {
-        self.0
-            .keys()
-            .filter_map(|k| match k {
-                KeyRef::Ascii(k) => Some(k.as_str()),
-                KeyRef::Binary(_) => None,
-            })
-            .collect()
+        self.0.keys().map(HeaderName::as_str).collect()
     }
 }
 
@@ -49,8 +49,24 @@ pub fn id_for_span(text: &str) -> String {
     RequestId::parse(text).map(|id| id.to_string()).unwrap_or_default()
 }
 
-/// Makes `span` a child of the context in incoming metadata, if there is one.
-pub fn adopt(span: &Span, metadata: &MetadataMap) {
-    // Fails only for a span that the subscriber has disabled.
-    let _ = span.set_parent(TraceContextPropagator::new().extract(&MetadataReader(metadata)));
+/// The same as an interceptor, for clients that know no spans.
+///
+/// # Errors
+/// None.
+pub fn injected(mut request: Request<()>) -> Result<Request<()>, Status> {
+    inject(request.metadata_mut());
+    Ok(request)
+}
+
+/// True if headers carry a trace context.
+pub fn is_in(headers: &HeaderMap) -> bool {
+    headers.contains_key(TRACE_PARENT)
+}
+
+/// Makes `span` a child of the context in incoming headers, if there is one.
+pub fn adopt(span: &Span, headers: &HeaderMap) {
+    if is_in(headers) {
+        // Fails only for a span that the subscriber has disabled.
+        let _ = span.set_parent(TraceContextPropagator::new().extract(&HeaderReader(headers)));
+    }
 }

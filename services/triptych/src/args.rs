@@ -34,13 +34,14 @@ use triptych_models::compute::ComputeConfig;
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
-use triptych_runtime::{Drain, MetricsRegistry};
+use triptych_runtime::timeline::Rotation;
+use triptych_runtime::{Drain, MetricsRegistry, trace_context};
 
 /// Flags of logs and traces.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logs and traces")]
 pub struct LogArgs {
-    /// Log filter, as in `info,triptych_engine=debug`
+    /// Log filter, as in `info,triptych_engine=debug`. Traces and the timeline are whole whatever it says
     #[arg(long, value_name = "FILTER", env = "TRIPTYCH_LOG", default_value = "info,h2=warn,hyper=warn")]
     pub log: String,
     /// Log one JSON object a line
@@ -53,6 +54,14 @@ pub struct LogArgs {
     /// every request. Processes of one machine may share a file, and those of `up` do
     #[arg(long, value_name = "FILE", env = "TRIPTYCH_TRACE_FILE")]
     pub trace_file: Option<PathBuf>,
+    /// Size above which the timeline is renamed to FILE.1 and begins anew; 0: never
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_TRACE_FILE_MIB", default_value_t = 128,
+          value_parser = clap::value_parser!(u64).range(..=1 << 30))]
+    pub trace_file_mib: u64,
+    /// Renamed timelines that are kept, FILE.1 the youngest
+    #[arg(long, value_name = "N", env = "TRIPTYCH_TRACE_FILES", default_value_t = 4,
+          value_parser = clap::value_parser!(u32).range(..=1000))]
+    pub trace_files: u32,
 }
 
 impl LogArgs {
@@ -64,6 +73,7 @@ impl LogArgs {
             json: self.log_json,
             otlp_endpoint: self.otlp.clone(),
             timeline: self.trace_file.clone(),
+            rotation: Rotation { max_bytes: self.trace_file_mib << 20, keep: self.trace_files as usize },
         }
     }
 
@@ -77,7 +87,9 @@ impl LogArgs {
             flags.extend(["--otlp".into(), url.into()]);
         }
         if let Some(file) = &self.trace_file {
+            let (mib, files) = (self.trace_file_mib.to_string(), self.trace_files.to_string());
             flags.extend(["--trace-file".into(), file.into()]);
+            flags.extend(["--trace-file-mib".into(), mib.into(), "--trace-files".into(), files.into()]);
         }
         flags
     }
@@ -401,6 +413,7 @@ impl EcArgs {
             observer: Some(Arc::new(TierMeters::new(metrics))),
             bounds: Some(Bounds::default()),
             breaker: Some(BreakerTuning::default()),
+            trace: Some(trace_context::injected),
             retry: Some(RetryPolicy::default()),
             ..OpenOptions::default()
         };
@@ -503,7 +516,7 @@ mod tests {
 
     #[test]
     fn flags_written_for_a_child_read_back_the_same() {
-        let args = "x --log debug --log-json --otlp http://h:1 --trace-file t.json --precision bf16 --instruction-set portable --fetch listed --fetch-allow a.b,::1/128";
+        let args = "x --log debug --log-json --otlp http://h:1 --trace-file t.json --trace-file-mib 9 --trace-files 2 --precision bf16 --instruction-set portable --fetch listed --fetch-allow a.b,::1/128";
         let first = Flags::parse_from(args.split(' '));
         let child = [first.log.to_flags(), first.compute.to_flags(), first.fetch.to_flags()].concat();
         let second = Flags::parse_from(std::iter::once(OsString::from("x")).chain(child));

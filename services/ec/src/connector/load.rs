@@ -10,6 +10,7 @@ use crate::metered::CacheTier;
 use crate::object::{self, ObjectError};
 use crate::store::StoreKind;
 use crate::store::peer::Peers;
+use crate::traced::{Place, ended, read};
 use bytes::Bytes;
 use futures::future::{Either, select};
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -17,6 +18,7 @@ use std::pin::pin;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::Instrument;
 use triptych_core::{EncodedItem, EncoderOutput};
 
 /// Longest single wait for an item in encoding; between two waits the load checks that a request still wants it.
@@ -145,7 +147,11 @@ impl WorkerState {
     /// The output from a peer, if the peer has it and it verifies.
     async fn load_from_peer(&self, peers: &Peers, peer: &str, item: &EncodedItem) -> Option<EncoderOutput> {
         let (tier, started) = (CacheTier::Store(StoreKind::Peer), Instant::now());
-        match peers.get(peer, &item.key).await {
+        let span = Place::at(StoreKind::Peer, peer).span("get", std::slice::from_ref(&item.key));
+        let got = peers.get(peer, &item.key).instrument(span.clone()).await;
+        ended(&span, &got, read);
+        drop(span);
+        match got {
             Ok(Some(object)) => {
                 let bytes = object.len();
                 match self.decode(object, item).await {

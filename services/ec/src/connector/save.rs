@@ -7,12 +7,14 @@ use crate::error::{EcError, chain};
 use crate::object::{self, ObjectError};
 use crate::store::peer::PeerCache;
 use crate::store::{Op, PutOutcome};
+use crate::traced::beside;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::Instrument;
 use triptych_core::{Backoff, ContentKey, EncodedItem, EncoderOutput};
 
 /// Pauses between attempts to write the store's copy.
@@ -86,8 +88,10 @@ impl WorkerState {
         room: OwnedSemaphorePermit,
     ) -> impl Future<Output = ()> {
         let pin = peer_cache.place(pending.item.key, pending.object.clone());
+        // Part of the request's trace, though the request does not wait for it.
+        let span = beside("ec write-behind");
         async move {
-            self.keep_putting(pending, peer_cache.settings().keep_trying).await;
+            self.keep_putting(pending, peer_cache.settings().keep_trying).instrument(span).await;
             drop(room);
             let linger = sleep(peer_cache.settings().linger);
             self.closing.run_until_cancelled(linger).await;

@@ -8,6 +8,7 @@ use super::types::{
 use crate::error::EcError;
 use crate::metered::{CacheTier, EcObserver};
 use crate::store::{EcStore, Op};
+use crate::traced::beside;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 use triptych_core::{ContentKey, EncoderOutput};
 
 /// Timeout of the store's flush in a drain.
@@ -142,7 +144,7 @@ impl WorkerRole {
             let ended = timeout(limit, work).await;
             ended.unwrap_or(Err(EcError::TimedOut { store: kind, op: Op::Put, limit }))
         };
-        let task = shared.tasks.spawn_on(work, &shared.runtime);
+        let task = shared.tasks.spawn_on(work.in_current_span(), &shared.runtime);
         task.await.unwrap_or_else(|e| Err(EcError::unavailable(kind, Op::Put, e)))
     }
 
@@ -181,7 +183,7 @@ impl WorkerRole {
             let result = load.shared.load(&item).await;
             load.end(result);
         };
-        shared.tasks.spawn_on(work, &shared.runtime);
+        shared.tasks.spawn_on(work.instrument(beside("ec load")), &shared.runtime);
     }
 }
 

@@ -10,7 +10,7 @@ mod cache;
 pub use cache::{PeerCache, PeerCacheSettings, Pin};
 
 use super::EcStore;
-use super::remote::{Dial, RemoteStore, RemoteTuning};
+use super::remote::{Dial, Inject, RemoteStore, RemoteTuning};
 use crate::error::EcError;
 use crate::settings::text::is_authority;
 use bytes::Bytes;
@@ -56,6 +56,7 @@ impl Default for PeerTuning {
 /// Connections to the peer caches of other workers.
 pub struct Peers {
     dial: Option<Dial>,
+    inject: Option<Inject>,
     tuning: PeerTuning,
     limits: Limits,
     known: Mutex<HashMap<String, Peer>>,
@@ -77,7 +78,12 @@ impl fmt::Debug for Peers {
 impl Peers {
     /// A pool whose channels `dial` makes; `None`: over TCP, without TLS.
     pub fn new(dial: Option<Dial>, tuning: PeerTuning, limits: &Limits) -> Self {
-        Self { dial, tuning, limits: limits.clone(), known: Mutex::default() }
+        Self { dial, inject: None, tuning, limits: limits.clone(), known: Mutex::default() }
+    }
+
+    /// Writes a trace context into each call.
+    pub fn injecting(self, inject: Inject) -> Self {
+        Self { inject: Some(inject), ..self }
     }
 
     /// Reads an object from a peer. `None`: it does not have it, is not answering these days, or is no address that is
@@ -142,10 +148,11 @@ impl Peers {
     fn connect(&self, authority: &str) -> Result<RemoteStore, EcError> {
         let PeerTuning { op_timeout, connect_timeout, .. } = self.tuning;
         let tuning = RemoteTuning { op_timeout, connect_timeout, ..RemoteTuning::default() };
-        match &self.dial {
+        let store = match &self.dial {
             Some(dial) => RemoteStore::with_dial(authority, tuning, &self.limits, dial.clone()),
             None => RemoteStore::new(authority, tuning, &self.limits),
-        }
+        };
+        Ok(store?.injecting(self.inject))
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, Peer>> {

@@ -17,8 +17,9 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use triptych_core::limits::Limits;
 use triptych_core::{ContentKey, EncodedItem};
 use triptych_proto::v1::ec_objects_client::EcObjectsClient;
@@ -55,6 +56,9 @@ impl Default for RemoteTuning {
 /// network.
 pub type Dial = Arc<dyn Fn(&str) -> Result<Channel, tonic::transport::Error> + Send + Sync>;
 
+/// Writes the trace context of the current span into a call.
+pub type Inject = fn(Request<()>) -> Result<Request<()>, Status>;
+
 /// A store behind gRPC.
 pub struct RemoteStore {
     limits: Limits,
@@ -62,6 +66,7 @@ pub struct RemoteStore {
     /// `host:port`.
     authority: String,
     dial: Dial,
+    inject: Inject,
     link: Mutex<LinkState>,
 }
 
@@ -101,11 +106,16 @@ impl RemoteStore {
         let channel = dial(authority)
             .map_err(|e| EcError::Config { setting: format!("grpc://{authority}"), reason: e.to_string() })?;
         let link = Mutex::new(LinkState { channel, timeouts_in_a_row: 0 });
-        Ok(Self { limits: limits.clone(), tuning, authority: authority.to_owned(), dial, link })
+        Ok(Self { limits: limits.clone(), tuning, authority: authority.to_owned(), dial, inject: Ok, link })
     }
 
-    fn client(&self) -> EcObjectsClient<Channel> {
-        EcObjectsClient::new(self.link().channel.clone())
+    /// Writes a trace context into each call; `None`: none.
+    pub fn injecting(self, inject: Option<Inject>) -> Self {
+        Self { inject: inject.unwrap_or(Ok), ..self }
+    }
+
+    fn client(&self) -> EcObjectsClient<InterceptedService<Channel, Inject>> {
+        EcObjectsClient::with_interceptor(self.link().channel.clone(), self.inject)
             .max_decoding_message_size(wire::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(wire::MAX_MESSAGE_BYTES)
     }

@@ -17,6 +17,7 @@ mod redis_resp;
 mod remote;
 mod shm;
 mod tiered;
+mod traced;
 
 use std::time::Duration;
 use triptych_core::ContentKey;

@@ -8,18 +8,20 @@ use crate::request_machine::deaths::{Aboard, RequestFingerprint, Stage, Verdict}
 use crate::request_machine::event::EncodeEvent;
 use crate::request_machine::failures::quarantined;
 use crate::request_machine::output::{Belief, Encoded, Wanted};
-use crate::wire::{CallFailure, outgoing};
+use crate::wire::{CallFailure, outgoing, read_to_end};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
+use tracing::Span;
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{EncodedItem, Failure, FailureClass, ItemForm};
 use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
+use triptych_runtime::spans;
 
 /// A job at one encoder. Dropping the future of [`Attempt::run`] cancels it.
 pub(super) struct Attempt {
@@ -53,6 +55,7 @@ impl Attempt {
             Err(_) if self.worker.is_alone() => fleet.deaths().end_trial(&fingerprint),
             Err(_) => {}
         }
+        spans::called(&Span::current(), result.as_ref().map(drop).map_err(|failed| &failed.failure));
         match &result {
             Ok(_) => self.worker.report_ok(),
             Err(failed) => self.worker.report(failed, self.origin()),
@@ -82,7 +85,10 @@ impl Attempt {
         while let Some(event) = events.message().await? {
             match event.kind {
                 Some(Kind::Announced(item)) => self.announce(self.check(item)?).await,
-                Some(Kind::Ready(response)) => return Ok(response),
+                Some(Kind::Ready(response)) => {
+                    self.parts.leases.tasks.spawn(read_to_end(events));
+                    return Ok(response);
+                }
                 None => {}
             }
         }

@@ -24,6 +24,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 use triptych_core::{EncodedItem, Failure, WorkerId};
+use triptych_proto::v1::encoder_worker_server::SERVICE_NAME;
+use triptych_runtime::spans::{self, attribute};
 
 /// Announcements that may wait: attempts under way at once, and one to spare.
 const ANNOUNCEMENTS: usize = 4;
@@ -263,7 +265,9 @@ impl Driver {
         if let Some(placement) = &self.job.placement {
             placement.given(&self.job.wanted.key);
         }
-        let span = tracing::info_span!("item", key = %self.job.wanted.key, encoder = %worker.id());
+        let span = spans::rpc_client(SERVICE_NAME, "Encode", worker.address());
+        spans::set(&span, attribute::WORKER, worker.id().to_string());
+        spans::set(&span, attribute::ATTEMPT, i64::from(id.0));
         let attempt = Attempt {
             parts: Arc::clone(&self.parts),
             job: Arc::clone(&self.job),

@@ -15,6 +15,8 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+use triptych_core::timeline::STORE;
 use triptych_ec::store::lease::{Acquired, EncodeLease};
 
 /// Time for which a lease is kept for a durable copy that is written behind.
@@ -93,7 +95,9 @@ impl HeldLease {
             self.given_back = false;
             drop(self);
         };
-        tasks.spawn_on(wait, &runtime);
+        // Part of the request's trace, though the request does not wait for it.
+        let span = tracing::info_span!(target: STORE, "ec", otel.name = "ec hold lease until stored");
+        tasks.spawn_on(wait.instrument(span), &runtime);
     }
 }
 
@@ -105,7 +109,8 @@ impl Drop for HeldLease {
         }
         let (cache, lease) = (self.leases.cache.clone(), self.lease);
         tracing::trace!(key = ?lease.key, token = lease.token, ttl = ?self.ttl, "encode lease given back");
-        self.leases.tasks.spawn_on(async move { cache.release(&lease).await }, &self.leases.runtime);
+        let release = async move { cache.release(&lease).await };
+        self.leases.tasks.spawn_on(release.in_current_span(), &self.leases.runtime);
     }
 }
 

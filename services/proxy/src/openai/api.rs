@@ -11,11 +11,9 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue};
 use std::sync::Arc;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
-use tracing::Span;
 use triptych_core::limits::Limits;
 use triptych_core::{Failure, RequestId};
-use triptych_runtime::{MetricsRegistry, trace_context};
+use triptych_runtime::MetricsRegistry;
 
 /// Header that selects what happens to a stream whose worker dies: `go-on` or `never`.
 const RESUME_HEADER: &str = "x-triptych-resume";
@@ -56,7 +54,6 @@ pub(super) struct AdmittedCall {
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,
     pub(super) permit: Permit,
-    pub(super) span: Span,
     pub(super) caller: Caller,
     pub(super) resumption: Resumption,
 }
@@ -73,12 +70,10 @@ impl HttpApi {
         let permit = self.admission.enter()?;
         let caller = caller.enter()?;
         let id = request_id(request);
-        let span = tracing::info_span!("request", request_id = %id, api = "http");
-        trace_context::adopt(&span, &MetadataMap::from_headers(request.headers().clone()));
         let arrived = Instant::now();
         let resumption = resumption(request.headers())?;
         let deadline = arrived + self.limits.max_request_time;
-        Ok(AdmittedCall { id, arrived, deadline, permit, span, caller, resumption })
+        Ok(AdmittedCall { id, arrived, deadline, permit, caller, resumption })
     }
 
     /// Counts and logs a request that is refused before a model is chosen for it.

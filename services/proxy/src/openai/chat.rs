@@ -44,8 +44,8 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
     };
     let request = chat.into_request(&call, sampling).map_err(HttpError::from);
     let request = request.inspect_err(|e| api.refused(id, e))?;
-    let AdmittedCall { permit, span, .. } = call;
-    let answer = span.in_scope(|| api.orchestrator.start(request, permit))?;
+    let AdmittedCall { permit, .. } = call;
+    let answer = api.orchestrator.start(request, permit)?;
     respond(answer, form).await
 }
 

@@ -50,9 +50,9 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
     };
     let requests = completion.into_requests(&call, sampling).map_err(HttpError::from);
     let requests = requests.inspect_err(|e| api.refused(id, e))?;
-    let AdmittedCall { permit, span, .. } = call;
+    let AdmittedCall { permit, .. } = call;
     // One permit for all prompts: they are in one body, and their number is bounded.
-    let start = |request| span.in_scope(|| api.orchestrator.start(request, permit.clone()));
+    let start = |request| api.orchestrator.start(request, permit.clone());
     let answers = requests.into_iter().map(start).collect::<Result<Vec<_>, Failure>>()?;
     respond(answers, form).await
 }

@@ -91,6 +91,8 @@ impl IntoResponse for HttpError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For the request's span.
+        response.extensions_mut().insert(self.failure.class);
         if self.closes {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

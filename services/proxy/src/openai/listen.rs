@@ -7,6 +7,7 @@
 use crate::config::ClientTimes;
 use axum::Router;
 use axum::body::Body;
+use axum::http::uri::Scheme;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -61,7 +62,12 @@ pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Dr
 
 async fn serve_connection(guest: PendingConnection, routes: Router, times: ClientTimes, drain: Drain) {
     let Some(stream) = guest.handshake().await else { return };
-    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+    let scheme = match &stream {
+        ServerStream::Plain(_) => Scheme::HTTP,
+        ServerStream::Tls(_) => Scheme::HTTPS,
+    };
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(scheme.clone());
         Box::pin(routes.clone().oneshot(request.map(Body::new)))
     });
     let mut connection = http1::Builder::new()

@@ -46,8 +46,8 @@ async fn answer(api: HttpApi, request: HttpRequest, kind: SpeechKind) -> Result<
     let stream = form.stream;
     let words = if form.options.words { WordTimes::Reported } else { WordTimes::Omitted };
     let request = into_request(form, &call, kind);
-    let AdmittedCall { permit, span, .. } = call;
-    let mut answer = span.in_scope(|| api.orchestrator.start(request, permit))?;
+    let AdmittedCall { permit, .. } = call;
+    let mut answer = api.orchestrator.start(request, permit)?;
     let first = next(&mut answer).await?;
     if stream {
         return Ok(sse::response(events(first, answer)));

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
+use tracing::Span;
 use triptych_core::Failure;
+use triptych_runtime::spans::served_failure;
 
 /// The `stream_options` of a chat or completion body.
 #[derive(Debug, Deserialize)]
@@ -28,8 +30,9 @@ pub(super) fn event(data: &impl Serialize) -> Bytes {
     Bytes::from(format!("data: {json}\n\n"))
 }
 
-/// The event of a failure in the middle of a stream; the stream ends with it.
+/// The event of a failure in the middle of a stream; the stream ends with it. It is made inside the request's span.
 pub(super) fn error(failure: &Failure) -> Bytes {
+    served_failure(&Span::current(), failure.class);
     event(&ErrorBody::from(failure))
 }
 

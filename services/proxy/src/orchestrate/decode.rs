@@ -14,7 +14,7 @@ use crate::request_machine::deaths::RequestFingerprint;
 use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::request_machine::surroundings::RequestSurroundings;
-use crate::wire::{CallFailure, outgoing};
+use crate::wire::{CallFailure, outgoing, read_to_end};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
@@ -29,6 +29,8 @@ use triptych_core::{Failure, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_proto::v1::prefill_decode_worker_server::SERVICE_NAME;
+use triptych_runtime::spans::{self, attribute};
 
 /// Largest message of a PD worker.
 const MAX_MESSAGE: usize = 16 << 20;
@@ -234,8 +236,10 @@ impl<'a> Decoding<'a> {
             }
             Some(Kind::Summary(summary)) => {
                 self.summary = summary;
-                if let Call::Reading(lease, ..) = std::mem::replace(&mut self.call, Call::Idle) {
+                if let Call::Reading(lease, span, stream) = std::mem::replace(&mut self.call, Call::Idle) {
                     lease.report_ok();
+                    spans::called(&span, Ok(()));
+                    self.work.orchestrator.drain.tasks().spawn(read_to_end(*stream));
                 }
                 Ok(Some(RequestEvent::Answered))
             }
@@ -248,12 +252,15 @@ impl<'a> Decoding<'a> {
 
     /// The call failed; the fleet hears of it too.
     fn broke(&mut self, failed: CallFailure) -> RequestEvent {
-        match std::mem::replace(&mut self.call, Call::Idle) {
-            Call::Opening(lease, ..) | Call::Reading(lease, ..) | Call::Chosen(lease) => {
-                lease.report(&failed, self.work.origin(&self.fingerprint));
-            }
-            Call::Idle | Call::Choosing(_) => {}
+        let (lease, span) = match std::mem::replace(&mut self.call, Call::Idle) {
+            Call::Opening(lease, span, _) | Call::Reading(lease, span, _) => (Some(lease), span),
+            Call::Chosen(lease) => (Some(lease), Span::none()),
+            Call::Idle | Call::Choosing(_) => (None, Span::none()),
+        };
+        if let Some(lease) = lease {
+            lease.report(&failed, self.work.origin(&self.fingerprint));
         }
+        spans::called(&span, Err(&failed.failure));
         // Nothing of a held window has gone out, so it starts again.
         if let Some(held) = &mut self.held {
             held.clear();
@@ -300,7 +307,9 @@ impl<'a> Decoding<'a> {
         if self.supply.is_pending() {
             self.work.orchestrator.observer.early(&self.work.route.served.name);
         }
-        let span = tracing::info_span!("answer", pd = %lease.id(), attempt);
+        let span = spans::rpc_client(SERVICE_NAME, "Generate", lease.address());
+        spans::set(&span, attribute::WORKER, lease.id().to_string());
+        spans::set(&span, attribute::ATTEMPT, i64::from(attempt));
         self.work.record.sent_to(lease.id());
         let mut client =
             PrefillDecodeWorkerClient::new(lease.channel()).max_decoding_message_size(MAX_MESSAGE);

@@ -71,6 +71,14 @@ impl RedisSetting {
         self.ttl
     }
 
+    /// Host and port of the only server; `None` for sentinels and clusters.
+    pub fn single(&self) -> Option<(&str, u16)> {
+        match &self.servers {
+            RedisServers::Single(host) => Some((&host.name, host.port)),
+            RedisServers::Sentinel { .. } | RedisServers::Cluster(_) => None,
+        }
+    }
+
     /// Fills missing certificate files from `TRIPTYCH_REDIS_CA`, `TRIPTYCH_REDIS_CERT` and `TRIPTYCH_REDIS_KEY`; `var`
     /// reads a variable. No effect without TLS.
     pub fn with_environment(mut self, var: impl Fn(&str) -> Option<OsString>) -> Self {
