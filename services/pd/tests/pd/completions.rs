@@ -25,12 +25,13 @@ async fn a_request_whose_item_is_in_the_store_gets_tokens_usage_and_times() {
         assert_eq!(usage.completion_tokens, 9);
         assert!(usage.prompt_tokens > image.n_tokens, "placeholders count");
         assert!(times.load_us >= 100_000, "{times:?}");
-        assert!(times.prefill_us > 0 && times.first_token_us >= times.load_us, "{times:?}");
-        if times.queue_us < times.load_us {
+        assert!(times.prefill_us > 0, "{times:?}");
+        // Of two threads, each of which reads the clock at its own end of the load.
+        if times.queue_us < times.load_us && times.first_token_us >= times.load_us {
             return pd.until_idle("vl").await;
         }
     }
-    panic!("waiting for rows is not queueing");
+    panic!("waiting for rows is not queueing, and the first token comes after it");
 }
 
 #[tokio::test]

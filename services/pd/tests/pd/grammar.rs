@@ -122,7 +122,9 @@ async fn a_costly_grammar_is_its_own_requests_failure() {
         for (what, constraint) in attacks(times) {
             let outcome = pd.generate(asked(constraint)).await;
             let code = outcome.err().map(|status| status.code());
-            assert!(matches!(code, None | Some(Code::InvalidArgument)), "{what} times {times}: {code:?}");
+            // Overloaded: a trial has a limit on wall time too, which a busy machine reaches first.
+            let is_its_own = matches!(code, None | Some(Code::InvalidArgument | Code::ResourceExhausted));
+            assert!(is_its_own, "{what} times {times}: {code:?}");
         }
     }
     assert_eq!(pd.generate(words("x", 4)).await.unwrap().tokens[0].len(), 4);
