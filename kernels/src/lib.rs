@@ -9,6 +9,7 @@ pub mod ops;
 mod precision;
 
 mod check;
+mod host;
 mod stored;
 
 #[cfg(feature = "reference")]
