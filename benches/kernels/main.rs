@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::time::Duration;
 use triptych_core::DType;
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, LinearPart, Mask, Qkv, ScoreBias, Varlen, WeightView,
+    Activation, AttentionShape, Backend, LinearPart, Mask, Qkv, ScoreBias, StageBuilder, Varlen, WeightView,
 };
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision};
@@ -97,13 +97,14 @@ fn attention_of<B: Backend>(backend: &B, (n, heads, dim): (usize, usize, usize))
     let tensor = |seed| backend.upload(values(seed, n * heads * dim), n, heads * dim).expect("rows");
     let (q, k, v) = (tensor(1), tensor(2), tensor(3));
     let backend = backend.clone();
-    let ends = [0, u32::try_from(n).expect("few tokens")];
+    let mut builder = StageBuilder::new();
+    let seqs = builder.self_sequences(&[0, u32::try_from(n).expect("few tokens")]).expect("a sequence");
+    let step = backend.stage(builder).expect("a step");
     move || {
         let shape = AttentionShape { n_heads: heads, n_kv_heads: heads, head_dim: dim, scale: 0.125 };
-        let seqs =
-            Varlen { cu_seqlens_q: &ends, cu_seqlens_k: &ends, mask: Mask::Full, bias: ScoreBias::None };
+        let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
         let qkv = Qkv { q: &q, k: &k, v: &v };
-        drop(black_box(backend.attention(qkv, shape, seqs).expect("attention")));
+        drop(black_box(backend.attention(&step, qkv, shape, seqs).expect("attention")));
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each function takes what an op was called with and gives the sizes that the op works with, so that a back
 //! end cannot compute with a number nobody checked. Nothing here touches a value of a tensor.
 
-use crate::ops::{KernelError, Result, RopeShape};
+use crate::ops::{Angles, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
 mod conv;
@@ -32,6 +32,19 @@ pub(crate) fn divides(op: &'static str, what: &'static str, unit: usize, value: 
     Ok(value / unit)
 }
 
+/// An error unless every index is below `len`, which the largest of them tells.
+pub(crate) fn below(op: &'static str, what: &'static str, indices: Indices, len: usize) -> Result<()> {
+    match indices.bound() {
+        bound if bound <= len => Ok(()),
+        bound => Err(KernelError::Index { op, what, index: bound - 1, len }),
+    }
+}
+
+/// An error unless offsets end at `len`.
+pub(crate) fn ends(op: &'static str, what: &'static str, offsets: Offsets, len: usize) -> Result<()> {
+    same(op, what, &[offsets.n_rows()], &[len])
+}
+
 /// An error unless every index is below `len`.
 pub(crate) fn indices(op: &'static str, what: &'static str, indices: &[u32], len: usize) -> Result<()> {
     match indices.iter().find(|&&index| index as usize >= len) {
@@ -40,15 +53,15 @@ pub(crate) fn indices(op: &'static str, what: &'static str, indices: &[u32], len
     }
 }
 
-/// An error unless `offsets` starts at 0, never falls and ends at `len`. Returns the number of sequences.
-pub(crate) fn offsets(op: &'static str, what: &'static str, offsets: &[u32], len: usize) -> Result<usize> {
+/// An error unless `offsets` starts at 0, never falls and ends at `len`.
+pub(crate) fn offsets(op: &'static str, what: &'static str, offsets: &[u32], len: usize) -> Result<()> {
     let ends =
         offsets.first().map(|&o| o as usize) == Some(0) && offsets.last().map(|&o| o as usize) == Some(len);
     if !ends || offsets.windows(2).any(|pair| pair[1] < pair[0]) {
         let actual = offsets.iter().map(|&o| o as usize).collect();
         return Err(KernelError::Shape { op, what, expected: vec![0, len], actual });
     }
-    Ok(offsets.len() - 1)
+    Ok(())
 }
 
 /// Checks of `upload`.
@@ -75,9 +88,9 @@ pub(crate) fn merge_rows(dims: Dims, group: usize) -> Result<Dims> {
 }
 
 /// Checks of `scatter_rows`.
-pub(crate) fn scatter_rows(x: Dims, rows: &[u32], src: Dims) -> Result<()> {
+pub(crate) fn scatter_rows(x: Dims, rows: Indices, src: Dims) -> Result<()> {
     same("scatter_rows", "src", &[src.0, src.1], &[rows.len(), x.1])?;
-    indices("scatter_rows", "row", rows, x.0)
+    below("scatter_rows", "row", rows, x.0)
 }
 
 /// Checks of `linear`.
@@ -110,7 +123,7 @@ pub(crate) fn transpose(x: Dims, n_seqs: usize) -> Result<Transposed> {
 }
 
 /// Checks of `rope`.
-pub(crate) fn rope(x: Dims, shape: RopeShape, cos: usize, sin: usize) -> Result<()> {
+pub(crate) fn rope(x: Dims, shape: RopeShape, angles: Angles) -> Result<()> {
     let RopeShape { head_dim, rotary_dim, .. } = shape;
     divides("rope", "x width", head_dim, x.1)?;
     divides("rope", "rotary_dim", 2, rotary_dim)?;
@@ -118,11 +131,12 @@ pub(crate) fn rope(x: Dims, shape: RopeShape, cos: usize, sin: usize) -> Result<
         let (expected, actual) = (vec![head_dim], vec![rotary_dim]);
         return Err(KernelError::Shape { op: "rope", what: "rotary_dim", expected, actual });
     }
-    same("rope", "cos and sin", &[cos, sin], &[x.0.saturating_mul(rotary_dim / 2); 2])
+    let half = rotary_dim / 2;
+    same("rope", "angles", &[angles.len(), angles.n_pairs], &[x.0.saturating_mul(half), half])
 }
 
 /// Checks of `group_norm`.
-pub(crate) fn group_norm(x: Dims, norm_width: usize, cu_seqlens: &[u32]) -> Result<()> {
+pub(crate) fn group_norm(x: Dims, norm_width: usize, seqs: Offsets) -> Result<()> {
     same("group_norm", "x width", &[x.1], &[norm_width])?;
-    offsets("group_norm", "cu_seqlens", cu_seqlens, x.0).map(|_| ())
+    ends("group_norm", "rows of the sequences", seqs, x.0)
 }

@@ -11,9 +11,10 @@
 use std::sync::Arc;
 
 use crate::check::{self, Dims};
+use crate::host::{HostBias, HostVarlen};
 use crate::ops::{
-    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
-    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
+    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, StageBuilder, Unfold, Varlen, WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -115,7 +116,12 @@ impl CpuBackend {
     }
 
     /// Attention inside each sequence; the arguments are checked.
-    fn attend(&self, qkv: [Columns<'_>; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
+    fn attend(
+        &self,
+        qkv: [Columns<'_>; 3],
+        shape: AttentionShape,
+        seqs: HostVarlen<'_>,
+    ) -> Result<CpuTensor> {
         match self.context.precision {
             Precision::Int8 | Precision::Int4 if self.context.isa.has_byte_dot() => {
                 attention::block_diagonal::<attention::Int8Pages>(&self.context, qkv, shape, seqs)
@@ -140,6 +146,7 @@ impl Backend for CpuBackend {
     type Depthwise = CpuDepthwise;
     type KvCache = CpuKvCache;
     type HostKvCache = CpuKvCache;
+    type Step = HostStep;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -188,6 +195,10 @@ impl Backend for CpuBackend {
         Ok(CpuDepthwise(stored::taps(weight, bias)?))
     }
 
+    fn stage(&self, builder: StageBuilder) -> Result<HostStep> {
+        Ok(builder.finish())
+    }
+
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CpuTensor> {
         check::upload(values.len(), n_tokens, width)?;
         Ok(CpuTensor::new(values, n_tokens, width))
@@ -205,19 +216,19 @@ impl Backend for CpuBackend {
         x.dims()
     }
 
-    fn embed(&self, table: &CpuTable, ids: &[u32]) -> Result<CpuTensor> {
-        check::indices("embed", "row", ids, table.n_rows)?;
-        Ok(table::embed(&self.context, table, ids))
+    fn embed(&self, step: &HostStep, table: &CpuTable, ids: Indices) -> Result<CpuTensor> {
+        check::below("embed", "row", ids, table.n_rows)?;
+        Ok(table::embed(&self.context, table, step.indices("embed", ids)?))
     }
 
-    fn gather_rows(&self, x: &CpuTensor, rows: &[u32]) -> Result<CpuTensor> {
-        check::indices("gather_rows", "row", rows, x.dims().0)?;
-        Ok(rows::gather(&self.context, x, rows))
+    fn gather_rows(&self, step: &HostStep, x: &CpuTensor, rows: Indices) -> Result<CpuTensor> {
+        check::below("gather_rows", "row", rows, x.dims().0)?;
+        Ok(rows::gather(&self.context, x, step.indices("gather_rows", rows)?))
     }
 
-    fn scatter_rows(&self, x: &mut CpuTensor, rows: &[u32], src: &CpuTensor) -> Result<()> {
+    fn scatter_rows(&self, step: &HostStep, x: &mut CpuTensor, rows: Indices, src: &CpuTensor) -> Result<()> {
         check::scatter_rows(x.dims(), rows, src.dims())?;
-        rows::scatter(x, rows, src);
+        rows::scatter(x, step.indices("scatter_rows", rows)?, src);
         Ok(())
     }
 
@@ -268,14 +279,14 @@ impl Backend for CpuBackend {
         Ok(rows::gate(&self.context, x, width, act))
     }
 
-    fn group_norm(&self, x: &CpuTensor, norm: &CpuNorm, cu_seqlens: &[u32]) -> Result<CpuTensor> {
-        check::group_norm(x.dims(), norm.scale.len(), cu_seqlens)?;
-        Ok(norm::group_norm(&self.context, x, norm, cu_seqlens))
+    fn group_norm(&self, step: &HostStep, x: &CpuTensor, norm: &CpuNorm, seqs: Offsets) -> Result<CpuTensor> {
+        check::group_norm(x.dims(), norm.scale.len(), seqs)?;
+        Ok(norm::group_norm(&self.context, x, norm, step.offsets("group_norm", seqs)?))
     }
 
-    fn rope(&self, x: &mut CpuTensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()> {
-        check::rope(x.dims(), shape, cos.len(), sin.len())?;
-        rope::rope(&self.context, x, shape, [cos, sin]);
+    fn rope(&self, step: &HostStep, x: &mut CpuTensor, shape: RopeShape, angles: Angles) -> Result<()> {
+        check::rope(x.dims(), shape, angles)?;
+        rope::rope(&self.context, x, shape, step.angles("rope", angles)?);
         Ok(())
     }
 
@@ -294,38 +305,50 @@ impl Backend for CpuBackend {
 
     fn attention(
         &self,
+        step: &HostStep,
         qkv: Qkv<'_, CpuTensor>,
         shape: AttentionShape,
         seqs: Varlen<'_>,
     ) -> Result<CpuTensor> {
         check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
+        let seqs = HostVarlen::of("attention", step, seqs)?;
         self.attend([qkv.q, qkv.k, qkv.v].map(Columns::all), shape, seqs)
     }
 
-    fn fused_attention(&self, qkv: &CpuTensor, shape: AttentionShape, seqs: Varlen<'_>) -> Result<CpuTensor> {
+    fn fused_attention(
+        &self,
+        step: &HostStep,
+        qkv: &CpuTensor,
+        shape: AttentionShape,
+        seqs: Varlen<'_>,
+    ) -> Result<CpuTensor> {
         let (n_tokens, width) = qkv.dims();
         let [q, kv] = shape.widths();
         check::same("fused_attention", "qkv width", &[width], &[q + 2 * kv])?;
         check::attention([q, kv, kv].map(|width| (n_tokens, width)), shape, seqs)?;
+        let seqs = HostVarlen::of("fused_attention", step, seqs)?;
         self.attend([0, q, q + kv].map(|first| Columns { of: qkv, first }), shape, seqs)
     }
 
     fn attention_weights(
         &self,
+        step: &HostStep,
         qk: [&CpuTensor; 2],
-        chosen: ChosenHeads<'_>,
+        chosen: ChosenHeads,
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>> {
+        let op = "attention_weights";
         check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
+        let (context, qk) = (&self.context, qk.map(Columns::all));
+        let (heads, seqs) =
+            ((chosen.shape, step.indices(op, chosen.heads)?), HostVarlen::of(op, step, seqs)?);
         match self.context.precision {
             Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.context.isa.has_bf16_dot() => {
-                attention::weights::<Bf16Dot>(&self.context, qk.map(Columns::all), chosen, seqs)
+                attention::weights::<Bf16Dot>(context, qk, heads, seqs)
             }
-            Precision::Bf16 => {
-                attention::weights::<Bf16Fma>(&self.context, qk.map(Columns::all), chosen, seqs)
-            }
+            Precision::Bf16 => attention::weights::<Bf16Fma>(context, qk, heads, seqs),
             Precision::F32 | Precision::Int8 | Precision::Int4 => {
-                attention::weights::<F32Fma>(&self.context, qk.map(Columns::all), chosen, seqs)
+                attention::weights::<F32Fma>(context, qk, heads, seqs)
             }
         }
     }
@@ -338,30 +361,21 @@ impl Backend for CpuBackend {
         CpuKvCache::block_bytes(self.kv, layout)
     }
 
-    fn write_kv(
-        &self,
-        cache: &mut CpuKvCache,
-        layer: usize,
-        kv: [&CpuTensor; 2],
-        slots: &[u32],
-    ) -> Result<()> {
+    fn write_kv(&self, step: &HostStep, to: KvSlots<'_, CpuKvCache>, kv: [&CpuTensor; 2]) -> Result<()> {
+        let KvSlots { cache, layer, slots } = to;
         check::layer("write_kv", layer, cache.layout())?;
         check::write_kv(kv.map(CpuTensor::dims), cache.layout(), slots)?;
-        cache.write(&self.context, layer, kv.map(Columns::all), slots);
+        cache.write(&self.context, layer, kv.map(Columns::all), step.indices("write_kv", slots)?);
         Ok(())
     }
 
-    fn write_fused_kv(
-        &self,
-        cache: &mut CpuKvCache,
-        layer: usize,
-        kv: &CpuTensor,
-        slots: &[u32],
-    ) -> Result<()> {
-        check::layer("write_fused_kv", layer, cache.layout())?;
-        let (n_tokens, width) = (kv.dims().0, check::divides("write_fused_kv", "kv width", 2, kv.dims().1)?);
+    fn write_fused_kv(&self, step: &HostStep, to: KvSlots<'_, CpuKvCache>, kv: &CpuTensor) -> Result<()> {
+        let (KvSlots { cache, layer, slots }, op) = (to, "write_fused_kv");
+        check::layer(op, layer, cache.layout())?;
+        let (n_tokens, width) = (kv.dims().0, check::divides(op, "kv width", 2, kv.dims().1)?);
         check::write_kv([(n_tokens, width); 2], cache.layout(), slots)?;
-        cache.write(&self.context, layer, [0, width].map(|first| Columns { of: kv, first }), slots);
+        let kv = [0, width].map(|first| Columns { of: kv, first });
+        cache.write(&self.context, layer, kv, step.indices(op, slots)?);
         Ok(())
     }
 
@@ -383,14 +397,16 @@ impl Backend for CpuBackend {
 
     fn paged_attention(
         &self,
+        step: &HostStep,
         q: &CpuTensor,
         kv: KvLayer<'_, CpuKvCache>,
         shape: AttentionShape,
-        batch: PagedBatch<'_>,
     ) -> Result<CpuTensor> {
-        check::layer("paged_attention", kv.layer, kv.cache.layout())?;
-        check::paged(q.dims(), kv.cache.layout(), &kv, shape, batch)?;
-        let KvLayer { cache, layer, mask, bias } = kv;
+        let op = "paged_attention";
+        check::layer(op, kv.layer, kv.cache.layout())?;
+        check::paged(q.dims(), kv.cache.layout(), &kv, shape)?;
+        let KvLayer { cache, layer, seqs, mask, bias } = kv;
+        let (batch, bias) = (step.paged(op, seqs)?, HostBias::of(op, step, bias)?);
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),

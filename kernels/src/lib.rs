@@ -10,6 +10,7 @@ pub mod ops;
 mod precision;
 
 mod check;
+mod host;
 mod stored;
 
 #[cfg(feature = "reference")]

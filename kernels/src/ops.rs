@@ -4,8 +4,11 @@
 //! `[n_tokens, width]`, f32 at the interface, row-major, without padding: the tokens of all sequences of a
 //! step one after another. Heads lie side by side in a row: `width = n_heads · head_dim`.
 //!
-//! Sequences are separated by offsets, never by padding: `cu_seqlens` has one entry more than there are
-//! sequences, starts at 0, never falls, and ends at `n_tokens`.
+//! Sequences are separated by offsets, never by padding: there is one entry more than there are sequences, the first is 0,
+//! none is below the one before, and the last is `n_tokens`.
+//!
+//! Whatever ops index with (ids, slots, offsets, tables, angles) is staged once for a step ([`StageBuilder`]); ops take the
+//! step and handles of its arrays.
 
 use crate::check;
 
@@ -14,13 +17,16 @@ mod bias;
 mod conv;
 mod error;
 mod rotary;
+mod stage;
 mod weights;
 
-pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, Mask, PagedBatch, Qkv, Varlen};
+pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, Qkv, Varlen};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
+pub(crate) use stage::SeqLens;
+pub use stage::{Angles, HostStep, Indices, Offsets, PagedSequences, Sequences, StageBuilder};
 pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.
@@ -72,6 +78,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type KvCache: Send;
     /// A paged KV cache in host memory, to swap with.
     type HostKvCache: Send;
+    /// The arrays of a step, where ops read them.
+    type Step: Send + Sync;
 
     /// The name used in settings and logs.
     fn name(&self) -> &'static str;
@@ -119,6 +127,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     // Moving data.
 
+    /// Takes the arrays of a step, or of an encoder batch. Ops take them by the handles that the builder gave.
+    fn stage(&self, builder: StageBuilder) -> Result<Self::Step>;
     /// An activation from host memory, `[n_tokens, width]`.
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
     /// The values in host memory, `[n_tokens, width]`, row-major.
@@ -133,11 +143,17 @@ pub trait Backend: Clone + Send + Sync + 'static {
     // Rows.
 
     /// Rows `ids` of a table: `[ids.len(), width]`.
-    fn embed(&self, table: &Self::Table, ids: &[u32]) -> Result<Self::Tensor>;
+    fn embed(&self, step: &Self::Step, table: &Self::Table, ids: Indices) -> Result<Self::Tensor>;
     /// Rows `rows` of `x`, in that order, repeats allowed: `[rows.len(), width]`.
-    fn gather_rows(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor>;
+    fn gather_rows(&self, step: &Self::Step, x: &Self::Tensor, rows: Indices) -> Result<Self::Tensor>;
     /// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.
-    fn scatter_rows(&self, x: &mut Self::Tensor, rows: &[u32], src: &Self::Tensor) -> Result<()>;
+    fn scatter_rows(
+        &self,
+        step: &Self::Step,
+        x: &mut Self::Tensor,
+        rows: Indices,
+        src: &Self::Tensor,
+    ) -> Result<()>;
     /// Columns `start .. start + width`, `[n_tokens, width]`.
     fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
     /// The same values as `[n_tokens / group, width · group]`: `group` consecutive rows become one.
@@ -166,11 +182,17 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
     /// Normalises each sequence as a whole: mean and variance over all its rows and columns (a group norm of one
-    /// group), scale and bias of each column. `cu_seqlens`: offsets of the sequences in the rows.
-    fn group_norm(&self, x: &Self::Tensor, norm: &Self::Norm, cu_seqlens: &[u32]) -> Result<Self::Tensor>;
+    /// group), scale and bias of each column. `seqs`: offsets of the sequences in the rows.
+    fn group_norm(
+        &self,
+        step: &Self::Step,
+        x: &Self::Tensor,
+        norm: &Self::Norm,
+        seqs: Offsets,
+    ) -> Result<Self::Tensor>;
     /// Rotary embedding in place: pair `i` of each head, `(a, b)`, becomes `(a·cos − b·sin, b·cos + a·sin)`.
-    /// `cos`, `sin`: `[n_tokens, rotary_dim / 2]`, row-major, shared by the heads.
-    fn rope(&self, x: &mut Self::Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()>;
+    /// `angles`: `[n_tokens, rotary_dim / 2]`, shared by the heads.
+    fn rope(&self, step: &Self::Step, x: &mut Self::Tensor, shape: RopeShape, angles: Angles) -> Result<()>;
     /// Windows of a signal, such as audio, for a 1-D convolution. `x` is `[n_seqs · t, channels]`, each sequence `t`
     /// rows; the result `[n_seqs · t_out, channels · kernel]` with columns in the order of a stored weight
     /// `[out, channels, kernel]`, zeros outside, `t_out = (t + 2·padding − kernel) / stride + 1`.
@@ -190,6 +212,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// in number (rectangular). Returns the shape of `q`.
     fn attention(
         &self,
+        step: &Self::Step,
         qkv: Qkv<'_, Self::Tensor>,
         shape: AttentionShape,
         seqs: Varlen<'_>,
@@ -201,6 +224,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// As [`Self::attention`].
     fn fused_attention(
         &self,
+        step: &Self::Step,
         qkv: &Self::Tensor,
         shape: AttentionShape,
         seqs: Varlen<'_>,
@@ -208,28 +232,27 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let [q, kv] = shape.widths();
         check::same("fused_attention", "qkv width", &[self.dims(qkv).1], &[q + 2 * kv])?;
         let [q, k, v] = [self.columns(qkv, 0, q)?, self.columns(qkv, q, kv)?, self.columns(qkv, q + kv, kv)?];
-        self.attention(Qkv { q: &q, k: &k, v: &v }, shape, seqs)
+        self.attention(step, Qkv { q: &q, k: &k, v: &v }, shape, seqs)
     }
     /// Softmax weights of the keys in some heads of [`attention`](Self::attention), in host memory: `[heads, n_q, n_k]`
     /// of each sequence, one after another. Keys that a query does not see weigh zero. `qk` are query and key.
     fn attention_weights(
         &self,
+        step: &Self::Step,
         qk: [&Self::Tensor; 2],
-        chosen: ChosenHeads<'_>,
+        chosen: ChosenHeads,
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>>;
     /// An empty cache, `layout.n_layers` by `layout.n_blocks` blocks.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
     /// Bytes of one block of such a cache, all layers together.
     fn kv_block_bytes(&self, layout: KvLayout) -> usize;
-    /// Writes row `i` of `k` and `v`, `[n_tokens, n_kv_heads·head_dim]`, to slot `slots[i]` of a layer;
-    /// slot = block id · `KV_BLOCK_TOKENS` + place in the block.
+    /// Writes row `i` of `k` and `v`, `[n_tokens, n_kv_heads·head_dim]`, to slot `i` of `to`.
     fn write_kv(
         &self,
-        cache: &mut Self::KvCache,
-        layer: usize,
+        step: &Self::Step,
+        to: KvSlots<'_, Self::KvCache>,
         kv: [&Self::Tensor; 2],
-        slots: &[u32],
     ) -> Result<()>;
     /// The same of keys and values side by side, `[n_tokens, 2·n_kv_heads·head_dim]`, as one projection gives them.
     ///
@@ -237,14 +260,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// As [`Self::write_kv`].
     fn write_fused_kv(
         &self,
-        cache: &mut Self::KvCache,
-        layer: usize,
+        step: &Self::Step,
+        to: KvSlots<'_, Self::KvCache>,
         kv: &Self::Tensor,
-        slots: &[u32],
     ) -> Result<()> {
         let width = check::divides("write_fused_kv", "kv width", 2, self.dims(kv).1)?;
         let [k, v] = [self.columns(kv, 0, width)?, self.columns(kv, width, width)?];
-        self.write_kv(cache, layer, [&k, &v], slots)
+        self.write_kv(step, to, [&k, &v])
     }
     /// Copies whole blocks, all layers, in order: `[(from, to)]`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;
@@ -268,9 +290,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Attention of `q: [Σq, n_heads·head_dim]` over the keys of each sequence in the cache. Returns the shape of `q`.
     fn paged_attention(
         &self,
+        step: &Self::Step,
         q: &Self::Tensor,
         kv: KvLayer<'_, Self::KvCache>,
         shape: AttentionShape,
-        batch: PagedBatch<'_>,
     ) -> Result<Self::Tensor>;
 }

@@ -6,9 +6,10 @@
 use candle_core::Tensor;
 
 use crate::check::{self, Dims};
+use crate::host::HostVarlen;
 use crate::ops::{
-    Activation, AttentionShape, Backend, ChosenHeads, Conv2d, KvLayer, KvLayout, LinearPart, NormKind,
-    PagedBatch, Qkv, Result, RopeShape, Unfold, Varlen, WeightView,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
+    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, StageBuilder, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -43,6 +44,7 @@ impl Backend for ReferenceBackend {
     type Depthwise = ReferenceDepthwise;
     type KvCache = ReferenceKvCache;
     type HostKvCache = ReferenceKvCache;
+    type Step = HostStep;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -84,6 +86,10 @@ impl Backend for ReferenceBackend {
         Ok(ReferenceDepthwise(stored::taps(weight, bias)?))
     }
 
+    fn stage(&self, builder: StageBuilder) -> Result<HostStep> {
+        Ok(builder.finish())
+    }
+
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Tensor> {
         check::upload(values.len(), n_tokens, width)?;
         matrix("upload", values, (n_tokens, width))
@@ -97,19 +103,19 @@ impl Backend for ReferenceBackend {
         dims(x)
     }
 
-    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
-        check::indices("embed", "row", ids, dims(table).0)?;
-        rows::gather("embed", table, ids)
+    fn embed(&self, step: &HostStep, table: &Tensor, ids: Indices) -> Result<Tensor> {
+        check::below("embed", "row", ids, dims(table).0)?;
+        rows::gather("embed", table, step.indices("embed", ids)?)
     }
 
-    fn gather_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
-        check::indices("gather_rows", "row", rows, dims(x).0)?;
-        rows::gather("gather_rows", x, rows)
+    fn gather_rows(&self, step: &HostStep, x: &Tensor, rows: Indices) -> Result<Tensor> {
+        check::below("gather_rows", "row", rows, dims(x).0)?;
+        rows::gather("gather_rows", x, step.indices("gather_rows", rows)?)
     }
 
-    fn scatter_rows(&self, x: &mut Tensor, rows: &[u32], src: &Tensor) -> Result<()> {
+    fn scatter_rows(&self, step: &HostStep, x: &mut Tensor, rows: Indices, src: &Tensor) -> Result<()> {
         check::scatter_rows(dims(x), rows, dims(src))?;
-        *x = rows::scatter(x, rows, src)?;
+        *x = rows::scatter(x, step.indices("scatter_rows", rows)?, src)?;
         Ok(())
     }
 
@@ -159,13 +165,14 @@ impl Backend for ReferenceBackend {
         rows::gate(x, width, act)
     }
 
-    fn group_norm(&self, x: &Tensor, norm: &ReferenceNorm, cu_seqlens: &[u32]) -> Result<Tensor> {
-        check::group_norm(dims(x), norm.scale.elem_count(), cu_seqlens)?;
-        rows::group_norm(x, norm, cu_seqlens)
+    fn group_norm(&self, step: &HostStep, x: &Tensor, norm: &ReferenceNorm, seqs: Offsets) -> Result<Tensor> {
+        check::group_norm(dims(x), norm.scale.elem_count(), seqs)?;
+        rows::group_norm(x, norm, step.offsets("group_norm", seqs)?)
     }
 
-    fn rope(&self, x: &mut Tensor, shape: RopeShape, cos: &[f32], sin: &[f32]) -> Result<()> {
-        check::rope(dims(x), shape, cos.len(), sin.len())?;
+    fn rope(&self, step: &HostStep, x: &mut Tensor, shape: RopeShape, angles: Angles) -> Result<()> {
+        check::rope(dims(x), shape, angles)?;
+        let [cos, sin] = step.angles("rope", angles)?;
         *x = rows::rope(x, shape, cos, sin)?;
         Ok(())
     }
@@ -183,19 +190,28 @@ impl Backend for ReferenceBackend {
         conv::depthwise2d(x, &w.0, conv, planes)
     }
 
-    fn attention(&self, qkv: Qkv<'_, Tensor>, shape: AttentionShape, seqs: Varlen<'_>) -> Result<Tensor> {
+    fn attention(
+        &self,
+        step: &HostStep,
+        qkv: Qkv<'_, Tensor>,
+        shape: AttentionShape,
+        seqs: Varlen<'_>,
+    ) -> Result<Tensor> {
         check::attention([dims(qkv.q), dims(qkv.k), dims(qkv.v)], shape, seqs)?;
-        attention::block_diagonal(qkv, shape, seqs)
+        attention::block_diagonal(qkv, shape, HostVarlen::of("attention", step, seqs)?)
     }
 
     fn attention_weights(
         &self,
+        step: &HostStep,
         qk: [&Tensor; 2],
-        chosen: ChosenHeads<'_>,
+        chosen: ChosenHeads,
         seqs: Varlen<'_>,
     ) -> Result<Vec<f32>> {
+        let op = "attention_weights";
         check::attention_weights(qk.map(dims), chosen, seqs)?;
-        attention::chosen_weights(qk, chosen, seqs)
+        let (heads, seqs) = (step.indices(op, chosen.heads)?, HostVarlen::of(op, step, seqs)?);
+        attention::chosen_weights(qk, chosen.shape, heads, seqs)
     }
 
     fn kv_cache(&self, layout: KvLayout) -> Result<ReferenceKvCache> {
@@ -206,14 +222,11 @@ impl Backend for ReferenceBackend {
         ReferenceKvCache::block_bytes(layout)
     }
 
-    fn write_kv(
-        &self,
-        cache: &mut ReferenceKvCache,
-        layer: usize,
-        kv: [&Tensor; 2],
-        slots: &[u32],
-    ) -> Result<()> {
-        cache.write(layer, kv, slots)
+    fn write_kv(&self, step: &HostStep, to: KvSlots<'_, ReferenceKvCache>, kv: [&Tensor; 2]) -> Result<()> {
+        let KvSlots { cache, layer, slots } = to;
+        check::layer("write_kv", layer, cache.layout)?;
+        check::write_kv(kv.map(dims), cache.layout, slots)?;
+        cache.write(layer, kv, step.indices("write_kv", slots)?)
     }
 
     fn copy_blocks(&self, cache: &mut ReferenceKvCache, pairs: &[(u32, u32)]) -> Result<()> {
@@ -244,11 +257,11 @@ impl Backend for ReferenceBackend {
 
     fn paged_attention(
         &self,
+        step: &HostStep,
         q: &Tensor,
         kv: KvLayer<'_, ReferenceKvCache>,
         shape: AttentionShape,
-        batch: PagedBatch<'_>,
     ) -> Result<Tensor> {
-        attention::paged(q, kv, shape, batch)
+        attention::paged(step, q, kv, shape)
     }
 }

@@ -2,9 +2,9 @@
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::{Dims, divides, indices, offsets, same};
+use super::{Dims, below, divides, ends, indices, same};
 use crate::ops::{
-    AttentionShape, ChosenHeads, KernelError, KvLayer, KvLayout, Mask, PagedBatch, Result, ScoreBias,
+    AttentionShape, ChosenHeads, Indices, KernelError, KvLayer, KvLayout, Mask, Result, ScoreBias, SeqLens,
     SharedBias, Varlen,
 };
 
@@ -19,12 +19,14 @@ fn heads(op: &'static str, shape: AttentionShape, q_width: usize) -> Result<()> 
 }
 
 /// A causal query must see at least its own key.
-fn enough_keys(op: &'static str, mask: Mask, n_queries: usize, n_keys: usize) -> Result<()> {
-    if mask == Mask::Causal && n_keys < n_queries {
-        let (expected, actual) = (vec![n_queries], vec![n_keys]);
-        return Err(KernelError::Shape { op, what: "keys of a causal sequence", expected, actual });
+fn enough_keys(op: &'static str, mask: Mask, lens: SeqLens) -> Result<()> {
+    match (mask, lens.short) {
+        (Mask::Causal, Some((n_queries, n_keys))) => {
+            let (expected, actual) = (vec![n_queries], vec![n_keys]);
+            Err(KernelError::Shape { op, what: "keys of a causal sequence", expected, actual })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Checks of `attention`; `dims` are those of q, k and v.
@@ -34,9 +36,9 @@ pub(crate) fn attention([q, k, v]: [Dims; 3], shape: AttentionShape, seqs: Varle
 }
 
 /// Checks of `attention_weights`; `dims` are those of q and k.
-pub(crate) fn attention_weights(dims: [Dims; 2], chosen: ChosenHeads<'_>, seqs: Varlen<'_>) -> Result<()> {
+pub(crate) fn attention_weights(dims: [Dims; 2], chosen: ChosenHeads, seqs: Varlen<'_>) -> Result<()> {
     let op = "attention_weights";
-    indices(op, "head", chosen.heads, chosen.shape.n_heads)?;
+    below(op, "head", chosen.heads, chosen.shape.n_heads)?;
     queries_and_keys(op, dims, chosen.shape, seqs)
 }
 
@@ -49,38 +51,35 @@ fn queries_and_keys(
 ) -> Result<()> {
     heads(op, shape, q.1)?;
     same(op, "k width", &[k.1], &[shape.n_kv_heads.saturating_mul(shape.head_dim)])?;
-    let n_seqs = offsets(op, "cu_seqlens_q", seqs.cu_seqlens_q, q.0)?;
-    same(op, "n_seqs", &[offsets(op, "cu_seqlens_k", seqs.cu_seqlens_k, k.0)?], &[n_seqs])?;
-    let lens = |cu: &[u32], i: usize| (cu[i + 1] - cu[i]) as usize;
-    let lens: Vec<SeqLens> =
-        (0..n_seqs).map(|i| (lens(seqs.cu_seqlens_q, i), lens(seqs.cu_seqlens_k, i))).collect();
-    lens.iter().try_for_each(|&(n_q, n_k)| enough_keys(op, seqs.mask, n_q, n_k))?;
-    bias(op, seqs.bias, shape.n_heads, &lens)
+    ends(op, "rows of queries", seqs.seqs.queries, q.0)?;
+    ends(op, "rows of keys", seqs.seqs.keys, k.0)?;
+    enough_keys(op, seqs.mask, seqs.seqs.lens)?;
+    bias(op, seqs.bias, shape.n_heads, seqs.seqs.lens)
 }
 
-/// Queries and keys of a sequence.
-type SeqLens = (usize, usize);
-
 /// An error unless a bias has a value for every score of sequences of these lengths.
-fn bias(op: &'static str, bias: ScoreBias<'_>, n_heads: usize, lens: &[SeqLens]) -> Result<()> {
-    let scores = |&(n_q, n_k): &SeqLens| n_heads.saturating_mul(n_q).saturating_mul(n_k);
+fn bias(op: &'static str, bias: ScoreBias<'_>, n_heads: usize, lens: SeqLens) -> Result<()> {
     match bias {
         ScoreBias::None => Ok(()),
         ScoreBias::Relative(relative) => same(op, "heads of the bias", &[relative.n_heads()], &[n_heads]),
         ScoreBias::Alibi(slopes) => same(op, "slopes", &[slopes.len()], &[n_heads]),
         ScoreBias::Materialized(values) => {
-            let n_scores = lens.iter().map(scores).fold(0_usize, usize::saturating_add);
-            same(op, "values of the bias", &[values.len()], &[n_scores])
+            same(op, "values of the bias", &[values.len()], &[n_heads.saturating_mul(lens.n_scores)])
         }
         ScoreBias::Shared(SharedBias { tables, table_of }) => {
-            same(op, "table_of", &[table_of.len()], &[lens.len()])?;
-            let Some(first) = lens.first() else { return Ok(()) };
-            for (n_q, n_k) in lens {
-                same(op, "queries and keys of a shared bias", &[*n_q, *n_k], &[first.0, first.1])?;
+            if let Some(table_of) = table_of {
+                same(op, "table_of", &[table_of.len()], &[lens.n_seqs])?;
             }
-            match scores(first) {
-                0 => Ok(()),
-                n => indices(op, "bias table", table_of, divides(op, "bias tables", n, tables.len())?),
+            let Some((n_q, n_k)) = lens.first else { return Ok(()) };
+            if let Some(other) = lens.other {
+                same(op, "queries and keys of a shared bias", &[other.0, other.1], &[n_q, n_k])?;
+            }
+            match (n_heads.saturating_mul(n_q).saturating_mul(n_k), table_of) {
+                (0, _) => Ok(()),
+                (n, None) => same(op, "values of the bias", &[tables.len()], &[n]),
+                (n, Some(table_of)) => {
+                    below(op, "bias table", table_of, divides(op, "bias tables", n, tables.len())?)
+                }
             }
         }
     }
@@ -113,12 +112,12 @@ pub(crate) fn layer(op: &'static str, layer: usize, layout: KvLayout) -> Result<
 }
 
 /// Checks of `write_kv`; `dims` are those of k and v. The layer is checked by [`layer`].
-pub(crate) fn write_kv(dims: [Dims; 2], layout: KvLayout, slots: &[u32]) -> Result<()> {
+pub(crate) fn write_kv(dims: [Dims; 2], layout: KvLayout, slots: Indices) -> Result<()> {
     let width = layout.n_kv_heads * layout.head_dim;
     for (what, (n_tokens, actual)) in [("k", dims[0]), ("v", dims[1])] {
         same("write_kv", what, &[n_tokens, actual], &[slots.len(), width])?;
     }
-    indices("write_kv", "slot", slots, layout.n_blocks * KV_BLOCK_TOKENS)
+    below("write_kv", "slot", slots, layout.n_blocks * KV_BLOCK_TOKENS)
 }
 
 /// Checks of `copy_blocks`.
@@ -137,37 +136,13 @@ pub(crate) fn swap(op: &'static str, [from, to]: [KvLayout; 2], pairs: &[(u32, u
 }
 
 /// Checks of `paged_attention`; the layer is checked by [`layer`].
-pub(crate) fn paged<C>(
-    q: Dims,
-    layout: KvLayout,
-    kv: &KvLayer<'_, C>,
-    shape: AttentionShape,
-    batch: PagedBatch<'_>,
-) -> Result<()> {
+pub(crate) fn paged<C>(q: Dims, layout: KvLayout, kv: &KvLayer<'_, C>, shape: AttentionShape) -> Result<()> {
     let op = "paged_attention";
     heads(op, shape, q.1)?;
     let (cache, asked) = ([layout.n_kv_heads, layout.head_dim], [shape.n_kv_heads, shape.head_dim]);
     same(op, "kv heads and head_dim", &asked, &cache)?;
-    let n_seqs = offsets(op, "query_start_loc", batch.query_start_loc, q.0)?;
-    same(
-        op,
-        "table_start_loc",
-        &[offsets(op, "table_start_loc", batch.table_start_loc, batch.block_tables.len())?],
-        &[n_seqs],
-    )?;
-    same(op, "seq_lens", &[batch.seq_lens.len()], &[n_seqs])?;
-    indices(op, "block", batch.block_tables, layout.n_blocks)?;
-    let mut lens = Vec::with_capacity(n_seqs);
-    for i in 0..n_seqs {
-        let n_keys = batch.seq_lens[i] as usize;
-        let n_blocks = (batch.table_start_loc[i + 1] - batch.table_start_loc[i]) as usize;
-        let len = n_blocks * KV_BLOCK_TOKENS;
-        if n_keys > len {
-            return Err(KernelError::Index { op, what: "key", index: n_keys, len });
-        }
-        let n_queries = (batch.query_start_loc[i + 1] - batch.query_start_loc[i]) as usize;
-        enough_keys(op, kv.mask, n_queries, n_keys)?;
-        lens.push((n_queries, n_keys));
-    }
-    bias(op, kv.bias, shape.n_heads, &lens)
+    ends(op, "rows of queries", kv.seqs.queries, q.0)?;
+    below(op, "block", kv.seqs.blocks, layout.n_blocks)?;
+    enough_keys(op, kv.mask, kv.seqs.lens)?;
+    bias(op, kv.bias, shape.n_heads, kv.seqs.lens)
 }

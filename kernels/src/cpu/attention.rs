@@ -19,7 +19,8 @@ use super::context::Context;
 use super::kv::{Columns, PageOrder, PagedCells};
 use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
-use crate::ops::{AttentionShape, ChosenHeads, KvLayout, Mask, PagedBatch, Result, Varlen};
+use crate::host::HostVarlen;
+use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Result};
 
 mod bias;
 mod centre;
@@ -50,7 +51,7 @@ pub(super) fn block_diagonal<M: PageMath>(
     context: &Context,
     [q, k, v]: [Columns<'_>; 3],
     shape: AttentionShape,
-    seqs: Varlen<'_>,
+    seqs: HostVarlen<'_>,
 ) -> Result<CpuTensor> {
     let width = shape.n_kv_heads * shape.head_dim;
     let centred = (M::IS_WHOLE && matches!(seqs.mask, Mask::Full))
@@ -65,16 +66,16 @@ pub(super) fn block_diagonal<M: PageMath>(
 pub(super) fn weights<M: FloatMath>(
     context: &Context,
     [q, k]: [Columns<'_>; 2],
-    chosen: ChosenHeads<'_>,
-    seqs: Varlen<'_>,
+    (shape, heads): (AttentionShape, &[u32]),
+    seqs: HostVarlen<'_>,
 ) -> Result<Vec<f32>> {
-    let plain = Plain::<M::Word>::new(context, [k, k], chosen.shape, seqs.cu_seqlens_k)?;
-    let step = plain.step(q, chosen.shape, seqs);
+    let plain = Plain::<M::Word>::new(context, [k, k], shape, seqs.cu_seqlens_k)?;
+    let step = plain.step(q, shape, seqs);
     let group = step.shape.n_heads / step.shape.n_kv_heads;
     let alone = alone(&step);
     let (mut tasks, mut n_weights, mut cost_ns) = (Vec::new(), 0, 0);
     for (member, (n_queries, n_keys)) in alone.chunks(1).zip(lens(&step)) {
-        for &head in chosen.heads {
+        for &head in heads {
             let (kv_head, rows) = (head as usize / group, 0..n_queries * group);
             let task = Task { members: member, kv_head, rows, part: None };
             tasks.push((task, head as usize % group, n_weights..n_weights + n_queries * n_keys));
@@ -125,7 +126,7 @@ impl<C: Cell> Plain<C> {
     }
 
     /// Arguments of attention over these pages.
-    fn step<'a>(&'a self, q: Columns<'a>, shape: AttentionShape, seqs: Varlen<'a>) -> Step<'a> {
+    fn step<'a>(&'a self, q: Columns<'a>, shape: AttentionShape, seqs: HostVarlen<'a>) -> Step<'a> {
         let batch = PagedBatch {
             query_start_loc: seqs.cu_seqlens_q,
             table_start_loc: &self.table_start_loc,

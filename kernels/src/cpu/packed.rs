@@ -173,7 +173,7 @@ mod tests {
     use triptych_core::DType;
 
     use super::*;
-    use crate::ops::{Activation, Backend};
+    use crate::ops::{Activation, Backend, StageBuilder};
     use crate::{CpuBackend, CpuConfig, Precision};
 
     /// More outputs than a panel, fewer than two; inputs that fill no last word.
@@ -202,7 +202,10 @@ mod tests {
         let x = (0..SHAPE[1]).map(|i| i as f32 / 100.0 - 1.0).collect();
         let x = backend.upload(x, 1, SHAPE[1]).unwrap();
         let product = backend.linear(&x, &linear, Activation::None, None).unwrap();
-        [product, backend.embed(&table, &[44]).unwrap()].map(|x| backend.take_values(x).unwrap())
+        let mut builder = StageBuilder::new();
+        let row = builder.indices(&[44]).unwrap();
+        let step = backend.stage(builder).unwrap();
+        [product, backend.embed(&step, &table, row).unwrap()].map(|x| backend.take_values(x).unwrap())
     }
 
     /// The same with packed weights at `path`, which are kept if there are none.

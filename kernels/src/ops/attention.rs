@@ -1,6 +1,7 @@
 //! Arguments of attention: heads, masks, sequences, and the paged cache.
 
 use super::bias::ScoreBias;
+use super::stage::{Indices, PagedSequences, Sequences};
 
 /// Heads of an attention, and how scores are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,11 +25,11 @@ impl AttentionShape {
 
 /// Query heads whose weights are asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct ChosenHeads<'a> {
+pub struct ChosenHeads {
     /// Heads of the attention.
     pub shape: AttentionShape,
     /// Indices of the chosen query heads, in the order of the result, `[heads]`.
-    pub heads: &'a [u32],
+    pub heads: Indices,
 }
 
 /// The keys that a query may attend to.
@@ -53,7 +54,8 @@ pub struct KvLayout {
     pub head_dim: usize,
 }
 
-/// The sequences of a step as they lie in a paged cache.
+/// The sequences of a step as they lie in a paged cache, in host memory: what
+/// [`StageBuilder::paged`](super::StageBuilder::paged) takes.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedBatch<'a> {
     /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
@@ -80,10 +82,8 @@ pub struct Qkv<'a, T> {
 /// Sequences of [`Backend::attention`](super::Backend::attention).
 #[derive(Clone, Copy, Debug)]
 pub struct Varlen<'a> {
-    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
-    pub cu_seqlens_q: &'a [u32],
-    /// Offsets of the sequences in the key rows, `[n_seqs + 1]`.
-    pub cu_seqlens_k: &'a [u32],
+    /// Offsets of each sequence's queries and keys.
+    pub seqs: Sequences,
     /// The keys of a sequence that each of its queries may attend to.
     pub mask: Mask,
     /// Bias added to the scores.
@@ -97,8 +97,21 @@ pub struct KvLayer<'a, C> {
     pub cache: &'a C,
     /// Index of the layer.
     pub layer: usize,
+    /// The sequences whose keys are read, and the rows of their queries.
+    pub seqs: PagedSequences,
     /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
     pub mask: Mask,
     /// Bias added to the scores.
     pub bias: ScoreBias<'a>,
+}
+
+/// Slots of one layer of a cache, to write; slot = block id · `KV_BLOCK_TOKENS` + place in the block.
+#[derive(Debug)]
+pub struct KvSlots<'a, C> {
+    /// The cache.
+    pub cache: &'a mut C,
+    /// Index of the layer.
+    pub layer: usize,
+    /// Slot of each row, `[n_tokens]`.
+    pub slots: Indices,
 }

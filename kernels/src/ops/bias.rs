@@ -6,6 +6,7 @@
 //! and a back end looks up a clamped distance instead of computing buckets.
 
 use super::error::{KernelError, Result};
+use super::stage::Indices;
 use super::weights::WeightView;
 use crate::stored;
 
@@ -37,8 +38,8 @@ pub enum ScoreBias<'a> {
 pub struct SharedBias<'a> {
     /// `[n_tables, n_heads, n_q, n_k]`.
     pub tables: &'a [f32],
-    /// Index of the table that each sequence adds, `[n_seqs]`.
-    pub table_of: &'a [u32],
+    /// Index of the table that each sequence adds, `[n_seqs]`; `None`: there is one for all.
+    pub table_of: Option<Indices>,
 }
 
 /// Keys that have buckets of their own.

@@ -29,6 +29,12 @@ pub enum KernelError {
         /// Number of valid indices.
         len: usize,
     },
+    /// A handle of an array of another step.
+    #[error("{op}: an array of another step")]
+    Step {
+        /// The op.
+        op: &'static str,
+    },
     /// An instruction set that was set by the caller and that the machine lacks.
     #[error("instruction set {0} is not on this machine")]
     Isa(&'static str),

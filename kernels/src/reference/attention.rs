@@ -6,16 +6,14 @@ use super::cache::ReferenceKvCache;
 use super::rows::product;
 use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
-use crate::ops::{
-    AttentionShape, ChosenHeads, KvLayer, Mask, PagedBatch, Qkv, RelativeBias, Result, ScoreBias, SharedBias,
-    Varlen,
-};
+use crate::host::{HostBias, HostVarlen};
+use crate::ops::{AttentionShape, HostStep, KvLayer, Mask, Qkv, RelativeBias, Result};
 
 /// Attention inside each sequence: `q: [Σq, n_heads·head_dim]`, `k`, `v: [Σk, n_kv_heads·head_dim]`.
 pub(super) fn block_diagonal(
     qkv: Qkv<'_, Tensor>,
     shape: AttentionShape,
-    seqs: Varlen<'_>,
+    seqs: HostVarlen<'_>,
 ) -> Result<Tensor> {
     let mut outs = Vec::new();
     each_sequence([qkv.q, qkv.k, qkv.v], shape, seqs, |[q, k, v], bias| {
@@ -28,14 +26,15 @@ pub(super) fn block_diagonal(
 /// Weights of some heads inside each sequence, `[heads, n_queries, n_keys]` one after another.
 pub(super) fn chosen_weights(
     [q, k]: [&Tensor; 2],
-    chosen: ChosenHeads<'_>,
-    seqs: Varlen<'_>,
+    shape: AttentionShape,
+    heads: &[u32],
+    seqs: HostVarlen<'_>,
 ) -> Result<Vec<f32>> {
     let mut out = Vec::new();
-    each_sequence([q, k, k], chosen.shape, seqs, |[q, k, _], bias| {
+    each_sequence([q, k, k], shape, seqs, |[q, k, _], bias| {
         if dims(q).0 > 0 && dims(k).0 > 0 {
-            for &head in chosen.heads {
-                let weights = weights([q, k], chosen.shape, seqs.mask, bias, head as usize)?;
+            for &head in heads {
+                let weights = weights([q, k], shape, seqs.mask, bias, head as usize)?;
                 out.extend(values("attention_weights", &weights)?);
             }
         }
@@ -48,7 +47,7 @@ pub(super) fn chosen_weights(
 fn each_sequence<'a>(
     [q, k, v]: [&Tensor; 3],
     shape: AttentionShape,
-    seqs: Varlen<'a>,
+    seqs: HostVarlen<'a>,
     mut each: impl FnMut([&Tensor; 3], SequenceBias<'a>) -> Result<()>,
 ) -> Result<()> {
     let part = |x: &Tensor, cu: &[u32], i: usize| {
@@ -66,16 +65,17 @@ fn each_sequence<'a>(
 
 /// Attention of each sequence over its keys in the cache, `q: [Σq, n_heads·head_dim]`.
 pub(super) fn paged(
+    step: &HostStep,
     q: &Tensor,
     kv: KvLayer<'_, ReferenceKvCache>,
     shape: AttentionShape,
-    batch: PagedBatch<'_>,
 ) -> Result<Tensor> {
     let op = "paged_attention";
     check::layer(op, kv.layer, kv.cache.layout)?;
-    check::paged(dims(q), kv.cache.layout, &kv, shape, batch)?;
+    check::paged(dims(q), kv.cache.layout, &kv, shape)?;
+    let (batch, bias) = (step.paged(op, kv.seqs)?, HostBias::of(op, step, kv.bias)?);
     let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
-    let mut biases = Biases::new(kv.bias, shape);
+    let mut biases = Biases::new(bias, shape);
     let outs = (0..batch.seq_lens.len()).map(|i| {
         let rows = range(batch.query_start_loc, i);
         let table = &batch.block_tables[range(batch.table_start_loc, i)];
@@ -161,7 +161,7 @@ fn softmax(scores: &Tensor) -> candle_core::Result<Tensor> {
 
 /// The bias of each sequence in turn.
 struct Biases<'a> {
-    bias: ScoreBias<'a>,
+    bias: HostBias<'a>,
     n_heads: usize,
     /// Numbers taken by the sequences before.
     taken: usize,
@@ -178,7 +178,7 @@ enum SequenceBias<'a> {
 }
 
 impl<'a> Biases<'a> {
-    fn new(bias: ScoreBias<'a>, shape: AttentionShape) -> Self {
+    fn new(bias: HostBias<'a>, shape: AttentionShape) -> Self {
         Self { bias, n_heads: shape.n_heads, taken: 0 }
     }
 
@@ -186,15 +186,16 @@ impl<'a> Biases<'a> {
     fn next(&mut self, i: usize, (n_queries, n_keys): (usize, usize)) -> SequenceBias<'a> {
         let n = self.n_heads * n_queries * n_keys;
         match self.bias {
-            ScoreBias::None => SequenceBias::None,
-            ScoreBias::Relative(relative) => SequenceBias::Relative(relative),
-            ScoreBias::Alibi(slopes) => SequenceBias::Alibi(slopes),
-            ScoreBias::Materialized(values) => {
+            HostBias::None => SequenceBias::None,
+            HostBias::Relative(relative) => SequenceBias::Relative(relative),
+            HostBias::Alibi(slopes) => SequenceBias::Alibi(slopes),
+            HostBias::Materialized(values) => {
                 self.taken += n;
                 SequenceBias::Values(&values[self.taken - n..self.taken])
             }
-            ScoreBias::Shared(SharedBias { tables, table_of }) => {
-                SequenceBias::Values(&tables[table_of[i] as usize * n..][..n])
+            HostBias::Shared { tables, table_of } => {
+                let table = table_of.map_or(0, |table_of| table_of[i] as usize);
+                SequenceBias::Values(&tables[table * n..][..n])
             }
         }
     }

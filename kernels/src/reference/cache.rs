@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::tensor::{dims, matrix, values};
+use super::tensor::{matrix, values};
 use crate::check;
 use crate::ops::{KvLayout, Result};
 
@@ -37,10 +37,8 @@ impl ReferenceKvCache {
         self.layout.n_kv_heads * self.layout.head_dim
     }
 
-    /// Writes rows to their slots.
+    /// Writes rows to their slots; the caller checked the arguments.
     pub(super) fn write(&mut self, layer: usize, kv: [&Tensor; 2], slots: &[u32]) -> Result<()> {
-        check::layer("write_kv", layer, self.layout)?;
-        check::write_kv(kv.map(dims), self.layout, slots)?;
         let (width, [k, v]) = (self.width(), kv);
         let (k, v) = (values("write_kv", k)?, values("write_kv", v)?);
         for (i, &slot) in slots.iter().enumerate() {

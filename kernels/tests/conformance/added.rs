@@ -1,6 +1,9 @@
 //! Biases with their data, and the plain number that each adds to a score.
 
-use triptych_kernels::ops::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
+use triptych_kernels::KernelError;
+use triptych_kernels::ops::{
+    BucketRule, BucketSides, Indices, RelativeBias, ScoreBias, SharedBias, StageBuilder,
+};
 
 use crate::oracle::Score;
 use crate::subject::{Stored, values};
@@ -65,13 +68,22 @@ impl Added {
         }
     }
 
-    pub fn view(&self) -> ScoreBias<'_> {
+    /// Adds the table of each sequence to a step, where there are several.
+    pub fn stage(&self, builder: &mut StageBuilder) -> Result<Option<Indices>, KernelError> {
+        match self {
+            Self::Shared(_, table_of) => builder.indices(table_of).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The bias as an op takes it, with what [`Self::stage`] gave.
+    pub fn view(&self, table_of: Option<Indices>) -> ScoreBias<'_> {
         match self {
             Self::None => ScoreBias::None,
             Self::Relative(bias, ..) => ScoreBias::Relative(bias),
             Self::Alibi(slopes) => ScoreBias::Alibi(slopes),
             Self::Materialized(values) => ScoreBias::Materialized(values),
-            Self::Shared(tables, table_of) => ScoreBias::Shared(SharedBias { tables, table_of }),
+            Self::Shared(tables, _) => ScoreBias::Shared(SharedBias { tables, table_of }),
         }
     }
 

@@ -3,7 +3,7 @@
 use triptych_kernels::ops::{Backend, Mask};
 
 use crate::sequences::{Sequences, shape};
-use crate::subject::Subject;
+use crate::subject::{Subject, stage};
 
 pub fn attention_is_the_oracles_over_odd_sizes<B: Backend>(subject: &Subject<B>) {
     for head_dim in [1, 12, 20, 33, 64, 80, 128] {
@@ -52,9 +52,9 @@ pub fn attention_over_one_projection_is_that_over_its_parts<B: Backend>(subject:
         let rows: Vec<f32> = rows.collect();
         let width = seqs.q_width() + 2 * seqs.kv_width();
         let qkv = subject.tensor(&rows, seqs.n_queries(), width);
-        let offsets = &seqs.offsets();
-        let fused =
-            subject.backend.fused_attention(&qkv, seqs.shape, seqs.varlen(offsets)).expect("attention");
+        let (step, staged) = stage(&subject.backend, |builder| seqs.stage(builder));
+        let fused = subject.backend.fused_attention(&step, &qkv, seqs.shape, seqs.varlen(staged));
+        let fused = fused.expect("attention");
         let fused = subject.backend.download(&fused).expect("download");
         assert_eq!(fused, apart, "{}: {:?}", subject.name, seqs.shape);
     }

@@ -6,7 +6,7 @@ use triptych_kernels::ops::{Backend, BucketSides, ChosenHeads, Mask};
 use crate::added::{Added, scaled};
 use crate::paged::{Tables, attend, filled};
 use crate::sequences::{Sequences, shape};
-use crate::subject::Subject;
+use crate::subject::{Subject, stage};
 
 pub fn a_bias_is_added_to_every_score<B: Backend>(subject: &Subject<B>) {
     let square = [(1, 1), (0, 0), (31, 31), (32, 32), (33, 33), (2, 2)];
@@ -128,9 +128,10 @@ pub fn chunks_of_a_biased_prefill_give_what_the_whole_gives<B: Backend>(subject:
 fn weigh<B: Backend>(subject: &Subject<B>, seqs: &Sequences, heads: &[u32]) -> Vec<f32> {
     let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
     let k = subject.tensor(&seqs.k, seqs.n_keys(), seqs.kv_width());
-    let offsets = seqs.offsets();
+    let (step, (heads, staged)) =
+        stage(&subject.backend, |builder| Ok((builder.indices(heads)?, seqs.stage(builder)?)));
     let chosen = ChosenHeads { shape: seqs.shape, heads };
-    subject.backend.attention_weights([&q, &k], chosen, seqs.varlen(&offsets)).expect("weights")
+    subject.backend.attention_weights(&step, [&q, &k], chosen, seqs.varlen(staged)).expect("weights")
 }
 
 pub fn weights_are_those_of_attention<B: Backend>(subject: &Subject<B>) {

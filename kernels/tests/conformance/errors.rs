@@ -4,15 +4,15 @@ use triptych_core::DType;
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
     Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, KvLayer, KvLayout,
-    LinearPart, Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias, SharedBias,
-    Unfold, Varlen, WeightView,
+    KvSlots, LinearPart, Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias,
+    SharedBias, StageBuilder, Unfold, Varlen, WeightView,
 };
 
 use crate::conv::load_depthwise;
 use crate::linear::layer;
 use crate::rows::load_norm;
 use crate::sequences::shape;
-use crate::subject::{Stored, Subject};
+use crate::subject::{Stored, Subject, stage};
 
 /// Asserts that the error is of the kind meant for shapes.
 fn shape_error<T>(subject: &str, what: &str, result: Result<T, KernelError>) {
@@ -84,13 +84,26 @@ pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
     shape_error(name, "sequences to turn", b.transpose(&x, 2));
     shape_error(name, "no sequences to turn", b.transpose(&x, 0));
     shape_error(name, "no parts of a row", b.split_rows(x.clone(), 0));
-    shape_error(name, "width of a sequence", b.group_norm(&x, &norm, &[0, 3]));
-    shape_error(name, "rows of a sequence", b.group_norm(&y, &norm, &[0, 3]));
-    shape_error(name, "rows to scatter", b.scatter_rows(&mut x.clone(), &[0], &x));
-    let turns = [(0, 0, 0), (1, 1, 1), (3, 3, 3), (4, 4, 5), (2, 4, 6), (4, 3, 3), (usize::MAX - 1, 0, 0)];
-    for (head_dim, rotary_dim, n) in turns {
+    let (step, (seqs, row)) = stage(b, |builder| Ok((builder.offsets(&[0, 3])?, builder.indices(&[0])?)));
+    shape_error(name, "width of a sequence", b.group_norm(&step, &x, &norm, seqs));
+    shape_error(name, "rows of a sequence", b.group_norm(&step, &y, &norm, seqs));
+    shape_error(name, "rows to scatter", b.scatter_rows(&step, &mut x.clone(), row, &x));
+    // Head and rotated width, rows and pairs of the angles.
+    let turns = [
+        (0, 0, 0, 0),
+        (1, 1, 1, 1),
+        (3, 3, 3, 1),
+        (4, 4, 5, 2),
+        (4, 4, 2, 3),
+        (2, 4, 3, 2),
+        (4, 3, 3, 1),
+        (usize::MAX - 1, 0, 0, 0),
+    ];
+    for (head_dim, rotary_dim, n, n_pairs) in turns {
         let shape = RopeShape { head_dim, rotary_dim, pairs: RopePairs::Halves };
-        shape_error(name, "heads to turn", b.rope(&mut x.clone(), shape, &vec![0.0; n], &vec![0.0; n]));
+        let angles = vec![0.0; n * n_pairs];
+        let (step, angles) = stage(b, |builder| builder.angles(&angles, &angles, n_pairs));
+        shape_error(name, "heads to turn", b.rope(&step, &mut x.clone(), shape, angles));
     }
     let fits = Unfold { n_seqs: 1, kernel: 1, stride: 1, padding: 0 };
     for conv in [
@@ -111,9 +124,12 @@ pub fn indices_past_the_end_are_refused<B: Backend>(subject: &Subject<B>) {
     let x = subject.tensor(&[1.0; 12], 3, 4);
     let bytes = [0_u8; 24];
     let table = b.load_table(view(&[2, 3], &bytes), 1.0).expect("a table");
-    index_error(name, "id", b.embed(&table, &[0, 2]));
-    index_error(name, "row to gather", b.gather_rows(&x, &[3]));
-    index_error(name, "row to scatter", b.scatter_rows(&mut x.clone(), &[0, 1, u32::MAX], &x));
+    let (step, ids) = subject.indices(&[0, 2]);
+    index_error(name, "id", b.embed(&step, &table, ids));
+    let (step, rows) = subject.indices(&[3]);
+    index_error(name, "row to gather", b.gather_rows(&step, &x, rows));
+    let (step, rows) = subject.indices(&[0, u32::MAX, 1]);
+    index_error(name, "row to scatter", b.scatter_rows(&step, &mut x.clone(), rows, &x));
     index_error(name, "columns", b.columns(&x, 2, 3));
     index_error(name, "columns past counting", b.columns(&x, 2, usize::MAX));
 }
@@ -121,24 +137,31 @@ pub fn indices_past_the_end_are_refused<B: Backend>(subject: &Subject<B>) {
 pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>) {
     let name = subject.name.as_str();
     let x = subject.tensor(&[1.0; 12], 3, 4);
+    // Refused as they are staged, or with the rows that they do not fit.
     let attend = |q: &[u32], k: &[u32], shape: AttentionShape, mask| {
-        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: k, mask, bias: ScoreBias::None };
-        subject.backend.attention(Qkv { q: &x, k: &x, v: &x }, shape, seqs)
+        let mut builder = StageBuilder::new();
+        let seqs = Varlen { seqs: builder.sequences(q, k)?, mask, bias: ScoreBias::None };
+        let step = subject.backend.stage(builder)?;
+        subject.backend.attention(&step, Qkv { q: &x, k: &x, v: &x }, shape, seqs)
     };
     let fits = shape(2, 2, 2);
     assert!(attend(&[0, 1, 3], &[0, 1, 3], fits, Mask::Causal).is_ok());
-    let seqs =
-        Varlen { cu_seqlens_q: &[0, 3], cu_seqlens_k: &[0, 3], mask: Mask::Full, bias: ScoreBias::None };
-    shape_error(name, "a width of three", subject.backend.fused_attention(&x, fits, seqs));
-    let seqs = Varlen { cu_seqlens_q: &[0, 2], ..seqs };
-    shape_error(name, "a row of no sequence", subject.backend.fused_attention(&x, shape(2, 1, 1), seqs));
+    let fused = |cu_seqlens: &[u32], shape| {
+        let (step, seqs) = stage(&subject.backend, |builder| builder.self_sequences(cu_seqlens));
+        let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
+        subject.backend.fused_attention(&step, &x, shape, seqs)
+    };
+    shape_error(name, "a width of three", fused(&[0, 3], fits));
+    shape_error(name, "a row of no sequence", fused(&[0, 2], shape(2, 1, 1)));
     for cu in [&[][..], &[0], &[0, 2], &[1, 3], &[0, 4], &[0, 2, 1, 3]] {
         shape_error(name, "offsets of queries", attend(cu, &[0, 3], fits, Mask::Full));
         shape_error(name, "offsets of keys", attend(&[0, 3], cu, fits, Mask::Full));
     }
     let weights = |q: &[u32], heads: &[u32], mask| {
-        let seqs = Varlen { cu_seqlens_q: q, cu_seqlens_k: &[0, 3], mask, bias: ScoreBias::None };
-        subject.backend.attention_weights([&x, &x], ChosenHeads { shape: fits, heads }, seqs)
+        let (step, (seqs, heads)) =
+            stage(&subject.backend, |builder| Ok((builder.sequences(q, &[0, 3])?, builder.indices(heads)?)));
+        let seqs = Varlen { seqs, mask, bias: ScoreBias::None };
+        subject.backend.attention_weights(&step, [&x, &x], ChosenHeads { shape: fits, heads }, seqs)
     };
     assert!(weights(&[0, 3], &[1, 0, 1], Mask::Causal).is_ok());
     index_error(name, "head to weigh with", weights(&[0, 3], &[0, 2], Mask::Full));
@@ -159,17 +182,25 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
     }
     let mut cache = b.kv_cache(layout).expect("a cache");
     let (x, narrow) = (subject.tensor(&[1.0; 12], 3, 4), subject.tensor(&[1.0; 6], 3, 2));
-    index_error(name, "layer", b.write_kv(&mut cache, 2, [&x, &x], &[0, 1, 2]));
-    index_error(name, "slot", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1, 96]));
-    shape_error(name, "slots", b.write_kv(&mut cache, 0, [&x, &x], &[0, 1]));
-    shape_error(name, "width", b.write_kv(&mut cache, 0, [&x, &narrow], &[0, 1, 2]));
+    let mut write = |layer, kv: [&B::Tensor; 2], slots: &[u32]| {
+        let (step, slots) = subject.indices(slots);
+        b.write_kv(&step, KvSlots { cache: &mut cache, layer, slots }, kv)
+    };
+    index_error(name, "layer", write(2, [&x, &x], &[0, 1, 2]));
+    index_error(name, "slot", write(0, [&x, &x], &[0, 96, 1]));
+    shape_error(name, "slots", write(0, [&x, &x], &[0, 1]));
+    shape_error(name, "width", write(0, [&x, &narrow], &[0, 1, 2]));
+    let mut write = |layer, kv: &B::Tensor, slots: &[u32]| {
+        let (step, slots) = subject.indices(slots);
+        b.write_fused_kv(&step, KvSlots { cache: &mut cache, layer, slots }, kv)
+    };
     let fused = subject.tensor(&[1.0; 24], 3, 8);
-    index_error(name, "layer", b.write_fused_kv(&mut cache, 2, &fused, &[0, 1, 2]));
-    index_error(name, "slot", b.write_fused_kv(&mut cache, 0, &fused, &[0, 1, 96]));
-    shape_error(name, "slots", b.write_fused_kv(&mut cache, 0, &fused, &[0, 1]));
+    index_error(name, "layer", write(2, &fused, &[0, 1, 2]));
+    index_error(name, "slot", write(0, &fused, &[0, 1, 96]));
+    shape_error(name, "slots", write(0, &fused, &[0, 1]));
     for n_columns in [4, 7, 9] {
         let odd = subject.tensor(&vec![1.0; 3 * n_columns], 3, n_columns);
-        shape_error(name, "width", b.write_fused_kv(&mut cache, 0, &odd, &[0, 1, 2]));
+        shape_error(name, "width", write(0, &odd, &[0, 1, 2]));
     }
     index_error(name, "block from", b.copy_blocks(&mut cache, &[(3, 0)]));
     index_error(name, "block to", b.copy_blocks(&mut cache, &[(0, 1), (0, 3)]));
@@ -189,8 +220,13 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
         block_tables: &[2, 0],
         seq_lens: &[64],
     };
+    // Refused as they are staged, or with what they do not fit.
     let attend = |layer, shape, mask, batch: PagedBatch<'_>| {
-        b.paged_attention(&x, KvLayer { cache: &cache, layer, mask, bias: ScoreBias::None }, shape, batch)
+        let mut builder = StageBuilder::new();
+        let seqs = builder.paged(batch)?;
+        let step = b.stage(builder)?;
+        let kv = KvLayer { cache: &cache, layer, seqs, mask, bias: ScoreBias::None };
+        b.paged_attention(&step, &x, kv, shape)
     };
     let heads = shape(2, 2, 2);
     assert!(attend(1, heads, Mask::Full, fits).is_ok());
@@ -213,43 +249,61 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
 pub fn biases_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
     let name = subject.name.as_str();
     let x = subject.tensor(&[1.0; 12], 3, 4);
-    let attend = |cu_seqlens_q: &[u32], bias: ScoreBias<'_>| {
-        let seqs = Varlen { cu_seqlens_q, cu_seqlens_k: cu_seqlens_q, mask: Mask::Full, bias };
-        subject.backend.attention(Qkv { q: &x, k: &x, v: &x }, shape(2, 2, 2), seqs)
+    let attend = |cu_seqlens: &[u32], bias: &Bias<'_>| {
+        let (step, (seqs, bias)) =
+            stage(&subject.backend, |builder| Ok((builder.self_sequences(cu_seqlens)?, bias(builder)?)));
+        let seqs = Varlen { seqs, mask: Mask::Full, bias };
+        subject.backend.attention(&step, Qkv { q: &x, k: &x, v: &x }, shape(2, 2, 2), seqs)
     };
     let layout = KvLayout { n_layers: 1, n_blocks: 1, n_kv_heads: 2, head_dim: 2 };
     let cache = subject.backend.kv_cache(layout).expect("a cache");
-    let paged = |bias: ScoreBias<'_>| {
+    let paged = |bias: &Bias<'_>| {
         let batch = PagedBatch {
             query_start_loc: &[0, 3],
             table_start_loc: &[0, 1],
             block_tables: &[0],
             seq_lens: &[5],
         };
-        let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Full, bias };
-        subject.backend.paged_attention(&x, kv, shape(2, 2, 2), batch)
+        let (step, (seqs, bias)) =
+            stage(&subject.backend, |builder| Ok((builder.paged(batch)?, bias(builder)?)));
+        let kv = KvLayer { cache: &cache, layer: 0, seqs, mask: Mask::Full, bias };
+        subject.backend.paged_attention(&step, &x, kv, shape(2, 2, 2))
     };
-    let shared = |tables, table_of| ScoreBias::Shared(SharedBias { tables, table_of });
     let zeros = [0.0; 64];
     for n in [1, 3] {
         let table = Stored::f32(&vec![0.0; 8 * n], &[8, n]);
         let rule = BucketRule { max_distance: 20, sides: BucketSides::Both };
         let relative = RelativeBias::new(table.view(), rule).expect("a table");
-        shape_error(name, "heads of a relative bias", attend(&[0, 3], ScoreBias::Relative(&relative)));
-        shape_error(name, "slopes", attend(&[0, 3], ScoreBias::Alibi(&zeros[..n])));
-        shape_error(name, "values", attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..10 + n])));
-        shape_error(name, "slopes over pages", paged(ScoreBias::Alibi(&zeros[..n])));
-        shape_error(name, "values over pages", paged(ScoreBias::Materialized(&zeros[..28 + n])));
+        let relative: &Bias<'_> = &|_| Ok(ScoreBias::Relative(&relative));
+        shape_error(name, "heads of a relative bias", attend(&[0, 3], relative));
+        let slopes: &Bias<'_> = &|_| Ok(ScoreBias::Alibi(&zeros[..n]));
+        shape_error(name, "slopes", attend(&[0, 3], slopes));
+        shape_error(name, "slopes over pages", paged(slopes));
+        let (few, many) = (&zeros[..10 + n], &zeros[..28 + n]);
+        shape_error(name, "values", attend(&[0, 1, 3], &|_| Ok(ScoreBias::Materialized(few))));
+        shape_error(name, "values over pages", paged(&|_| Ok(ScoreBias::Materialized(many))));
     }
-    assert!(attend(&[0, 1, 3], ScoreBias::Materialized(&zeros[..10])).is_ok(), "{name}");
-    assert!(paged(ScoreBias::Materialized(&zeros[..30])).is_ok(), "{name}");
-    assert!(paged(shared(&zeros[..60], &[1])).is_ok(), "{name}");
-    shape_error(name, "tables of sequences", attend(&[0, 3], shared(&zeros[..18], &[0, 0])));
-    shape_error(name, "sequences of two sizes", attend(&[0, 1, 3], shared(&zeros[..8], &[0, 0])));
-    shape_error(name, "part of a table", attend(&[0, 3], shared(&zeros[..19], &[0])));
-    index_error(name, "number of a table", attend(&[0, 3], shared(&zeros[..18], &[1])));
-    index_error(name, "number of a table over pages", paged(shared(&zeros[..60], &[2])));
+    assert!(attend(&[0, 1, 3], &|_| Ok(ScoreBias::Materialized(&zeros[..10]))).is_ok(), "{name}");
+    assert!(paged(&|_| Ok(ScoreBias::Materialized(&zeros[..30]))).is_ok(), "{name}");
+    let shared = |n: usize, table_of: Option<&'static [u32]>| {
+        let tables = &zeros[..n];
+        move |builder: &mut StageBuilder| {
+            let table_of = table_of.map(|table_of| builder.indices(table_of)).transpose()?;
+            Ok(ScoreBias::Shared(SharedBias { tables, table_of }))
+        }
+    };
+    assert!(paged(&shared(60, Some(&[1]))).is_ok(), "{name}");
+    assert!(paged(&shared(30, None)).is_ok(), "{name}");
+    shape_error(name, "one of two tables", paged(&shared(60, None)));
+    shape_error(name, "tables of sequences", attend(&[0, 3], &shared(18, Some(&[0, 0]))));
+    shape_error(name, "sequences of two sizes", attend(&[0, 1, 3], &shared(8, Some(&[0, 0]))));
+    shape_error(name, "part of a table", attend(&[0, 3], &shared(19, Some(&[0]))));
+    index_error(name, "number of a table", attend(&[0, 3], &shared(18, Some(&[1]))));
+    index_error(name, "number of a table over pages", paged(&shared(60, Some(&[2]))));
 }
+
+/// Adds the tables of a bias to a step, and gives the bias.
+type Bias<'a> = dyn Fn(&mut StageBuilder) -> Result<ScoreBias<'a>, KernelError> + 'a;
 
 pub fn convolutions_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
     let (b, name) = (&subject.backend, subject.name.as_str());
@@ -293,8 +347,13 @@ pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
     empty("norm", &b.norm(&none, &norm).expect("norm"), 4);
     empty("gate", &b.gate(&none, Activation::Silu).expect("gate"), 2);
     empty("columns", &b.columns(&none, 1, 2).expect("columns"), 2);
-    empty("gathered", &b.gather_rows(&none, &[]).expect("gather"), 4);
-    empty("group norm", &b.group_norm(&none, &norm, &[0]).expect("group norm"), 4);
+    let batch = PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
+    let (step, (rows, offsets, angles, paged)) = stage(b, |builder| {
+        let rows = builder.indices(&[])?;
+        Ok((rows, builder.offsets(&[0])?, builder.angles(&[], &[], 1)?, builder.paged(batch)?))
+    });
+    empty("gathered", &b.gather_rows(&step, &none, rows).expect("gather"), 4);
+    empty("group norm", &b.group_norm(&step, &none, &norm, offsets).expect("group norm"), 4);
     empty("split", &b.split_rows(none.clone(), 2).expect("split"), 2);
     let none_at_all = Conv2d { n_images: 0, size: [3, 2], kernel: [2, 2], stride: [1, 1], padding: [0, 0] };
     empty("unfolded images", &b.unfold2d(&none, none_at_all).expect("unfold"), 16);
@@ -302,23 +361,24 @@ pub fn nothing_in_gives_nothing_out<B: Backend>(subject: &Subject<B>) {
     empty("convolved", &b.depthwise2d(&none, &taps, none_at_all).expect("depthwise"), 4);
     empty("merged", &b.merge_rows(none.clone(), 2).expect("merge"), 8);
     let mut x = none.clone();
-    b.scatter_rows(&mut x, &[], &none).expect("scatter");
+    b.scatter_rows(&step, &mut x, rows, &none).expect("scatter");
     b.add(&mut x, &none).expect("add");
-    b.rope(&mut x, RopeShape::whole(2), &[], &[]).expect("rope");
+    b.rope(&step, &mut x, RopeShape::whole(2), angles).expect("rope");
     empty("in place", &x, 4);
     let conv = Unfold { n_seqs: 0, kernel: 3, stride: 1, padding: 1 };
     empty("unfolded", &b.unfold(&none, conv).expect("unfold"), 12);
     let heads = shape(2, 2, 2);
     for cu in [&[0][..], &[0, 0]] {
-        let seqs = Varlen { cu_seqlens_q: cu, cu_seqlens_k: cu, mask: Mask::Causal, bias: ScoreBias::None };
-        let out = b.attention(Qkv { q: &none, k: &none, v: &none }, heads, seqs);
+        let (step, seqs) = stage(b, |builder| builder.self_sequences(cu));
+        let seqs = Varlen { seqs, mask: Mask::Causal, bias: ScoreBias::None };
+        let out = b.attention(&step, Qkv { q: &none, k: &none, v: &none }, heads, seqs);
         empty("attention", &out.expect("attention"), 4);
     }
     let layout = KvLayout { n_layers: 1, n_blocks: 0, n_kv_heads: 2, head_dim: 2 };
     let mut cache = b.kv_cache(layout).expect("a cache");
-    b.write_kv(&mut cache, 0, [&none, &none], &[]).expect("write");
+    let to = KvSlots { cache: &mut cache, layer: 0, slots: rows };
+    b.write_kv(&step, to, [&none, &none]).expect("write");
     b.copy_blocks(&mut cache, &[]).expect("copy");
-    let batch = PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
-    let kv = KvLayer { cache: &cache, layer: 0, mask: Mask::Causal, bias: ScoreBias::None };
-    empty("paged", &b.paged_attention(&none, kv, heads, batch).expect("paged"), 4);
+    let kv = KvLayer { cache: &cache, layer: 0, seqs: paged, mask: Mask::Causal, bias: ScoreBias::None };
+    empty("paged", &b.paged_attention(&step, &none, kv, heads).expect("paged"), 4);
 }

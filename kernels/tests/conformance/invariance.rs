@@ -12,7 +12,7 @@ use crate::linear::{layer, weights};
 use crate::paged::{Tables, attend, filled};
 use crate::rows::load_norm;
 use crate::sequences::{Sequences, offsets, shape};
-use crate::subject::{Subject, values};
+use crate::subject::{Subject, stage, values};
 
 pub fn a_row_of_a_linear_layer_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
     let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
@@ -175,7 +175,8 @@ pub fn a_convolved_image_and_a_normalised_sequence_are_the_same_alone<B: Backend
         let conv = Conv2d { n_images, size, kernel: [3, 3], stride: [1, 1], padding: [1, 1] };
         let x = subject.tensor(x, n_images * n, channels);
         let convolved = backend.depthwise2d(&x, &w, conv).expect("depthwise");
-        let normed = backend.group_norm(&x, &norm, &offsets([n].repeat(n_images))).expect("group norm");
+        let (step, seqs) = stage(backend, |builder| builder.offsets(&offsets([n].repeat(n_images))));
+        let normed = backend.group_norm(&step, &x, &norm, seqs).expect("group norm");
         [subject.bits(&convolved), subject.bits(&normed)]
     };
     let together = both(&subject.backend, &x, n_images);

@@ -26,6 +26,7 @@ mod oracle;
 mod paged;
 mod rows;
 mod sequences;
+mod staging;
 mod subject;
 
 /// Makes a test of each check, which runs it on every subject.
@@ -104,6 +105,9 @@ on_every_backend! {
         threads_do_not_change_a_bit,
         elementwise_rows_are_the_same_alone,
         a_convolved_image_and_a_normalised_sequence_are_the_same_alone;
+    staging:
+        a_handle_of_another_step_is_refused,
+        where_an_array_lies_does_not_matter;
     errors:
         weights_that_do_not_fit_are_refused,
         shapes_that_do_not_agree_are_refused,

@@ -3,7 +3,7 @@
 use triptych_core::DType;
 use triptych_kernels::ops::{Activation, Backend, LinearPart};
 
-use crate::subject::{Stored, Subject, through, values};
+use crate::subject::{Stored, Subject, stage, through, values};
 
 const WIDTHS: [usize; 4] = [1, 12, 33, 80];
 
@@ -24,7 +24,8 @@ pub fn tables_give_their_rows_in_every_dtype<B: Backend>(subject: &Subject<B>) {
             let kept = if dtype == DType::F32 { subject.tables } else { dtype };
             let table: Vec<f32> = through(kept, &table).into_iter().map(|value| value * scale).collect();
             for ids in [&[][..], &[6], &[0, 3, 3, 1]] {
-                let y = subject.backend.embed(&loaded, ids).expect("embed");
+                let (step, handle) = subject.indices(ids);
+                let y = subject.backend.embed(&step, &loaded, handle).expect("embed");
                 let expect: Vec<f32> =
                     ids.iter().flat_map(|&id| &table[id as usize * width..][..width]).copied().collect();
                 subject.close("rows of a table", &y, (&expect, ids.len(), width), 0.0);
@@ -43,7 +44,8 @@ pub fn a_large_table_gives_its_rows_within_the_step_of_a_byte<B: Backend>(subjec
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let stored = Stored::new(dtype, &table, &DIMS);
         let loaded = subject.backend.load_table(stored.view(), 3.5).expect("a table");
-        let y = subject.backend.embed(&loaded, &[0, 1, 2, 41_199]).expect("embed");
+        let (step, ids) = subject.indices(&[0, 1, 2, 41_199]);
+        let y = subject.backend.embed(&step, &loaded, ids).expect("embed");
         let y = subject.backend.download(&y).expect("download");
         assert_eq!(y[..width], table[..width], "{}: zeros", subject.name);
         assert!(!y[2 * width].is_finite(), "{}: what is not a number", subject.name);
@@ -64,14 +66,15 @@ pub fn a_tied_table_gives_the_rows_of_one_of_its_own<B: Backend>(subject: &Subje
     // A small one, and one of as many values as are worth narrowing.
     for dims in [[37, 51], [41_200, 51]] {
         let ([n_rows, width], values) = (dims, values(1, dims[0] * dims[1]));
-        let ids = [0, 1, 36, n_rows as u32 - 1];
+        let (step, ids) = subject.indices(&[0, 1, 36, n_rows as u32 - 1]);
         for (dtype, scale) in [(DType::F32, 1.0), (DType::Bf16, 1.0), (DType::F16, 1.0), (DType::F32, 0.3)] {
             let stored = Stored::new(dtype, &values, &dims);
             let part = LinearPart { scale, ..LinearPart::new(stored.view(), None) };
             let (layer, table) = backend.load_tied(part, 3.5).expect("both");
             let own = backend.load_table(stored.view(), 3.5).expect("a table");
-            let rows =
-                |table| backend.download(&backend.embed(table, &ids).expect("embed")).expect("download");
+            let rows = |table| {
+                backend.download(&backend.embed(&step, table, ids).expect("embed")).expect("download")
+            };
             // Where values were scaled and became bytes, one may lie a byte further.
             let step = if scale == 1.0 { 0.0 } else { 3.5 * 1.01 / 127.0 };
             let differ =
@@ -91,11 +94,13 @@ pub fn rows_are_gathered_and_scattered_by_number<B: Backend>(subject: &Subject<B
     for width in WIDTHS {
         let (x, src) = (values(1, 5 * width), values(2, 2 * width));
         let mut t = subject.tensor(&x, 5, width);
-        let gathered = subject.backend.gather_rows(&t, &[4, 0, 4]).expect("gather");
+        let (step, (three, two)) =
+            stage(&subject.backend, |builder| Ok((builder.indices(&[4, 0, 4])?, builder.indices(&[3, 1])?)));
+        let gathered = subject.backend.gather_rows(&step, &t, three).expect("gather");
         let row = |i: usize| &x[i * width..][..width];
         subject.close("gathered rows", &gathered, (&[row(4), row(0), row(4)].concat(), 3, width), 0.0);
 
-        subject.backend.scatter_rows(&mut t, &[3, 1], &subject.tensor(&src, 2, width)).expect("scatter");
+        subject.backend.scatter_rows(&step, &mut t, two, &subject.tensor(&src, 2, width)).expect("scatter");
         let (first, second) = src.split_at(width);
         let expect = [row(0), second, row(2), first, row(4)].concat();
         subject.close("scattered rows", &t, (&expect, 5, width), 0.0);

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::ops::{Backend, KvLayer, KvLayout, Mask, PagedBatch};
+use triptych_kernels::ops::{Backend, KvLayer, KvLayout, KvSlots, Mask, PagedBatch};
 
 use crate::sequences::{Sequences, offsets, shape};
-use crate::subject::{Subject, values};
+use crate::subject::{Subject, stage, values};
 
 /// Block tables of sequences in a cache.
 pub struct Tables {
@@ -60,7 +60,9 @@ pub fn write<B: Backend>(
 ) {
     let (n_keys, width) = (seqs.n_keys(), seqs.kv_width());
     let (k, v) = (subject.tensor(&seqs.k, n_keys, width), subject.tensor(&seqs.v, n_keys, width));
-    subject.backend.write_kv(to.0, to.1, [&k, &v], &tables.slots(seqs)).expect("write");
+    let (step, slots) = subject.indices(&tables.slots(seqs));
+    let to = KvSlots { cache: to.0, layer: to.1, slots };
+    subject.backend.write_kv(&step, to, [&k, &v]).expect("write");
 }
 
 /// Attention of the queries of `seqs` over a cache.
@@ -78,8 +80,10 @@ pub fn attend<B: Backend>(
         block_tables: &tables.blocks.concat(),
         seq_lens: &seq_lens,
     };
-    let kv = KvLayer { cache, layer, mask: seqs.mask, bias: seqs.bias.view() };
-    subject.backend.paged_attention(&q, kv, seqs.shape, batch).expect("paged attention")
+    let (step, (paged, table_of)) =
+        stage(&subject.backend, |builder| Ok((builder.paged(batch)?, seqs.bias.stage(builder)?)));
+    let kv = KvLayer { cache, layer, seqs: paged, mask: seqs.mask, bias: seqs.bias.view(table_of) };
+    subject.backend.paged_attention(&step, &q, kv, seqs.shape).expect("paged attention")
 }
 
 pub fn paged_attention_is_attention_whatever_the_block_tables<B: Backend>(subject: &Subject<B>) {
@@ -119,7 +123,9 @@ pub fn keys_and_values_side_by_side_are_those_apart<B: Backend>(subject: &Subjec
         let kv = rows.flat_map(|(k, v)| [k, v].concat()).collect::<Vec<f32>>();
         let kv = subject.tensor(&kv, n_keys, 2 * width);
         let mut cache = subject.backend.kv_cache(tables.layout).expect("a cache");
-        subject.backend.write_fused_kv(&mut cache, 1, &kv, &tables.slots(&seqs)).expect("write");
+        let (step, slots) = subject.indices(&tables.slots(&seqs));
+        let to = KvSlots { cache: &mut cache, layer: 1, slots };
+        subject.backend.write_fused_kv(&step, to, &kv).expect("write");
         let fused = attend(subject, &seqs, &tables, (&cache, 1));
         assert_eq!(subject.bits(&fused), subject.bits(&apart), "{}", subject.name);
     }

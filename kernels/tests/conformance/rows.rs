@@ -4,7 +4,7 @@ use triptych_kernels::ops::{Activation, Backend, NormKind, RopePairs, RopeShape}
 
 use crate::oracle;
 use crate::sequences::offsets;
-use crate::subject::{ELEMENTWISE, Stored, Subject, values};
+use crate::subject::{ELEMENTWISE, Stored, Subject, stage, values};
 
 const ROWS: [usize; 4] = [0, 1, 3, 33];
 const WIDTHS: [usize; 8] = [1, 12, 20, 31, 32, 33, 64, 80];
@@ -81,7 +81,8 @@ pub fn rotary_embedding_turns_pairs_and_leaves_the_rest<B: Backend>(subject: &Su
             let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
             let shape = RopeShape { head_dim, rotary_dim, pairs };
             let mut t = subject.tensor(&x, n, width);
-            subject.backend.rope(&mut t, shape, &cos, &sin).expect("rope");
+            let (step, turned) = stage(&subject.backend, |builder| builder.angles(&cos, &sin, half));
+            subject.backend.rope(&step, &mut t, shape, turned).expect("rope");
             let mut expect = x.clone();
             for (i, head) in expect.chunks_mut(head_dim).enumerate() {
                 for pair in 0..half {
@@ -109,7 +110,9 @@ pub fn a_sequence_is_normalised_as_a_whole<B: Backend>(subject: &Subject<B>) {
                 let n = rows.iter().sum();
                 let x: Vec<f32> = values(3, n * width).into_iter().map(|x| x + 2.0).collect();
                 let t = subject.tensor(&x, n, width);
-                let y = subject.backend.group_norm(&t, &norm, &offsets(rows.iter().copied()));
+                let seqs = offsets(rows.iter().copied());
+                let (step, seqs) = stage(&subject.backend, |builder| builder.offsets(&seqs));
+                let y = subject.backend.group_norm(&step, &t, &norm, seqs);
                 let expect = oracle::group_norm(&x, kind, [&scale, &bias], rows);
                 let what = format!("{kind:?} of {rows:?} by {width}");
                 subject.close(&what, &y.expect("group norm"), (&expect, n, width), 2e-5);

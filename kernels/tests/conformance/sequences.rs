@@ -1,10 +1,11 @@
 //! Sequences of queries and keys with their data, and the attention that the oracle gives for them.
 
-use triptych_kernels::ops::{AttentionShape, Backend, Mask, Qkv, Varlen};
+use triptych_kernels::KernelError;
+use triptych_kernels::ops::{self, AttentionShape, Backend, Indices, Mask, Qkv, StageBuilder, Varlen};
 
 use crate::added::Added;
 use crate::oracle;
-use crate::subject::{Subject, values};
+use crate::subject::{Subject, stage, values};
 
 /// A shape with the usual scale.
 pub fn shape(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionShape {
@@ -105,9 +106,18 @@ impl Sequences {
         [offsets(self.lens.iter().map(|len| len.0)), offsets(self.lens.iter().map(|len| len.1))]
     }
 
-    /// The sequences as an op takes them.
-    pub fn varlen<'a>(&'a self, [cu_seqlens_q, cu_seqlens_k]: &'a [Vec<u32>; 2]) -> Varlen<'a> {
-        Varlen { cu_seqlens_q, cu_seqlens_k, mask: self.mask, bias: self.bias.view() }
+    /// Adds the sequences to a step, and the tables of their bias.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+    ) -> Result<(ops::Sequences, Option<Indices>), KernelError> {
+        let [queries, keys] = self.offsets();
+        Ok((builder.sequences(&queries, &keys)?, self.bias.stage(builder)?))
+    }
+
+    /// The sequences as an op takes them, with what [`Self::stage`] gave.
+    pub fn varlen(&self, (seqs, table_of): (ops::Sequences, Option<Indices>)) -> Varlen<'_> {
+        Varlen { seqs, mask: self.mask, bias: self.bias.view(table_of) }
     }
 
     pub fn attend<B: Backend>(&self, subject: &Subject<B>, backend: &B) -> B::Tensor {
@@ -115,8 +125,9 @@ impl Sequences {
         let q = subject.tensor(&self.q, n_q, self.q_width());
         let (k, v) =
             (subject.tensor(&self.k, n_k, self.kv_width()), subject.tensor(&self.v, n_k, self.kv_width()));
-        let seqs = &self.offsets();
-        backend.attention(Qkv { q: &q, k: &k, v: &v }, self.shape, self.varlen(seqs)).expect("attention")
+        let (step, staged) = stage(backend, |builder| self.stage(builder));
+        let qkv = Qkv { q: &q, k: &k, v: &v };
+        backend.attention(&step, qkv, self.shape, self.varlen(staged)).expect("attention")
     }
 
     pub fn check<B: Backend>(&self, subject: &Subject<B>) {

@@ -1,8 +1,8 @@
 //! Back ends under test, their tolerances, and the test data.
 
 use triptych_core::DType;
-use triptych_kernels::ops::{Backend, WeightView};
-use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision, ReferenceBackend};
+use triptych_kernels::ops::{Backend, Indices, StageBuilder, WeightView};
+use triptych_kernels::{CpuBackend, CpuConfig, Isa, KernelError, Precision, ReferenceBackend};
 
 /// A back end under test.
 pub struct Subject<B> {
@@ -51,6 +51,16 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
     .collect()
 }
 
+/// A step with the arrays that `add` puts into it, and their handles.
+pub fn stage<B: Backend, H>(
+    backend: &B,
+    add: impl FnOnce(&mut StageBuilder) -> Result<H, KernelError>,
+) -> (B::Step, H) {
+    let mut builder = StageBuilder::new();
+    let handles = add(&mut builder).expect("arrays that fit each other");
+    (backend.stage(builder).expect("a step"), handles)
+}
+
 /// Error of ops that treat each element alone, relative to one plus the value.
 pub const ELEMENTWISE: f32 = 1e-5;
 
@@ -58,6 +68,11 @@ impl<B: Backend> Subject<B> {
     /// An activation.
     pub fn tensor(&self, values: &[f32], n_tokens: usize, width: usize) -> B::Tensor {
         self.backend.upload(values.to_vec(), n_tokens, width).expect("as many values as the dimensions say")
+    }
+
+    /// A step of indices.
+    pub fn indices(&self, indices: &[u32]) -> (B::Step, Indices) {
+        stage(&self.backend, |builder| builder.indices(indices))
     }
 
     /// An error unless `actual` has the dimensions and, nearly, the values expected.

@@ -6,7 +6,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use crate::cpu::cell::PANEL;
 use crate::cpu::kv::Columns;
-use crate::ops::{AttentionShape, Mask, PagedBatch, ScoreBias};
+use crate::host::HostBias;
+use crate::ops::{AttentionShape, Mask, PagedBatch};
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the L2 cache.
 pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
@@ -24,7 +25,7 @@ pub(crate) struct Step<'a> {
     pub(crate) q: Columns<'a>,
     pub(crate) layer: usize,
     pub(crate) mask: Mask,
-    pub(crate) bias: ScoreBias<'a>,
+    pub(crate) bias: HostBias<'a>,
     pub(crate) shape: AttentionShape,
     pub(crate) batch: PagedBatch<'a>,
     /// `true` if pages may be in several tables.

@@ -8,8 +8,8 @@
 use super::StepInput;
 use crate::error::ModelError;
 use crate::spec::CrossSpec;
-use triptych_kernels::Backend;
-use triptych_kernels::ops::PagedBatch;
+use triptych_kernels::ops::{Indices, PagedBatch, PagedSequences, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
 
 /// Indices of a decoder layer in the two KV caches; `None` where it has no such attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,19 +32,84 @@ impl CacheLayers {
     }
 }
 
-/// The rows of a step that attend to encoder rows.
-#[derive(Debug)]
-pub(super) struct CrossRows<'a> {
-    n_rows: usize,
+/// The rows of a step that attend to encoder rows, as they lie in the step.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CrossRows {
+    /// No row does.
+    Nobody,
+    /// Every row does.
+    All(PagedSequences),
+    /// These rows do, as sequences of their own.
+    Some(Indices, PagedSequences),
+}
+
+impl CrossRows {
+    /// Adds the cross-attention of a checked step. `is_optional`: rows may come before their image, or have none.
+    ///
+    /// # Errors
+    /// [`KernelError`] for block tables that do not fit the sequences.
+    pub fn stage(
+        builder: &mut StageBuilder,
+        step: &StepInput<'_>,
+        is_optional: bool,
+    ) -> Result<Self, KernelError> {
+        let Some(kv) = step.cross_kv else { return Ok(Self::Nobody) };
+        if !is_optional {
+            return Ok(Self::All(builder.paged(kv)?));
+        }
+        let seen = SeenRows::of(step);
+        if seen.rows.is_empty() {
+            return Ok(Self::Nobody);
+        }
+        let seqs = builder.paged(PagedBatch { query_start_loc: &seen.query_start_loc, ..kv })?;
+        Ok(match seen.rows.len() == step.token_ids.len() {
+            true => Self::All(seqs),
+            false => Self::Some(builder.indices(&seen.rows)?, seqs),
+        })
+    }
+
+    /// The sequences of all rows, if every row cross-attends.
+    pub fn of_all(self) -> Option<PagedSequences> {
+        match self {
+            Self::All(seqs) => Some(seqs),
+            Self::Nobody | Self::Some(..) => None,
+        }
+    }
+
+    /// Runs `layer` on these rows of `x: [n_tokens, hidden]`, with their own sequences; the other rows are unchanged.
+    ///
+    /// # Errors
+    /// Those of `layer`, and of the back end.
+    pub fn run<B: Backend>(
+        self,
+        backend: &B,
+        step: &B::Step,
+        mut x: B::Tensor,
+        layer: impl FnOnce(&B::Tensor, Self) -> Result<B::Tensor, ModelError>,
+    ) -> Result<B::Tensor, ModelError> {
+        match self {
+            Self::Nobody => Ok(x),
+            Self::All(_) => layer(&x, self),
+            Self::Some(rows, seqs) => {
+                let seen = layer(&backend.gather_rows(step, &x, rows)?, Self::All(seqs))?;
+                backend.scatter_rows(step, &mut x, rows, &seen)?;
+                Ok(x)
+            }
+        }
+    }
+}
+
+/// The rows of a step that come after the first token that cross-attends.
+#[derive(Debug, PartialEq, Eq)]
+struct SeenRows {
     rows: Vec<u32>,
     /// Offsets of the sequences in `rows`, `[n_seqs + 1]`.
     query_start_loc: Vec<u32>,
-    kv: Option<PagedBatch<'a>>,
 }
 
-impl<'a> CrossRows<'a> {
+impl SeenRows {
     /// Selects the rows of a checked step.
-    pub fn of(step: &StepInput<'a>) -> Self {
+    fn of(step: &StepInput<'_>) -> Self {
         let mut rows = Vec::new();
         let mut query_start_loc = vec![0];
         let n_seqs = step.self_kv.seq_lens.len();
@@ -58,29 +123,7 @@ impl<'a> CrossRows<'a> {
             rows.extend(first + blind..end);
             query_start_loc.push(rows.len() as u32);
         }
-        Self { n_rows: step.token_ids.len(), rows, query_start_loc, kv: step.cross_kv }
-    }
-
-    /// Runs `layer` on the selected rows of `x: [n_tokens, hidden]`, with their own batch; the other rows are unchanged.
-    ///
-    /// # Errors
-    /// Those of `layer`, and of the back end.
-    pub fn run<B: Backend>(
-        &self,
-        backend: &B,
-        mut x: B::Tensor,
-        layer: impl FnOnce(&B::Tensor, Option<PagedBatch<'_>>) -> Result<B::Tensor, ModelError>,
-    ) -> Result<B::Tensor, ModelError> {
-        let batch = self.kv.map(|kv| PagedBatch { query_start_loc: &self.query_start_loc, ..kv });
-        if self.rows.is_empty() {
-            return Ok(x);
-        }
-        if self.rows.len() == self.n_rows {
-            return layer(&x, batch);
-        }
-        let seen = layer(&backend.gather_rows(&x, &self.rows)?, batch)?;
-        backend.scatter_rows(&mut x, &self.rows, &seen)?;
-        Ok(x)
+        Self { rows, query_start_loc }
     }
 }
 
@@ -107,11 +150,11 @@ mod tests {
             logit_rows: &[],
         };
         let from = [3, 1, 0];
-        let cross_rows = CrossRows::of(&step(Some(&from)));
-        assert_eq!((cross_rows.rows, cross_rows.query_start_loc), (vec![1, 2, 3], vec![0, 2, 3, 3]));
-        let cross_rows = CrossRows::of(&step(None));
-        assert_eq!((cross_rows.rows, cross_rows.query_start_loc), (vec![0, 1, 2, 3], vec![0, 3, 4, 4]));
+        let seen =
+            |rows: &[u32], starts: &[u32]| SeenRows { rows: rows.into(), query_start_loc: starts.into() };
+        assert_eq!(SeenRows::of(&step(Some(&from))), seen(&[1, 2, 3], &[0, 2, 3, 3]));
+        assert_eq!(SeenRows::of(&step(None)), seen(&[0, 1, 2, 3], &[0, 3, 4, 4]));
         let nothing = StepInput { cross_kv: None, ..step(None) };
-        assert!(CrossRows::of(&nothing).rows.is_empty());
+        assert!(SeenRows::of(&nothing).rows.is_empty());
     }
 }

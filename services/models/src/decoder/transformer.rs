@@ -5,15 +5,17 @@ use super::head::load_ends;
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 use crate::error::ModelError;
 use crate::layers::{
-    CrossAttention, CrossSlots, FeedForward, InputLayer, Loader, Residual, RotaryTables, SelfAttention,
-    StackAndNames,
+    CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
-use triptych_kernels::ops::{Activation, KvLayer, KvLayout, Mask, PagedBatch, ScoreBias};
+use triptych_kernels::ops::{Activation, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
 mod align;
+mod staged;
+
+use staged::StagedStep;
 
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {
@@ -75,63 +77,26 @@ impl<B: Backend> TransformerDecoder<B> {
     }
 
     /// Token embeddings, encoder rows in the place of some: `[n_tokens, hidden]`.
-    fn embed(&self, token_ids: &[u32], embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
-        let hidden = self.spec.stack.hidden;
-        let mut x = self.backend.embed(&self.tokens, token_ids)?;
-        let n_rows: usize = embeds.iter().map(|e| e.values.len() / hidden).sum();
-        if n_rows == 0 {
-            return Ok(x);
+    fn embed(&self, staged: &StagedStep<B::Step>, embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
+        let mut x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
+        if let Some(rows) = staged.embeds {
+            let hidden = self.spec.stack.hidden;
+            let mut values = Vec::with_capacity(rows.len() * hidden);
+            embeds.iter().for_each(|embed| values.extend_from_slice(embed.values));
+            let values = self.backend.upload(values, rows.len(), hidden)?;
+            self.backend.scatter_rows(&staged.step, &mut x, rows, &values)?;
         }
-        let mut rows = Vec::with_capacity(n_rows);
-        let mut values = Vec::with_capacity(n_rows * hidden);
-        for embed in embeds {
-            let n = embed.values.len() / hidden;
-            rows.extend((embed.first_row..embed.first_row + n).map(|row| row as u32));
-            values.extend_from_slice(&embed.values[..n * hidden]);
-        }
-        let values = self.backend.upload(values, n_rows, hidden)?;
-        self.backend.scatter_rows(&mut x, &rows, &values)?;
         Ok(x)
     }
 
-    /// Logits of `rows` of the last layer's output `x: [n_tokens, hidden]`: `[rows.len(), vocab]`.
-    fn logits(&self, x: &B::Tensor, rows: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let mut x = self.backend.gather_rows(x, rows)?;
+    /// Logits of chosen rows of the last layer's output `x: [n_tokens, hidden]`: `[logit_rows, vocab]`.
+    fn logits(&self, staged: &StagedStep<B::Step>, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+        let mut x = self.backend.gather_rows(&staged.step, x, staged.logit_rows)?;
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
         }
         let logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
         Ok(self.backend.take_values(logits)?)
-    }
-
-    fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {
-        let n_tokens = step.token_ids.len();
-        let shape = |what, expected: usize, actual: usize| match expected == actual {
-            true => Ok(()),
-            false => Err(KernelError::Shape {
-                op: "forward",
-                what,
-                expected: vec![expected],
-                actual: vec![actual],
-            }),
-        };
-        shape("positions", n_tokens, step.positions.len())?;
-        shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
-        for embed in step.embeds {
-            shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
-        }
-        let n_seqs = step.self_kv.seq_lens.len();
-        if let Some(from) = step.cross_from {
-            shape("cross_from", n_seqs, from.len())?;
-        }
-        if let Some(cross) = step.cross_kv {
-            shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?;
-        }
-        match &self.spec.items {
-            ItemsSpec::CrossAttention(cross) if cross.instead().is_some() => Ok(()),
-            ItemsSpec::CrossAttention(_) => shape("cross_kv", 1, step.cross_kv.is_some().into()),
-            ItemsSpec::Embedded => shape("cross_kv", 0, step.cross_kv.is_some().into()),
-        }
     }
 }
 
@@ -149,7 +114,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             encoder_hidden,
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
-            cross_optional: matches!(&spec.items, ItemsSpec::CrossAttention(c) if c.instead().is_some()),
+            cross_optional: self.is_cross_optional(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
         }
@@ -177,34 +142,34 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
         let rows = self.backend.upload(rows, slots.len(), cross.encoder_hidden)?;
+        let mut builder = StageBuilder::new();
+        let slots = builder.indices(slots)?;
+        let step = self.backend.stage(builder)?;
         for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
-            let to = CrossSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
-            cross.write_keys_values(&self.backend, &rows, to)?;
+            let to = KvSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
+            cross.write_keys_values(&self.backend, &step, &rows, to)?;
         }
         Ok(())
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
-        self.check(step)?;
-        let mut x = self.embed(step.token_ids, step.embeds)?;
-        x = self.input_layer.forward(&self.backend, x, step.positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.input_layer.rotary(step.positions);
-        let cross_rows = self.info().cross_optional.then(|| CrossRows::of(step));
+        let staged = &self.stage(step)?;
+        let mut x = self.embed(staged, step.embeds)?;
+        x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
-            let bias = self.input_layer.score_bias(i);
-            let rows = StepContext { step, cross: step.cross_kv, rotary: rotary.as_ref(), bias };
-            x = match (&layer.attention, &cross_rows) {
-                (None, Some(cross_rows)) => cross_rows.run(&self.backend, x, |x, batch| {
-                    layer.forward(&self.backend, x, caches, StepContext { cross: batch, ..rows })
+            let rows = StepContext { staged, cross: staged.cross, bias: self.input_layer.score_bias(i) };
+            x = match layer.attention {
+                None => staged.cross.run(&self.backend, &staged.step, x, |x, cross| {
+                    layer.forward(&self.backend, x, caches, StepContext { cross, ..rows })
                 })?,
-                _ => layer.forward(&self.backend, &x, caches, rows)?,
+                Some(_) => layer.forward(&self.backend, &x, caches, rows)?,
             };
         }
         if step.logit_rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.logits(&x, step.logit_rows)
+        self.logits(staged, &x)
     }
 
     fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
@@ -231,11 +196,10 @@ struct LayerCaches<'a, C> {
 }
 
 /// Inputs of a layer beside its rows.
-#[derive(Clone, Copy)]
-struct StepContext<'a> {
-    step: &'a StepInput<'a>,
-    cross: Option<PagedBatch<'a>>,
-    rotary: Option<&'a RotaryTables>,
+struct StepContext<'a, S> {
+    staged: &'a StagedStep<S>,
+    // Of the rows that the layer is given.
+    cross: CrossRows,
     bias: ScoreBias<'a>,
 }
 
@@ -281,25 +245,28 @@ impl<B: Backend> DecoderLayer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache>,
-        StepContext { step, cross, rotary, bias }: StepContext<'_>,
+        StepContext { staged, cross, bias }: StepContext<'_, B::Step>,
     ) -> Result<B::Tensor, ModelError> {
         let LayerCaches { own, cross: cross_cache } = caches;
+        let step = &staged.step;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = attention.project(backend, input, rotary)?;
-                backend.write_kv(own, *layer, [&k, &v], step.slot_mapping)?;
-                let kv = KvLayer { cache: &*own, layer: *layer, mask: Mask::Causal, bias };
-                let context = backend.paged_attention(&q, kv, attention.shape(), step.self_kv)?;
+                let [q, k, v] = attention.project(backend, step, input, staged.positions.rotation)?;
+                let (layer, seqs) = (*layer, staged.own);
+                let to = KvSlots { cache: &mut *own, layer, slots: staged.slots };
+                backend.write_kv(step, to, [&k, &v])?;
+                let kv = KvLayer { cache: &*own, layer, seqs, mask: Mask::Causal, bias };
+                let context = backend.paged_attention(step, &q, kv, attention.shape())?;
                 attention.output(backend, &context, residual)
             })?;
         }
-        if let (Some((norm, cross, layer)), Some(batch)) = (&self.cross, cross) {
+        if let (Some((norm, cross, layer)), Some(seqs)) = (&self.cross, cross.of_all()) {
             x = norm.around(backend, &x, |input, residual| {
                 let q = cross.query(backend, input)?;
-                let kv =
-                    KvLayer { cache: cross_cache, layer: *layer, mask: Mask::Full, bias: ScoreBias::None };
-                let context = backend.paged_attention(&q, kv, cross.shape(), batch)?;
+                let (layer, bias) = (*layer, ScoreBias::None);
+                let kv = KvLayer { cache: cross_cache, layer, seqs, mask: Mask::Full, bias };
+                let context = backend.paged_attention(step, &q, kv, cross.shape())?;
                 cross.output(backend, &context, residual)
             })?;
         }

@@ -5,7 +5,11 @@
 //! `rot_pos_emb` and `get_window_index`).
 
 use super::units::EncodeUnit;
+use crate::error::ModelError;
+use crate::layers::{InputLayer, StagedPositions};
 use crate::spec::EncoderSpec;
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Indices, Sequences, StageBuilder};
 
 /// Layout of the rows of a run.
 #[derive(Debug, Default, PartialEq)]
@@ -29,7 +33,40 @@ pub(super) struct WindowOrder {
     pub output_rows: Vec<u32>,
 }
 
+/// A layout in a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StagedLayout {
+    /// Whole sequences.
+    pub whole: Sequences,
+    /// Windows.
+    pub windows: Sequences,
+    /// Positions in the order of the layers.
+    pub positions: StagedPositions,
+    /// Rows of the stem and of the merger, as [`WindowOrder`] has them.
+    pub order: Option<[Indices; 2]>,
+}
+
 impl RowLayout {
+    /// Adds the layout to a step, with positions as `input` reads them.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the step has no room for it.
+    pub fn stage<B: Backend>(
+        &self,
+        builder: &mut StageBuilder,
+        input: &InputLayer<B>,
+    ) -> Result<StagedLayout, ModelError> {
+        let whole = builder.self_sequences(&self.whole)?;
+        let (mut windows, mut order) = (whole, None);
+        if let Some(WindowOrder { stem_rows, output_rows }) = &self.order {
+            windows = builder.self_sequences(&self.windows)?;
+            order = Some([builder.indices(stem_rows)?, builder.indices(output_rows)?]);
+        }
+        let rows = self.positions.iter().map(|[.., x]| *x);
+        let positions = input.stage(builder, rows, &self.positions)?;
+        Ok(StagedLayout { whole, windows, positions, order })
+    }
+
     /// Layout of the units of a run.
     pub fn of(spec: &EncoderSpec, units: &[EncodeUnit<'_>]) -> Self {
         let side = spec.merger.as_ref().map_or(1, |m| m.side);

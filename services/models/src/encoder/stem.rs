@@ -14,12 +14,12 @@ use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
-use captioned::{CaptionedStem, TokenTable};
-use prefixed::PrefixedPatchStem;
-use swin::SwinStem;
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Unfold};
-use wave::WaveStem;
+use captioned::{CaptionedRows, CaptionedStem, TokenTable};
+use prefixed::{PrefixedPatchStem, PrefixedRows};
+use swin::{SwinRows, SwinStem};
+use triptych_kernels::ops::{Activation, Indices, StageBuilder, Unfold};
+use triptych_kernels::{Backend, KernelError};
+use wave::{WaveRows, WaveStem};
 
 const TAPS: usize = 3;
 
@@ -32,6 +32,17 @@ pub(super) enum Stem<B: Backend> {
     Prefixed(PrefixedPatchStem<B>),
     Shifted(SwinStem<B>),
     Captioned(Box<CaptionedStem<B>>),
+}
+
+/// A stem whose arrays for a run are in a step.
+pub(super) enum StagedStem<'a, B: Backend> {
+    Mel { convs: &'a [B::Linear; 2], n_mels: usize, n_frames: usize },
+    Patches { projection: &'a B::Linear, patch_dim: usize },
+    Wave(&'a WaveStem<B>, WaveRows),
+    Tokens(&'a B::Table, Indices),
+    Prefixed(&'a PrefixedPatchStem<B>, PrefixedRows),
+    Shifted(&'a SwinStem<B>, SwinRows),
+    Captioned(&'a CaptionedStem<B>, CaptionedRows),
 }
 
 impl<B: Backend> Stem<B> {
@@ -78,11 +89,41 @@ impl<B: Backend> Stem<B> {
         }
     }
 
-    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
+    /// Adds what the stem indexes with to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for it.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<StagedStem<'_, B>, KernelError> {
+        Ok(match self {
+            &Self::Mel { ref convs, n_mels, n_frames } => StagedStem::Mel { convs, n_mels, n_frames },
+            &Self::Patches { ref projection, patch_dim } => StagedStem::Patches { projection, patch_dim },
+            Self::Wave(stem) => StagedStem::Wave(stem, stem.stage(builder, units)?),
+            Self::Tokens(table) => {
+                let ids: Vec<u32> = units.iter().flat_map(|p| p.values.tokens()).copied().collect();
+                StagedStem::Tokens(table, builder.indices(&ids)?)
+            }
+            Self::Prefixed(stem) => StagedStem::Prefixed(stem, stem.stage(builder, units)?),
+            Self::Shifted(stem) => StagedStem::Shifted(stem, stem.stage(builder, units)?),
+            Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
+        })
+    }
+}
+
+impl<B: Backend> StagedStem<'_, B> {
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`. The units are those that were staged.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+    pub fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<B::Tensor, ModelError> {
         match self {
             Self::Mel { convs, n_mels, n_frames } => {
                 let mut frames = Vec::with_capacity(units.len() * n_mels * n_frames);
@@ -102,14 +143,11 @@ impl<B: Backend> Stem<B> {
                 let x = backend.upload(values, n_patches, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
             }
-            Self::Wave(wave) => wave.forward(backend, units),
-            Self::Tokens(table) => {
-                let ids: Vec<u32> = units.iter().flat_map(|p| p.values.tokens()).copied().collect();
-                Ok(backend.embed(table, &ids)?)
-            }
-            Self::Prefixed(stem) => stem.forward(backend, units),
-            Self::Shifted(stem) => stem.forward(backend, units),
-            Self::Captioned(stem) => stem.forward(backend, units),
+            Self::Wave(stem, rows) => stem.forward(backend, step, units, rows),
+            Self::Tokens(table, ids) => Ok(backend.embed(step, table, *ids)?),
+            Self::Prefixed(stem, rows) => stem.forward(backend, step, units, rows),
+            Self::Shifted(stem, rows) => stem.forward(backend, step, units, rows),
+            Self::Captioned(stem, rows) => stem.forward(backend, step, units, rows),
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, NormSpec, StemSpec, TilesSpec};
 use crate::weights::Weights;
 use layer::{TileSequences, TiledLayer};
-use rows::{TileRows, TiledImage};
+use rows::{StagedTileRows, TileRows, TiledImage};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, WeightView};
+use triptych_kernels::ops::{Activation, StageBuilder, WeightView};
 
 /// Rows computed at once, as in the other encoder.
 const RUN_ROWS: usize = 8192;
@@ -92,25 +92,28 @@ impl<B: Backend> TiledEncoder<B> {
         part();
         let images: Vec<TiledImage> = run.iter().map(|unit| TiledImage::of(&self.tiles, unit)).collect();
         let rows = TileRows::of(&self.tiles, &images);
-        let mut x = self.stem(run, &rows)?;
-        let sequences = TileSequences::of(&rows);
+        let mut builder = StageBuilder::new();
+        let sequences = TileSequences::of(&rows).stage(&mut builder)?;
+        let rows = rows.stage(&mut builder)?;
+        let step = &backend.stage(builder)?;
+        let mut x = self.stem(step, run, &rows)?;
         let mut taps = vec![None; self.tiles.taps.len()];
         for (i, layer) in self.local.iter().enumerate() {
             if i > 0 {
                 part();
             }
-            x = layer.forward(backend, &x, &sequences)?;
+            x = layer.forward(backend, step, &x, sequences)?;
             for (tap, _) in taps.iter_mut().zip(&self.tiles.taps).filter(|(_, tapped)| **tapped == i) {
-                *tap = Some(backend.gather_rows(&x, &rows.output)?);
+                *tap = Some(backend.gather_rows(step, &x, rows.output)?);
             }
         }
         x = backend.norm(&x, &self.norms[1])?;
-        backend.add(&mut x, &backend.embed(&self.embeddings.after, &rows.after)?)?;
+        backend.add(&mut x, &backend.embed(step, &self.embeddings.after, rows.after)?)?;
         for layer in &self.global {
             part();
-            x = layer.forward(backend, &x, &sequences)?;
+            x = layer.forward(backend, step, &x, sequences)?;
         }
-        let last = Some(backend.gather_rows(&x, &rows.output)?);
+        let last = Some(backend.gather_rows(step, &x, rows.output)?);
         let mut projected: Option<B::Tensor> = None;
         for (part, projection) in std::iter::once(&last).chain(&taps).zip(&self.projections) {
             if let Some(part) = part {
@@ -121,7 +124,12 @@ impl<B: Backend> TiledEncoder<B> {
     }
 
     /// Input rows of the first layer, all images: patches, classes, filling; `[n_rows, hidden]`.
-    fn stem(&self, run: &[EncodeUnit<'_>], rows: &TileRows) -> Result<B::Tensor, ModelError> {
+    fn stem(
+        &self,
+        step: &B::Step,
+        run: &[EncodeUnit<'_>],
+        rows: &StagedTileRows,
+    ) -> Result<B::Tensor, ModelError> {
         let backend = &self.backend;
         let hidden = self.spec.stack.hidden;
         let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
@@ -131,14 +139,14 @@ impl<B: Backend> TiledEncoder<B> {
         let zeros = |n: usize| backend.upload(vec![0.0; n * hidden], n, hidden);
         // Rows of tiles first; filling rows stay zero.
         let mut x = zeros(rows.placed.len())?;
-        backend.scatter_rows(&mut x, &rows.patches, &patches)?;
+        backend.scatter_rows(step, &mut x, rows.patches, &patches)?;
         let tables = [&self.embeddings.before, &self.embeddings.places, &self.embeddings.tile_places];
-        for (table, ids) in tables.into_iter().zip([&rows.before, &rows.places, &rows.tile_places]) {
-            backend.add(&mut x, &backend.embed(table, ids)?)?;
+        for (table, ids) in tables.into_iter().zip([rows.before, rows.places, rows.tile_places]) {
+            backend.add(&mut x, &backend.embed(step, table, ids)?)?;
         }
         let normed = backend.norm(&x, &self.norms[0])?;
         let mut x = zeros(rows.n_rows)?;
-        backend.scatter_rows(&mut x, &rows.placed, &normed)?;
+        backend.scatter_rows(step, &mut x, rows.placed, &normed)?;
         Ok(x)
     }
 }

@@ -7,14 +7,14 @@ use super::units::{EncodeUnit, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{
-    FeedForward, InputLayer, LinearShape, Loader, Residual, RotaryTables, SelfAttention, StackAndNames,
+    AttentionRows, FeedForward, InputLayer, LinearShape, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, Varlen};
+use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, StageBuilder, Varlen};
 
 /// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
 /// any back end needs to be busy.
@@ -97,21 +97,23 @@ impl<B: Backend> TransformerEncoder<B> {
         let mut parts = shares(n_tokens, self.layers.len() + 1);
         let mut part = || parts.next().map_or((), &mut *before);
         part();
-        let layout = RowLayout::of(&self.spec, run);
-        let mut x = self.stem.forward(backend, run)?;
-        if let Some(order) = &layout.order {
-            x = backend.gather_rows(&x, &order.stem_rows)?;
+        let mut builder = StageBuilder::new();
+        let stem = self.stem.stage(&mut builder, run)?;
+        let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
+        let step = &backend.stage(builder)?;
+        let mut x = stem.forward(backend, step, run)?;
+        if let Some([stem_rows, _]) = layout.order {
+            x = backend.gather_rows(step, &x, stem_rows)?;
         }
-        x = self.input_layer.forward(backend, x, layout.positions.iter().map(|[.., x]| *x))?;
-        let rotary = self.input_layer.rotary(&layout.positions);
+        x = self.input_layer.forward(backend, step, x, layout.positions)?;
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {
                 part();
             }
-            let offsets = if layer.full_attention { &layout.whole } else { &layout.windows };
-            let bias = self.input_layer.score_bias(i);
-            let seqs = Varlen { cu_seqlens_q: offsets, cu_seqlens_k: offsets, mask: Mask::Full, bias };
-            x = layer.forward(backend, &x, rotary.as_ref(), seqs)?;
+            let seqs = if layer.full_attention { layout.whole } else { layout.windows };
+            let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
+            let rows = AttentionRows { seqs, rotation: layout.positions.rotation };
+            x = layer.forward(backend, step, &x, rows)?;
         }
         part();
         if let Some(norm) = &self.final_norm {
@@ -123,8 +125,8 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(projection) = &self.projection {
             x = backend.linear(&x, projection, Activation::None, None)?;
         }
-        if let Some(order) = &layout.order {
-            x = backend.gather_rows(&x, &order.output_rows)?;
+        if let Some([_, output_rows]) = layout.order {
+            x = backend.gather_rows(step, &x, output_rows)?;
         }
         Ok(backend.take_values(x)?)
     }
@@ -204,18 +206,17 @@ impl<B: Backend> EncoderLayer<B> {
     fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        rotary: Option<&RotaryTables>,
-        seqs: Varlen<'_>,
+        rows: AttentionRows<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        let table_of = vec![0; seqs.cu_seqlens_q.len().saturating_sub(1)];
         let bias = match &self.bias {
-            Some(tables) => ScoreBias::Shared(SharedBias { tables, table_of: &table_of }),
-            None => seqs.bias,
+            Some(tables) => ScoreBias::Shared(SharedBias { tables, table_of: None }),
+            None => rows.seqs.bias,
         };
-        let seqs = Varlen { bias, ..seqs };
+        let rows = AttentionRows { seqs: Varlen { bias, ..rows.seqs }, ..rows };
         let x = self.attention_norm.around(backend, x, |input, residual| {
-            let context = self.attention.inside(backend, input, rotary, seqs)?;
+            let context = self.attention.inside(backend, step, input, rows)?;
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

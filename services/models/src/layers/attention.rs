@@ -1,16 +1,25 @@
 //! Attention layers: the projections around the attention ops, which the caller chooses.
 
-use super::{LinearShape, Loader, RotaryTables};
+use super::{LinearShape, Loader, Rotation};
 use crate::error::ModelError;
 use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, Qkv, Varlen};
+use triptych_kernels::ops::{Activation, AttentionShape, KvSlots, Qkv, Varlen};
 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
     qkv: B::Linear,
     out: B::Linear,
     shape: AttentionShape,
+}
+
+/// Rows that attend to each other.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionRows<'a> {
+    /// Their sequences.
+    pub seqs: Varlen<'a>,
+    /// Rotation of queries and keys.
+    pub rotation: Option<Rotation>,
 }
 
 /// Cross-attention of a layer: queries from the decoder, keys and values from encoder rows.
@@ -68,7 +77,7 @@ impl<B: Backend> SelfAttention<B> {
         self.shape
     }
 
-    /// Query, key and value of `x: [n_tokens, hidden]`, rotated by `rotary`:
+    /// Query, key and value of `x: [n_tokens, hidden]`, rotated:
     /// `[n_tokens, n_heads·head_dim]` and twice `[n_tokens, n_kv_heads·head_dim]`.
     ///
     /// # Errors
@@ -76,8 +85,9 @@ impl<B: Backend> SelfAttention<B> {
     pub fn project(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        rotary: Option<&RotaryTables>,
+        rotation: Option<Rotation>,
     ) -> Result<[B::Tensor; 3], ModelError> {
         let q_width = q_width(self.shape);
         let kv_width = kv_width(self.shape);
@@ -85,9 +95,9 @@ impl<B: Backend> SelfAttention<B> {
         let mut q = backend.columns(&qkv, 0, q_width)?;
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
-        if let Some(RotaryTables { shape, cos, sin }) = rotary {
-            backend.rope(&mut q, *shape, cos, sin)?;
-            backend.rope(&mut k, *shape, cos, sin)?;
+        if let Some(Rotation { shape, angles }) = rotation {
+            backend.rope(step, &mut q, shape, angles)?;
+            backend.rope(step, &mut k, shape, angles)?;
         }
         Ok([q, k, v])
     }
@@ -100,16 +110,17 @@ impl<B: Backend> SelfAttention<B> {
     pub fn inside(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        rotary: Option<&RotaryTables>,
-        seqs: Varlen<'_>,
+        rows: AttentionRows<'_>,
     ) -> Result<B::Tensor, ModelError> {
-        if rotary.is_none() {
+        let AttentionRows { seqs, rotation } = rows;
+        if rotation.is_none() {
             let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
-            return Ok(backend.fused_attention(&qkv, self.shape, seqs)?);
+            return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }
-        let [q, k, v] = &self.project(backend, x, rotary)?;
-        Ok(backend.attention(Qkv { q, k, v }, self.shape, seqs)?)
+        let [q, k, v] = &self.project(backend, step, x, rotation)?;
+        Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.
@@ -124,17 +135,6 @@ impl<B: Backend> SelfAttention<B> {
     ) -> Result<B::Tensor, ModelError> {
         Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
     }
-}
-
-/// Slots of a layer of a cross-attention cache.
-#[derive(Debug)]
-pub struct CrossSlots<'a, C> {
-    /// The cache.
-    pub cache: &'a mut C,
-    /// Layer of the cache.
-    pub layer: usize,
-    /// Slot of each row, `[n_rows]`.
-    pub slots: &'a [u32],
 }
 
 impl<B: Backend> CrossAttention<B> {
@@ -210,16 +210,16 @@ impl<B: Backend> CrossAttention<B> {
     pub fn write_keys_values(
         &self,
         backend: &B,
+        step: &B::Step,
         rows: &B::Tensor,
-        to: CrossSlots<'_, B::KvCache>,
+        to: KvSlots<'_, B::KvCache>,
     ) -> Result<(), ModelError> {
-        let CrossSlots { cache, layer, slots } = to;
         if self.head_norms.is_some() {
             let [k, v] = &self.keys_values(backend, rows)?;
-            return Ok(backend.write_kv(cache, layer, [k, v], slots)?);
+            return Ok(backend.write_kv(step, to, [k, v])?);
         }
         let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
-        Ok(backend.write_fused_kv(cache, layer, &kv, slots)?)
+        Ok(backend.write_fused_kv(step, to, &kv)?)
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.

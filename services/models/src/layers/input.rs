@@ -1,11 +1,11 @@
 //! The input of a stack: positions of the rows, and in some models a norm.
 
-use super::{Loader, Rotary, RotaryTables};
+use super::{Loader, Rotary, Rotation};
 use crate::error::ModelError;
 use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{RelativeBias, ScoreBias, WeightView};
+use triptych_kernels::ops::{Indices, RelativeBias, ScoreBias, StageBuilder, WeightView};
 
 /// Positions and norm before the first layer of a stack.
 pub struct InputLayer<B: Backend> {
@@ -22,6 +22,15 @@ enum PositionEncoding<B: Backend> {
     Rotary(Rotary),
     /// Biases on scores: of each layer, or one for all.
     Relative(Vec<RelativeBias>),
+}
+
+/// Positions of the rows of a step, as a stack reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct StagedPositions {
+    // Rows of the position table.
+    rows: Option<Indices>,
+    /// Rotation of queries and keys; `None` for a stack without rotary positions.
+    pub rotation: Option<Rotation>,
 }
 
 /// A stack with the names of its tensors.
@@ -84,35 +93,49 @@ impl<B: Backend> InputLayer<B> {
         Ok(Self { encoding, norm })
     }
 
-    /// Input of the first layer, `[n_tokens, hidden]`, from rows `x: [n_tokens, hidden]` at `positions: [n_tokens]`.
+    /// Adds positions to a step: `rows: [n_tokens]` for a table, `positions: [n_tokens]` for rotation.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the step has no room for them.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        rows: impl Iterator<Item = u32>,
+        positions: &[[u32; 3]],
+    ) -> Result<StagedPositions, ModelError> {
+        let mut staged = StagedPositions { rows: None, rotation: None };
+        match &self.encoding {
+            PositionEncoding::Table { offset, .. } => {
+                let rows: Vec<u32> = rows.map(|p| p.saturating_add(*offset)).collect();
+                staged.rows = Some(builder.indices(&rows)?);
+            }
+            PositionEncoding::Rotary(rotary) => staged.rotation = Some(rotary.stage(builder, positions)?),
+            PositionEncoding::Absent | PositionEncoding::Relative(_) => {}
+        }
+        Ok(staged)
+    }
+
+    /// Input of the first layer, `[n_tokens, hidden]`, from rows `x: [n_tokens, hidden]` at staged positions.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a position past the table, or a wrong width.
     pub fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         mut x: B::Tensor,
-        positions: impl Iterator<Item = u32>,
+        positions: StagedPositions,
     ) -> Result<B::Tensor, ModelError> {
         if let Some((InputNorm::BeforePositions, norm)) = &self.norm {
             x = backend.norm(&x, norm)?;
         }
-        if let PositionEncoding::Table { table, offset } = &self.encoding {
-            let rows: Vec<u32> = positions.map(|p| p.saturating_add(*offset)).collect();
-            backend.add(&mut x, &backend.embed(table, &rows)?)?;
+        if let (PositionEncoding::Table { table, .. }, Some(rows)) = (&self.encoding, positions.rows) {
+            backend.add(&mut x, &backend.embed(step, table, rows)?)?;
         }
         if let Some((InputNorm::AfterPositions, norm)) = &self.norm {
             x = backend.norm(&x, norm)?;
         }
         Ok(x)
-    }
-
-    /// Rotations of queries and keys at `positions: [n_tokens]`; `None` for a stack without rotary positions.
-    pub fn rotary(&self, positions: &[[u32; 3]]) -> Option<RotaryTables> {
-        match &self.encoding {
-            PositionEncoding::Rotary(rotary) => Some(rotary.tables(positions)),
-            PositionEncoding::Absent | PositionEncoding::Table { .. } | PositionEncoding::Relative(_) => None,
-        }
     }
 
     /// Bias on the scores of self-attention in layer `layer`.
@@ -177,7 +200,11 @@ mod tests {
         let backend = ReferenceBackend::new();
         let check = |hidden: usize, expect: &[f64]| {
             let table = sinusoids(&backend, 8, hidden).expect("a table");
-            let row = backend.embed(&table, &[7]).and_then(|x| backend.download(&x)).expect("a row");
+            let mut builder = StageBuilder::new();
+            let seventh = builder.indices(&[7]).expect("an index");
+            let step = backend.stage(builder).expect("a step");
+            let row = backend.embed(&step, &table, seventh).and_then(|x| backend.download(&x));
+            let row = row.expect("a row");
             assert_eq!(row.len(), expect.len());
             for (a, e) in row.iter().zip(expect) {
                 assert!((f64::from(*a) - e).abs() < 1e-7, "{row:?} {expect:?}");

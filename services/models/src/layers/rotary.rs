@@ -4,7 +4,8 @@
 //! are computed in f32 as the published models do; the back end does the turning.
 
 use crate::spec::{RotaryAxes, RotaryScaling, RotarySpec};
-use triptych_kernels::ops::RopeShape;
+use triptych_kernels::KernelError;
+use triptych_kernels::ops::{Angles, RopeShape, StageBuilder};
 
 /// The frequencies of a model. For the pair `i` of a head the angle is `position[axis[i]] · frequency[i]`.
 #[derive(Clone, Debug)]
@@ -14,15 +15,13 @@ pub struct Rotary {
     shape: RopeShape,
 }
 
-/// Cosines and sines of a step, each `[n_tokens, rotary_dim / 2]`.
-#[derive(Clone, Debug)]
-pub struct RotaryTables {
-    /// The values of a head that they rotate.
+/// Rotation of the rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    /// The values of a head that are rotated.
     pub shape: RopeShape,
-    /// Cosines, `[n_tokens, rotary_dim / 2]`.
-    pub cos: Vec<f32>,
-    /// Sines, `[n_tokens, rotary_dim / 2]`.
-    pub sin: Vec<f32>,
+    /// `[n_tokens, rotary_dim / 2]`.
+    pub angles: Angles,
 }
 
 impl Rotary {
@@ -45,20 +44,28 @@ impl Rotary {
         Self { pairs: (0..half).map(pair).collect(), shape }
     }
 
-    /// Tables for tokens at `positions: [n_tokens]`, each (temporal, height, width).
-    pub fn tables(&self, positions: &[[u32; 3]]) -> RotaryTables {
+    /// Adds the angles of tokens at `positions: [n_tokens]`, each (temporal, height, width), to a step.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] if the step has no room for them.
+    pub fn stage(&self, builder: &mut StageBuilder, positions: &[[u32; 3]]) -> Result<Rotation, KernelError> {
+        let [cos, sin] = self.tables(positions);
+        Ok(Rotation { shape: self.shape, angles: builder.angles(&cos, &sin, self.pairs.len())? })
+    }
+
+    /// Cosines and sines, each `[n_tokens, rotary_dim / 2]`.
+    fn tables(&self, positions: &[[u32; 3]]) -> [Vec<f32>; 2] {
         let n = positions.len() * self.pairs.len();
-        let cos = Vec::with_capacity(n);
-        let sin = Vec::with_capacity(n);
-        let mut tables = RotaryTables { shape: self.shape, cos, sin };
+        let mut cosines = Vec::with_capacity(n);
+        let mut sines = Vec::with_capacity(n);
         for position in positions {
             for &(axis, frequency) in &self.pairs {
                 let (sin, cos) = (position[axis] as f32 * frequency).sin_cos();
-                tables.cos.push(cos);
-                tables.sin.push(sin);
+                cosines.push(cos);
+                sines.push(sin);
             }
         }
-        tables
+        [cosines, sines]
     }
 }
 
@@ -82,8 +89,8 @@ mod tests {
     use super::*;
 
     fn angles(axes: RotaryAxes, head_dim: usize, position: [u32; 3]) -> Vec<f32> {
-        let tables = Rotary::new(&RotarySpec::new(10_000.0, axes), head_dim).tables(&[position]);
-        tables.cos.iter().zip(&tables.sin).map(|(c, s)| s.atan2(*c)).collect()
+        let [cos, sin] = Rotary::new(&RotarySpec::new(10_000.0, axes), head_dim).tables(&[position]);
+        cos.iter().zip(&sin).map(|(c, s)| s.atan2(*c)).collect()
     }
 
     fn check(axes: RotaryAxes, head_dim: usize, position: [u32; 3], expect: &[f32]) {

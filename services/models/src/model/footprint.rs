@@ -95,6 +95,7 @@ impl Backend for FootprintBackend {
     type Depthwise = ();
     type KvCache = ();
     type HostKvCache = ();
+    type Step = ();
 
     fn name(&self) -> &'static str {
         "footprint"
@@ -149,19 +150,22 @@ impl Backend for FootprintBackend {
     fn dims(&self, _: &()) -> (usize, usize) {
         (0, 0)
     }
+    fn stage(&self, _: StageBuilder) -> Result<()> {
+        refuse("stage")
+    }
     fn upload(&self, _: Vec<f32>, _: usize, _: usize) -> Result<()> {
         refuse("upload")
     }
     fn download(&self, _: &()) -> Result<Vec<f32>> {
         refuse("download")
     }
-    fn embed(&self, _: &(), _: &[u32]) -> Result<()> {
+    fn embed(&self, _: &(), _: &(), _: Indices) -> Result<()> {
         refuse("embed")
     }
-    fn gather_rows(&self, _: &(), _: &[u32]) -> Result<()> {
+    fn gather_rows(&self, _: &(), _: &(), _: Indices) -> Result<()> {
         refuse("gather_rows")
     }
-    fn scatter_rows(&self, _: &mut (), _: &[u32], _: &()) -> Result<()> {
+    fn scatter_rows(&self, _: &(), _: &mut (), _: Indices, _: &()) -> Result<()> {
         refuse("scatter_rows")
     }
     fn columns(&self, _: &(), _: usize, _: usize) -> Result<()> {
@@ -188,10 +192,10 @@ impl Backend for FootprintBackend {
     fn gate(&self, _: &(), _: Activation) -> Result<()> {
         refuse("gate")
     }
-    fn group_norm(&self, _: &(), _: &(), _: &[u32]) -> Result<()> {
+    fn group_norm(&self, _: &(), _: &(), _: &(), _: Offsets) -> Result<()> {
         refuse("group_norm")
     }
-    fn rope(&self, _: &mut (), _: RopeShape, _: &[f32], _: &[f32]) -> Result<()> {
+    fn rope(&self, _: &(), _: &mut (), _: RopeShape, _: Angles) -> Result<()> {
         refuse("rope")
     }
     fn unfold(&self, _: &(), _: Unfold) -> Result<()> {
@@ -203,13 +207,13 @@ impl Backend for FootprintBackend {
     fn depthwise2d(&self, _: &(), _: &(), _: Conv2d) -> Result<()> {
         refuse("depthwise2d")
     }
-    fn attention(&self, _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_>) -> Result<()> {
+    fn attention(&self, _: &(), _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_>) -> Result<()> {
         refuse("attention")
     }
-    fn attention_weights(&self, _: [&(); 2], _: ChosenHeads<'_>, _: Varlen<'_>) -> Result<Vec<f32>> {
+    fn attention_weights(&self, _: &(), _: [&(); 2], _: ChosenHeads, _: Varlen<'_>) -> Result<Vec<f32>> {
         refuse("attention_weights")
     }
-    fn write_kv(&self, _: &mut (), _: usize, _: [&(); 2], _: &[u32]) -> Result<()> {
+    fn write_kv(&self, _: &(), _: KvSlots<'_, ()>, _: [&(); 2]) -> Result<()> {
         refuse("write_kv")
     }
     fn copy_blocks(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
@@ -224,13 +228,7 @@ impl Backend for FootprintBackend {
     fn swap_in(&self, _: &(), _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("swap_in")
     }
-    fn paged_attention(
-        &self,
-        _: &(),
-        _: KvLayer<'_, ()>,
-        _: AttentionShape,
-        _: PagedBatch<'_>,
-    ) -> Result<()> {
+    fn paged_attention(&self, _: &(), _: &(), _: KvLayer<'_, ()>, _: AttentionShape) -> Result<()> {
         refuse("paged_attention")
     }
 }

@@ -5,19 +5,31 @@
 
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
-use crate::layers::RotaryTables;
+use crate::layers::StagedPositions;
 use crate::spec::{CrossSpec, ItemsSpec};
-use triptych_kernels::ops::{ChosenHeads, Mask, Qkv, ScoreBias, Varlen};
+use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
+/// The arrays of an alignment pass.
+struct StagedAlign<S> {
+    step: S,
+    ids: Indices,
+    positions: StagedPositions,
+    // Tokens among themselves, and with the encoder rows as keys.
+    own: Sequences,
+    cross: Sequences,
+    /// Cross-attention heads to report in each layer, with the places of their weights.
+    heads: Vec<(Indices, Vec<usize>)>,
+}
+
 /// Inputs of a layer in an alignment pass, beside its rows.
-struct AlignContext<'a, T> {
+struct AlignContext<'a, B: Backend> {
     /// Encoder rows, `[n_rows, encoder_hidden]`.
-    rows: &'a T,
-    rotary: Option<&'a RotaryTables>,
+    rows: &'a B::Tensor,
+    staged: &'a StagedAlign<B::Step>,
     bias: ScoreBias<'a>,
     /// Cross-attention heads to report.
-    heads: &'a [u32],
+    heads: Indices,
 }
 
 impl<B: Backend> TransformerDecoder<B> {
@@ -26,31 +38,41 @@ impl<B: Backend> TransformerDecoder<B> {
         let cross = self.check_align(input)?;
         let n_rows = input.rows.len() / cross.encoder_hidden;
         let rows = self.backend.upload(input.rows.to_vec(), n_rows, cross.encoder_hidden)?;
-        let n_tokens = input.tokens.len();
-        let positions: Vec<[u32; 3]> = (0..n_tokens as u32).map(|p| [p; 3]).collect();
-        let x = self.backend.embed(&self.tokens, input.tokens)?;
-        let mut x = self.input_layer.forward(&self.backend, x, positions.iter().map(|[t, ..]| *t))?;
-        let rotary = self.input_layer.rotary(&positions);
-        let size = n_tokens * n_rows;
+        let staged = &self.stage_align(input, n_rows)?;
+        let x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
+        let mut x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
+        let size = input.tokens.len() * n_rows;
         let mut weights = vec![0.0; input.heads.len() * size];
-        let n_layers = input.heads.iter().map(|(layer, _)| *layer as usize + 1).max().unwrap_or(0);
-        for (idx, layer) in self.layers.iter().enumerate().take(n_layers) {
-            let places: Vec<usize> =
-                (0..input.heads.len()).filter(|i| input.heads[*i].0 as usize == idx).collect();
-            let heads: Vec<u32> = places.iter().map(|i| input.heads[*i].1).collect();
-            let bias = self.input_layer.score_bias(idx);
-            let (next, found) = layer.align(
-                &self.backend,
-                &x,
-                &AlignContext { rows: &rows, rotary: rotary.as_ref(), bias, heads: &heads },
-            )?;
+        for (i, (layer, (heads, places))) in self.layers.iter().zip(&staged.heads).enumerate() {
+            let bias = self.input_layer.score_bias(i);
+            let with = AlignContext { rows: &rows, staged, bias, heads: *heads };
+            let (next, found) = layer.align(&self.backend, &x, &with)?;
             x = next;
             // A layer without cross-attention reports no weights.
-            for (place, found) in places.into_iter().zip(found.chunks_exact(size)) {
+            for (place, found) in places.iter().zip(found.chunks_exact(size)) {
                 weights[place * size..][..size].copy_from_slice(found);
             }
         }
         Ok(weights)
+    }
+
+    /// Takes the arrays of a checked pass to the back end. Layers after the last with a head to report are left out.
+    fn stage_align(&self, input: &AlignInput<'_>, n_rows: usize) -> Result<StagedAlign<B::Step>, ModelError> {
+        let mut builder = StageBuilder::new();
+        let ids = builder.indices(input.tokens)?;
+        let n_tokens = input.tokens.len() as u32;
+        let positions: Vec<[u32; 3]> = (0..n_tokens).map(|p| [p; 3]).collect();
+        let positions = self.input_layer.stage(&mut builder, 0..n_tokens, &positions)?;
+        let own = builder.self_sequences(&[0, n_tokens])?;
+        let cross = builder.sequences(&[0, n_tokens], &[0, n_rows as u32])?;
+        let n_layers = input.heads.iter().map(|(layer, _)| *layer + 1).max().unwrap_or(0);
+        let of_layer = |idx: u32| {
+            let places: Vec<usize> = (0..input.heads.len()).filter(|i| input.heads[*i].0 == idx).collect();
+            let heads: Vec<u32> = places.iter().map(|i| input.heads[*i].1).collect();
+            Ok((builder.indices(&heads)?, places))
+        };
+        let heads = (0..n_layers).map(of_layer).collect::<Result<_, KernelError>>()?;
+        Ok(StagedAlign { step: self.backend.stage(builder)?, ids, positions, own, cross, heads })
     }
 
     fn check_align(&self, input: &AlignInput<'_>) -> Result<&CrossSpec, ModelError> {
@@ -80,18 +102,15 @@ impl<B: Backend> DecoderLayer<B> {
         &self,
         backend: &B,
         x: &B::Tensor,
-        with: &AlignContext<'_, B::Tensor>,
+        with: &AlignContext<'_, B>,
     ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
-        let tokens = [0, backend.dims(x).0 as u32];
-        let rows = [0, backend.dims(with.rows).0 as u32];
+        let StagedAlign { step, positions, own, cross: cross_seqs, .. } = with.staged;
         let mut x = x.clone();
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = &attention.project(backend, input, with.rotary)?;
-                let mask = Mask::Causal;
-                let bias = with.bias;
-                let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &tokens, mask, bias };
-                let context = backend.attention(Qkv { q, k, v }, attention.shape(), seqs)?;
+                let [q, k, v] = &attention.project(backend, step, input, positions.rotation)?;
+                let seqs = Varlen { seqs: *own, mask: Mask::Causal, bias: with.bias };
+                let context = backend.attention(step, Qkv { q, k, v }, attention.shape(), seqs)?;
                 attention.output(backend, &context, residual)
             })?;
         }
@@ -100,14 +119,12 @@ impl<B: Backend> DecoderLayer<B> {
             x = norm.around(backend, &x, |input, residual| {
                 let q = &cross.query(backend, input)?;
                 let [k, v] = &cross.keys_values(backend, with.rows)?;
-                let mask = Mask::Full;
-                let bias = ScoreBias::None;
-                let seqs = Varlen { cu_seqlens_q: &tokens, cu_seqlens_k: &rows, mask, bias };
-                if !with.heads.is_empty() {
+                let seqs = Varlen { seqs: *cross_seqs, mask: Mask::Full, bias: ScoreBias::None };
+                if with.heads.len() > 0 {
                     let chosen = ChosenHeads { shape: cross.shape(), heads: with.heads };
-                    weights = backend.attention_weights([q, k], chosen, seqs)?;
+                    weights = backend.attention_weights(step, [q, k], chosen, seqs)?;
                 }
-                let context = backend.attention(Qkv { q, k, v }, cross.shape(), seqs)?;
+                let context = backend.attention(step, Qkv { q, k, v }, cross.shape(), seqs)?;
                 cross.output(backend, &context, residual)
             })?;
         }

@@ -6,15 +6,15 @@
 //! Each position of the grid gets a learned half row for its column, one for its row, and the sinusoids of time 0, which
 //! are zeros and ones: the one frame of a still image.
 
-use super::davit::DavitTower;
-use super::join::joined;
+use super::davit::{DavitImage, DavitTower};
+use super::join::{joined, stage_places};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::CaptionedSpec;
 use crate::weights::Weights;
-use triptych_kernels::Backend;
-use triptych_kernels::ops::Activation;
+use triptych_kernels::ops::{Activation, Indices, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
 
 /// The stem of [`StemSpec::Captioned`](crate::spec::StemSpec::Captioned).
 pub(crate) struct CaptionedStem<B: Backend> {
@@ -26,6 +26,13 @@ pub(crate) struct CaptionedStem<B: Backend> {
     norm: B::Norm,
     tokens: B::Table,
     spec: CaptionedSpec,
+}
+
+/// Images and texts of a run in a step.
+pub(crate) struct CaptionedRows {
+    units: Vec<(DavitImage, Indices)>,
+    /// Rows of each image and text among those of all.
+    places: Vec<Indices>,
 }
 
 /// The token table of the text.
@@ -70,24 +77,58 @@ impl<B: Backend> CaptionedStem<B> {
         })
     }
 
+    /// Adds images and texts to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<CaptionedRows, KernelError> {
+        let one = |unit: &EncodeUnit<'_>| {
+            let image = self.tower.stage(builder, unit.patches)?;
+            Ok((image, builder.indices(unit.values.tokens())?))
+        };
+        let staged = units.iter().map(one).collect::<Result<_, KernelError>>()?;
+        let lens = units.iter().flat_map(|unit| {
+            // The mean comes before the positions.
+            let n_image = 1 + self.spec.tower.output_grid(unit.patches).iter().product::<usize>();
+            [n_image, unit.values.tokens().len()]
+        });
+        Ok(CaptionedRows { units: staged, places: stage_places(builder, lens)? })
+    }
+
     /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+    pub fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        units: &[EncodeUnit<'_>],
+        rows: &CaptionedRows,
+    ) -> Result<B::Tensor, ModelError> {
         let mut parts = Vec::with_capacity(2 * units.len());
-        for unit in units {
-            parts.push(self.image(backend, unit)?);
-            parts.push(backend.embed(&self.tokens, unit.values.tokens())?);
+        for (unit, (image, tokens)) in units.iter().zip(&rows.units) {
+            parts.push(self.image(backend, step, unit, image)?);
+            parts.push(backend.embed(step, &self.tokens, *tokens)?);
         }
-        joined(backend, parts)
+        joined(backend, step, parts, &rows.places)
     }
 
-    fn image(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+    fn image(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        unit: &EncodeUnit<'_>,
+        image: &DavitImage,
+    ) -> Result<B::Tensor, ModelError> {
         let pixels = unit.values.floats();
         let n_pixels = unit.patches[0] * unit.patches[1];
         let x = backend.upload(pixels.to_vec(), n_pixels, self.spec.tower.channels())?;
-        let x = self.tower.forward(backend, x, unit.patches)?;
+        let x = self.tower.forward(backend, step, x, image)?;
         let grid = self.spec.tower.output_grid(unit.patches);
         let (n_positions, width) = backend.dims(&x);
         let rows = self.with_mean(backend.download(&x)?, grid, width);

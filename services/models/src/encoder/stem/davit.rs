@@ -4,12 +4,14 @@
 //! (`Florence2VisionBackbone`); paper: <https://arxiv.org/abs/2204.03645>. Rows are pixels, then positions of ever
 //! coarser grids. Padding of windows takes part, with the bias as its keys and values. Images are computed one by one.
 
-use super::windows::{WindowPartition, partition, reverse};
+use super::windows::{StagedWindows, WindowPartition};
 use crate::error::ModelError;
 use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
 use crate::spec::{DavitSpec, DavitStageSpec};
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, Conv2d, Mask, Qkv, ScoreBias, Varlen};
+use triptych_kernels::ops::{
+    Activation, AttentionShape, Conv2d, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen,
+};
+use triptych_kernels::{Backend, KernelError};
 
 /// Taps of the convolutions within layers.
 const TAPS: usize = 3;
@@ -37,6 +39,23 @@ struct DavitHalfBlock<B: Backend> {
     feed_forward: FeedForward<B>,
 }
 
+/// An image in a step.
+pub(super) struct DavitImage {
+    /// Pixels down and across.
+    pixels: [usize; 2],
+    /// Of each stage.
+    grids: Vec<DavitGrid>,
+}
+
+/// The grid of a stage.
+#[derive(Clone, Copy)]
+struct DavitGrid {
+    size: [usize; 2],
+    windows: StagedWindows,
+    /// Groups of channels.
+    groups: Sequences,
+}
+
 impl<B: Backend> DavitTower<B> {
     /// Loads all stages.
     ///
@@ -48,7 +67,28 @@ impl<B: Backend> DavitTower<B> {
         Ok(Self { stages: stages.collect::<Result<_, _>>()?, window: spec.window })
     }
 
-    /// Pixels of an image, `x: [grid[0] · grid[1], channels]`, to the rows of the last stage,
+    /// Adds an image of so many pixels down and across to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for it.
+    pub fn stage(&self, builder: &mut StageBuilder, pixels: [usize; 2]) -> Result<DavitImage, KernelError> {
+        let mut grid = pixels;
+        let of_stage = |stage: &DavitStage<B>| {
+            grid = grid.map(|n| stage.spec.output_size(n));
+            let windows = WindowPartition { grid, side: self.window, shift: 0 };
+            let group = stage.spec.stack.attention.shape.widths()[0] / stage.spec.n_groups.max(1);
+            let offsets: Vec<u32> = (0..=stage.spec.n_groups).map(|i| (i * group) as u32).collect();
+            Ok(DavitGrid {
+                size: grid,
+                windows: windows.stage(builder)?,
+                groups: builder.self_sequences(&offsets)?,
+            })
+        };
+        let grids = self.stages.iter().map(of_stage).collect::<Result<_, KernelError>>()?;
+        Ok(DavitImage { pixels, grids })
+    }
+
+    /// Pixels of an image, `x: [n_pixels, channels]`, to the rows of the last stage,
     /// `[n_positions, width]`.
     ///
     /// # Errors
@@ -56,15 +96,17 @@ impl<B: Backend> DavitTower<B> {
     pub fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         mut x: B::Tensor,
-        mut grid: [usize; 2],
+        image: &DavitImage,
     ) -> Result<B::Tensor, ModelError> {
-        for stage in &self.stages {
-            x = stage.embed(backend, &x, grid)?;
-            grid = grid.map(|n| stage.spec.output_size(n));
+        let mut size = image.pixels;
+        for (stage, grid) in self.stages.iter().zip(&image.grids) {
+            x = stage.embed(backend, &x, size)?;
+            size = grid.size;
             for [spatial, channel] in &stage.blocks {
-                x = spatial.forward(backend, &x, grid, AttentionAxis::Windows(self.window))?;
-                x = channel.forward(backend, &x, grid, AttentionAxis::Channels(stage.spec.n_groups))?;
+                x = spatial.forward(backend, step, &x, (*grid, AttentionAxis::Windows))?;
+                x = channel.forward(backend, step, &x, (*grid, AttentionAxis::Channels))?;
             }
         }
         Ok(x)
@@ -121,10 +163,10 @@ impl<B: Backend> DavitStage<B> {
 /// The values that an attention mixes.
 #[derive(Clone, Copy)]
 enum AttentionAxis {
-    /// Rows of a window; its side in rows.
-    Windows(usize),
-    /// Channels of a group; the number of groups.
-    Channels(usize),
+    /// Rows of a window.
+    Windows,
+    /// Channels of a group.
+    Channels,
 }
 
 impl<B: Backend> DavitHalfBlock<B> {
@@ -152,21 +194,19 @@ impl<B: Backend> DavitHalfBlock<B> {
     fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        grid: [usize; 2],
-        mixing: AttentionAxis,
+        (grid, mixing): (DavitGrid, AttentionAxis),
     ) -> Result<B::Tensor, ModelError> {
-        let x = self.convolve(backend, x, grid, 0)?;
+        let x = self.convolve(backend, x, grid.size, 0)?;
         let x = self.attention_norm.around(backend, &x, |input, residual| {
             let context = match mixing {
-                AttentionAxis::Windows(side) => {
-                    self.mix_windows(backend, input, WindowPartition { grid, side, shift: 0 })?
-                }
-                AttentionAxis::Channels(n_groups) => self.mix_channels(backend, input, n_groups)?,
+                AttentionAxis::Windows => self.mix_windows(backend, step, input, grid.windows)?,
+                AttentionAxis::Channels => self.mix_channels(backend, step, input, grid.groups)?,
             };
             self.attention.output(backend, &context, residual)
         })?;
-        let x = self.convolve(backend, &x, grid, 1)?;
+        let x = self.convolve(backend, &x, grid.size, 1)?;
         self.feed_forward_norm
             .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
     }
@@ -188,40 +228,33 @@ impl<B: Backend> DavitHalfBlock<B> {
     fn mix_windows(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        windows: WindowPartition,
+        windows: StagedWindows,
     ) -> Result<B::Tensor, ModelError> {
-        let sources = windows.sources();
-        let offsets = windows.offsets();
-        let cut = partition(backend, x, &sources)?;
-        let [q, k, v] = &self.attention.project(backend, &cut, None)?;
-        let seqs = Varlen {
-            cu_seqlens_q: &offsets,
-            cu_seqlens_k: &offsets,
-            mask: Mask::Full,
-            bias: ScoreBias::None,
-        };
-        let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
-        Ok(backend.gather_rows(&context, &reverse(&sources, windows.grid[0] * windows.grid[1]))?)
+        let cut = windows.cut.apply(backend, step, x)?;
+        let [q, k, v] = &self.attention.project(backend, step, &cut, None)?;
+        let seqs = Varlen { seqs: windows.seqs, mask: Mask::Full, bias: ScoreBias::None };
+        let context = backend.attention(step, Qkv { q, k, v }, self.attention.shape(), seqs)?;
+        Ok(backend.gather_rows(step, &context, windows.back)?)
     }
 
-    /// Channels attend to the channels of their group: `n_groups` sequences of channels, each a row over all positions of
-    /// `x: [n_positions, hidden]`.
-    fn mix_channels(&self, backend: &B, x: &B::Tensor, n_groups: usize) -> Result<B::Tensor, ModelError> {
-        let [q, k, v] = self.attention.project(backend, x, None)?;
-        let (n_positions, width) = backend.dims(&q);
+    /// Channels attend to the channels of their group: each group is a sequence of channels, each channel a row over all
+    /// positions of `x: [n_positions, hidden]`.
+    fn mix_channels(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+        groups: Sequences,
+    ) -> Result<B::Tensor, ModelError> {
+        let [q, k, v] = self.attention.project(backend, step, x, None)?;
+        let n_positions = backend.dims(&q).0;
         let [q, k, v] = &[backend.transpose(&q, 1)?, backend.transpose(&k, 1)?, backend.transpose(&v, 1)?];
-        let group = width / n_groups.max(1);
-        let offsets: Vec<u32> = (0..=n_groups).map(|i| (i * group) as u32).collect();
-        let seqs = Varlen {
-            cu_seqlens_q: &offsets,
-            cu_seqlens_k: &offsets,
-            mask: Mask::Full,
-            bias: ScoreBias::None,
-        };
+        let seqs = Varlen { seqs: groups, mask: Mask::Full, bias: ScoreBias::None };
         let scale = 1.0 / (n_positions as f32).sqrt();
         let shape = AttentionShape { n_heads: 1, n_kv_heads: 1, head_dim: n_positions, scale };
-        let context = backend.attention(Qkv { q, k, v }, shape, seqs)?;
+        let context = backend.attention(step, Qkv { q, k, v }, shape, seqs)?;
         Ok(backend.transpose(&context, 1)?)
     }
 }

@@ -6,8 +6,8 @@
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
-use triptych_kernels::Backend;
-use triptych_kernels::ops::Activation;
+use triptych_kernels::ops::{Activation, Indices, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
 
 /// The stem of [`StemSpec::PrefixedPatches`](crate::spec::StemSpec::PrefixedPatches).
 pub(crate) struct PrefixedPatchStem<B: Backend> {
@@ -16,6 +16,16 @@ pub(crate) struct PrefixedPatchStem<B: Backend> {
     prefix: Vec<B::Table>,
     patch_values: usize,
     hidden: usize,
+}
+
+/// Places of the rows of a run.
+pub(crate) struct PrefixedRows {
+    /// Of the patches.
+    patches: Indices,
+    /// Of each learned row, once for each image.
+    prefix: Vec<Indices>,
+    /// The first row of a table, once for each image.
+    learned: Indices,
 }
 
 impl<B: Backend> PrefixedPatchStem<B> {
@@ -40,31 +50,54 @@ impl<B: Backend> PrefixedPatchStem<B> {
         })
     }
 
+    /// Adds the places of rows to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<PrefixedRows, KernelError> {
+        let mut firsts = Vec::with_capacity(units.len());
+        let mut patches = Vec::new();
+        let mut row = 0;
+        for unit in units {
+            firsts.push(row);
+            let first_patch = row + self.prefix.len() as u32;
+            row = first_patch + (unit.patches[0] * unit.patches[1]) as u32;
+            patches.extend(first_patch..row);
+        }
+        let rows_of = |i: u32| firsts.iter().map(|first| first + i).collect::<Vec<u32>>();
+        let prefix = (0..self.prefix.len() as u32).map(|i| builder.indices(&rows_of(i)));
+        Ok(PrefixedRows {
+            prefix: prefix.collect::<Result<_, _>>()?,
+            patches: builder.indices(&patches)?,
+            learned: builder.indices(&vec![0; units.len()])?,
+        })
+    }
+
     /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
+    pub fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        units: &[EncodeUnit<'_>],
+        rows: &PrefixedRows,
+    ) -> Result<B::Tensor, ModelError> {
         let values: Vec<f32> = units.iter().flat_map(|p| p.values.floats()).copied().collect();
         let n_patches = values.len() / self.patch_values;
         let patches = backend.upload(values, n_patches, self.patch_values)?;
         let patches = backend.linear(&patches, &self.projection, Activation::None, None)?;
         let n_rows = n_patches + units.len() * self.prefix.len();
         let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
-
-        let mut firsts = Vec::new();
-        let mut patch_rows = Vec::with_capacity(n_patches);
-        let mut row = 0;
-        for unit in units {
-            firsts.push(row);
-            let first_patch = row + self.prefix.len() as u32;
-            row = first_patch + (unit.patches[0] * unit.patches[1]) as u32;
-            patch_rows.extend(first_patch..row);
-        }
-        backend.scatter_rows(&mut x, &patch_rows, &patches)?;
-        for (i, learned) in self.prefix.iter().enumerate() {
-            let rows: Vec<u32> = firsts.iter().map(|first| first + i as u32).collect();
-            backend.scatter_rows(&mut x, &rows, &backend.embed(learned, &vec![0; rows.len()])?)?;
+        backend.scatter_rows(step, &mut x, rows.patches, &patches)?;
+        for (table, places) in self.prefix.iter().zip(&rows.prefix) {
+            let learned = backend.embed(step, table, rows.learned)?;
+            backend.scatter_rows(step, &mut x, *places, &learned)?;
         }
         Ok(x)
     }

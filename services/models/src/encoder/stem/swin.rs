@@ -5,15 +5,15 @@
 //! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there. Images are computed
 //! one by one: at the first stage a page of 2560 by 1920 has 307 200 rows.
 
-use super::join::joined;
-use super::windows::{WindowPartition, partition, quads, reverse};
+use super::join::{joined, stage_places};
+use super::windows::{Cut, StagedWindows, WindowPartition, quads};
 use crate::encoder::position_bias::{n_offsets, offset};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
 use crate::spec::{NormSpec, StackNames, SwinSpec};
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, Qkv, ScoreBias, SharedBias, Varlen};
+use triptych_kernels::ops::{Activation, Indices, Mask, Qkv, ScoreBias, SharedBias, StageBuilder, Varlen};
+use triptych_kernels::{Backend, KernelError};
 
 /// Added to the score of a pair that only the shift brought into one window.
 const ACROSS_SEAM: f32 = -100.0;
@@ -43,6 +43,23 @@ struct SwinLayer<B: Backend> {
     bias: Vec<f32>,
 }
 
+/// Images of a run in a step.
+pub(crate) struct SwinRows {
+    /// The grids of each image, one for each stage.
+    images: Vec<Vec<SwinGrid>>,
+    /// Rows of each image among those of all.
+    places: Vec<Indices>,
+}
+
+/// The grid of a stage.
+struct SwinGrid {
+    windows: StagedWindows,
+    /// `None` where no layer is shifted.
+    shifted: Option<StagedWindows>,
+    /// Four rows of each row of the next stage.
+    merge: Option<Cut>,
+}
+
 impl<B: Backend> SwinStem<B> {
     /// Loads all stages; `names` are those of a layer.
     ///
@@ -63,28 +80,58 @@ impl<B: Backend> SwinStem<B> {
         })
     }
 
+    /// Adds images to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<SwinRows, KernelError> {
+        let image = |unit: &EncodeUnit<'_>| {
+            let mut size = unit.patches;
+            let grid = |stage: &SwinStage<B>| stage.grid(builder, &mut size, self.window);
+            self.stages.iter().map(grid).collect()
+        };
+        let images = units.iter().map(image).collect::<Result<_, KernelError>>()?;
+        Ok(SwinRows { images, places: stage_places(builder, units.iter().map(EncodeUnit::n_rows))? })
+    }
+
     /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
-        let rows: Vec<B::Tensor> = units.iter().map(|p| self.one(backend, p)).collect::<Result<_, _>>()?;
-        joined(backend, rows)
+    pub fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        units: &[EncodeUnit<'_>],
+        rows: &SwinRows,
+    ) -> Result<B::Tensor, ModelError> {
+        let images = units.iter().zip(&rows.images).map(|(unit, grids)| self.one(backend, step, unit, grids));
+        joined(backend, step, images.collect::<Result<_, _>>()?, &rows.places)
     }
 
-    fn one(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
-        let mut grid = unit.patches;
-        let x = backend.upload(unit.values.floats().to_vec(), grid[0] * grid[1], self.patch_values)?;
+    fn one(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        unit: &EncodeUnit<'_>,
+        grids: &[SwinGrid],
+    ) -> Result<B::Tensor, ModelError> {
+        let n_patches = unit.patches[0] * unit.patches[1];
+        let x = backend.upload(unit.values.floats().to_vec(), n_patches, self.patch_values)?;
         let x = backend.linear(&x, &self.projection, Activation::None, None)?;
         let mut x = backend.norm(&x, &self.norm)?;
-        for stage in &self.stages {
+        for (stage, grid) in self.stages.iter().zip(grids) {
             for layer in &stage.layers {
-                x = layer.forward(backend, &x, grid, self.window)?;
+                let shifted = grid.shifted.as_ref().filter(|_| layer.shift > 0);
+                x = layer.forward(backend, step, &x, shifted.unwrap_or(&grid.windows))?;
             }
-            if let Some((norm, reduction)) = &stage.merge {
-                let joined = backend.merge_rows(partition(backend, &x, &quads(grid))?, 4)?;
+            if let (Some((norm, reduction)), Some(cut)) = (&stage.merge, grid.merge) {
+                let joined = backend.merge_rows(cut.apply(backend, step, &x)?, 4)?;
                 x = backend.linear(&backend.norm(&joined, norm)?, reduction, Activation::None, None)?;
-                grid = grid.map(|n| n.div_ceil(2));
             }
         }
         Ok(x)
@@ -125,33 +172,45 @@ impl<B: Backend> SwinStage<B> {
         };
         Ok(Self { layers: (0..stack.n_layers).map(layer).collect::<Result<_, _>>()?, merge })
     }
+
+    /// Adds the stage's grid of `size` rows down and across to a step; `size` is that of the next stage afterwards.
+    fn grid(
+        &self,
+        builder: &mut StageBuilder,
+        size: &mut [usize; 2],
+        side: usize,
+    ) -> Result<SwinGrid, KernelError> {
+        let windows = |shift| WindowPartition { grid: *size, side, shift };
+        // A grid as narrow as a window is not shifted.
+        let shift = self.layers.iter().map(|layer| layer.shift).max().unwrap_or(0);
+        let is_shifted = shift > 0 && size[0].min(size[1]) > side;
+        let shifted = is_shifted.then(|| windows(shift).stage(builder)).transpose()?;
+        let windows = windows(0).stage(builder)?;
+        let mut merge = None;
+        if self.merge.is_some() {
+            merge = Some(Cut::stage(builder, &quads(*size), size[0] * size[1])?);
+            *size = size.map(|n| n.div_ceil(2));
+        }
+        Ok(SwinGrid { windows, shifted, merge })
+    }
 }
 
 impl<B: Backend> SwinLayer<B> {
     fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        grid: [usize; 2],
-        side: usize,
+        windows: &StagedWindows,
     ) -> Result<B::Tensor, ModelError> {
-        // A grid as narrow as a window is not shifted.
-        let shift = if grid[0].min(grid[1]) <= side { 0 } else { self.shift };
-        let windows = WindowPartition { grid, side, shift };
-        let sources = windows.sources();
-        let offsets = windows.offsets();
-        let table_of = windows.seams();
-        let seqs = Varlen {
-            cu_seqlens_q: &offsets,
-            cu_seqlens_k: &offsets,
-            mask: Mask::Full,
-            bias: ScoreBias::Shared(SharedBias { tables: &self.bias, table_of: &table_of }),
-        };
+        let table_of = Some(windows.seams);
+        let bias = ScoreBias::Shared(SharedBias { tables: &self.bias, table_of });
+        let seqs = Varlen { seqs: windows.seqs, mask: Mask::Full, bias };
         let x = self.attention_norm.around(backend, x, |input, residual| {
-            let cut = partition(backend, input, &sources)?;
-            let [q, k, v] = &self.attention.project(backend, &cut, None)?;
-            let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
-            let context = backend.gather_rows(&context, &reverse(&sources, grid[0] * grid[1]))?;
+            let cut = windows.cut.apply(backend, step, input)?;
+            let [q, k, v] = &self.attention.project(backend, step, &cut, None)?;
+            let context = backend.attention(step, Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            let context = backend.gather_rows(step, &context, windows.back)?;
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

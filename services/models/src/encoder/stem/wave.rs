@@ -3,19 +3,27 @@
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/moonshine/modeling_moonshine.py>
 //! (`MoonshineEncoder`). Pieces are computed one by one, since each has its own length.
 
+use super::join::{joined, stage_places};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{NormSpec, WaveSpec};
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Unfold};
+use triptych_kernels::ops::{Activation, Indices, Offsets, StageBuilder, Unfold};
+use triptych_kernels::{Backend, KernelError};
 
 /// The stem of [`StemSpec::Wave`](crate::spec::StemSpec::Wave).
 pub(crate) struct WaveStem<B: Backend> {
     convs: [B::Linear; 3],
     norm: B::Norm,
     spec: WaveSpec,
-    hidden: usize,
+}
+
+/// Rows of the units of a run.
+pub(crate) struct WaveRows {
+    /// Of each unit after the first convolution: one sequence.
+    normed: Vec<Offsets>,
+    /// Of each unit's output among those of all.
+    places: Vec<Indices>,
 }
 
 impl<B: Backend> WaveStem<B> {
@@ -41,31 +49,50 @@ impl<B: Backend> WaveStem<B> {
             ],
             norm: loader.norm(name(1), NormSpec::layer(spec.norm_eps), hidden)?,
             spec,
-            hidden,
         })
+    }
+
+    /// Adds the rows of units to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<WaveRows, KernelError> {
+        let [taps, stride] = self.spec.convs[0];
+        let of_unit = |unit: &EncodeUnit<'_>| {
+            let windows = unit.values.floats().len().checked_sub(taps).map_or(0, |n| n / stride + 1);
+            builder.offsets(&[0, windows as u32])
+        };
+        let normed = units.iter().map(of_unit).collect::<Result<_, _>>()?;
+        Ok(WaveRows { normed, places: stage_places(builder, units.iter().map(EncodeUnit::n_rows))? })
     }
 
     /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
-    pub fn forward(&self, backend: &B, units: &[EncodeUnit<'_>]) -> Result<B::Tensor, ModelError> {
-        if let [unit] = units {
-            return self.unit(backend, unit);
-        }
-        let n_rows: usize = units.iter().map(EncodeUnit::n_rows).sum();
-        let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
-        let mut first = 0;
-        for unit in units {
-            let end = first + unit.n_rows() as u32;
-            let rows: Vec<u32> = (first..end).collect();
-            backend.scatter_rows(&mut x, &rows, &self.unit(backend, unit)?)?;
-            first = end;
-        }
-        Ok(x)
+    pub fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        units: &[EncodeUnit<'_>],
+        rows: &WaveRows,
+    ) -> Result<B::Tensor, ModelError> {
+        let each =
+            units.iter().zip(&rows.normed).map(|(unit, normed)| self.unit(backend, step, unit, *normed));
+        joined(backend, step, each.collect::<Result<_, _>>()?, &rows.places)
     }
 
-    fn unit(&self, backend: &B, unit: &EncodeUnit<'_>) -> Result<B::Tensor, ModelError> {
+    fn unit(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        unit: &EncodeUnit<'_>,
+        normed: Offsets,
+    ) -> Result<B::Tensor, ModelError> {
         let samples = unit.values.floats();
         let mut x = backend.upload(samples.to_vec(), samples.len(), 1)?;
         for (i, (conv, [kernel, stride])) in self.convs.iter().zip(self.spec.convs).enumerate() {
@@ -73,8 +100,7 @@ impl<B: Backend> WaveStem<B> {
             let activation = if i == 0 { Activation::Tanh } else { Activation::Gelu };
             x = backend.linear(&windows, conv, activation, None)?;
             if i == 0 {
-                let n_rows = backend.dims(&x).0 as u32;
-                x = backend.group_norm(&x, &self.norm, &[0, n_rows])?;
+                x = backend.group_norm(step, &x, &self.norm, normed)?;
             }
         }
         Ok(x)

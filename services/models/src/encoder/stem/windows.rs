@@ -1,7 +1,8 @@
 //! Square windows of a grid: row indices of a grid that is padded, shifted, partitioned and put back.
 
 use crate::error::ModelError;
-use triptych_kernels::Backend;
+use triptych_kernels::ops::{Indices, Sequences, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
 
 /// A grid of rows, row by row, partitioned into square windows. It is padded down and to the right until windows fill
 /// it, and rolled by `shift` to the top left before it is partitioned.
@@ -15,7 +16,44 @@ pub(super) struct WindowPartition {
     pub shift: usize,
 }
 
+/// A partition in a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StagedWindows {
+    /// The rows of all windows.
+    pub cut: Cut,
+    /// The windows as sequences.
+    pub seqs: Sequences,
+    /// Index among the windows' rows of each row of the grid.
+    pub back: Indices,
+    /// Seams of each window, `[n_windows]`.
+    pub seams: Indices,
+}
+
+/// Rows of a grid in another order, some of them padding.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cut {
+    /// These rows of the grid.
+    Gathered(Indices),
+    /// As many rows, zeros but for those of the grid at these places.
+    Padded { n_rows: usize, places: Indices },
+}
+
 impl WindowPartition {
+    /// Adds the partition to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for it.
+    pub fn stage(self, builder: &mut StageBuilder) -> Result<StagedWindows, KernelError> {
+        let sources = self.sources();
+        let back = builder.indices(&reverse(&sources, self.grid[0] * self.grid[1]))?;
+        Ok(StagedWindows {
+            cut: Cut::new(builder, &sources, back)?,
+            seqs: builder.self_sequences(&self.offsets())?,
+            back,
+            seams: builder.indices(&self.seams())?,
+        })
+    }
+
     /// Windows down and across.
     pub fn counts(self) -> [usize; 2] {
         self.grid.map(|n| n.div_ceil(self.side))
@@ -68,22 +106,51 @@ pub(super) fn reverse(sources: &[Option<u32>], n: usize) -> Vec<u32> {
     places
 }
 
-/// Rows `sources` of `x: [n_rows, width]`, zeros where there is none: `[sources.len(), width]`.
-///
-/// # Errors
-/// [`ModelError::Kernel`] for a row that is not there.
-pub(super) fn partition<B: Backend>(
-    backend: &B,
-    x: &B::Tensor,
-    sources: &[Option<u32>],
-) -> Result<B::Tensor, ModelError> {
-    if let Some(rows) = sources.iter().copied().collect::<Option<Vec<u32>>>() {
-        return Ok(backend.gather_rows(x, &rows)?);
+impl Cut {
+    /// Adds the rows of a grid, `None` for padding, to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(
+        builder: &mut StageBuilder,
+        sources: &[Option<u32>],
+        n_grid: usize,
+    ) -> Result<Self, KernelError> {
+        let places = builder.indices(&reverse(sources, n_grid))?;
+        Self::new(builder, sources, places)
     }
-    let (n_rows, width) = backend.dims(x);
-    let mut placed = backend.upload(vec![0.0; sources.len() * width], sources.len(), width)?;
-    backend.scatter_rows(&mut placed, &reverse(sources, n_rows), x)?;
-    Ok(placed)
+
+    fn new(
+        builder: &mut StageBuilder,
+        sources: &[Option<u32>],
+        places: Indices,
+    ) -> Result<Self, KernelError> {
+        Ok(match sources.iter().copied().collect::<Option<Vec<u32>>>() {
+            Some(rows) => Self::Gathered(builder.indices(&rows)?),
+            None => Self::Padded { n_rows: sources.len(), places },
+        })
+    }
+
+    /// The rows of `x: [n_grid, width]`, zeros for padding: `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a row that is not there.
+    pub fn apply<B: Backend>(
+        self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+    ) -> Result<B::Tensor, ModelError> {
+        match self {
+            Self::Gathered(rows) => Ok(backend.gather_rows(step, x, rows)?),
+            Self::Padded { n_rows, places } => {
+                let width = backend.dims(x).1;
+                let mut placed = backend.upload(vec![0.0; n_rows * width], n_rows, width)?;
+                backend.scatter_rows(step, &mut placed, places, x)?;
+                Ok(placed)
+            }
+        }
+    }
 }
 
 /// Rows of each square of two by two, four after each other: both of the left column, then both of the right; `None`
@@ -109,10 +176,14 @@ mod tests {
                 let n = grid[0] * grid[1];
                 let sources = windows.sources();
                 assert_eq!(sources.len(), *windows.offsets().last().expect("an end") as usize);
+                let mut builder = StageBuilder::new();
+                let staged = windows.stage(&mut builder).expect("room");
+                let step = backend.stage(builder).expect("a step");
                 let values: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
                 let x = backend.upload(values.clone(), n, 1).expect("rows");
-                let cut = partition(&backend, &x, &sources).expect("windows");
-                let again = backend.gather_rows(&cut, &reverse(&sources, n)).expect("a plane");
+                let cut = staged.cut.apply(&backend, &step, &x).expect("windows");
+                assert_eq!(backend.dims(&cut).0, sources.len());
+                let again = backend.gather_rows(&step, &cut, staged.back).expect("a plane");
                 assert_eq!(backend.download(&again).expect("values"), values, "{grid:?} {shift}");
             }
         }

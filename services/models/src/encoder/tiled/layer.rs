@@ -4,8 +4,8 @@ use super::rows::TileRows;
 use crate::error::ModelError;
 use crate::layers::{FeedForward, Loader, Residual, SelfAttention};
 use crate::spec::EncoderSpec;
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Mask, Qkv, ScoreBias, Varlen};
+use triptych_kernels::ops::{Indices, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen};
+use triptych_kernels::{Backend, KernelError};
 
 /// A layer with its weights, multiplied by its gates.
 pub(super) struct TiledLayer<B: Backend> {
@@ -24,7 +24,23 @@ pub(super) struct TileSequences {
     key_rows: Vec<u32>,
 }
 
+/// Attention sequences of a run in a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StagedTileSequences {
+    seqs: Sequences,
+    key_rows: Indices,
+}
+
 impl TileSequences {
+    /// Adds the sequences to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(&self, builder: &mut StageBuilder) -> Result<StagedTileSequences, KernelError> {
+        let seqs = builder.sequences(&self.queries, &self.keys)?;
+        Ok(StagedTileSequences { seqs, key_rows: builder.indices(&self.key_rows)? })
+    }
+
     /// Sequences of the rows of a run.
     pub fn of(rows: &TileRows) -> Self {
         let mut sequences = Self { queries: vec![0], keys: vec![0], key_rows: Vec::new() };
@@ -75,20 +91,16 @@ impl<B: Backend> TiledLayer<B> {
     pub fn forward(
         &self,
         backend: &B,
+        step: &B::Step,
         x: &B::Tensor,
-        sequences: &TileSequences,
+        sequences: StagedTileSequences,
     ) -> Result<B::Tensor, ModelError> {
-        let seqs = Varlen {
-            cu_seqlens_q: &sequences.queries,
-            cu_seqlens_k: &sequences.keys,
-            mask: Mask::Full,
-            bias: ScoreBias::None,
-        };
+        let StagedTileSequences { seqs, key_rows } = sequences;
+        let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
         let x = self.attention_norm.around(backend, x, |input, residual| {
-            let [q, k, v] = &self.attention.project(backend, input, None)?;
-            let [k, v] =
-                &[backend.gather_rows(k, &sequences.key_rows)?, backend.gather_rows(v, &sequences.key_rows)?];
-            let context = backend.attention(Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            let [q, k, v] = &self.attention.project(backend, step, input, None)?;
+            let [k, v] = &[backend.gather_rows(step, k, key_rows)?, backend.gather_rows(step, v, key_rows)?];
+            let context = backend.attention(step, Qkv { q, k, v }, self.attention.shape(), seqs)?;
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

@@ -5,6 +5,8 @@
 
 use crate::encoder::units::EncodeUnit;
 use crate::spec::TilesSpec;
+use triptych_kernels::KernelError;
+use triptych_kernels::ops::{Indices, StageBuilder};
 
 /// Rows of a tile are filled up to a multiple of this.
 const FILL: usize = 8;
@@ -51,7 +53,37 @@ pub(super) struct TileRows {
     pub output: Vec<u32>,
 }
 
+/// Row indices of a run in a step; the fields are those of [`TileRows`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StagedTileRows {
+    pub n_rows: usize,
+    pub placed: Indices,
+    pub patches: Indices,
+    pub before: Indices,
+    pub places: Indices,
+    pub tile_places: Indices,
+    pub after: Indices,
+    pub output: Indices,
+}
+
 impl TileRows {
+    /// Adds the indices to a step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(&self, builder: &mut StageBuilder) -> Result<StagedTileRows, KernelError> {
+        Ok(StagedTileRows {
+            n_rows: self.n_rows,
+            placed: builder.indices(&self.placed)?,
+            patches: builder.indices(&self.patches)?,
+            before: builder.indices(&self.before)?,
+            places: builder.indices(&self.places)?,
+            tile_places: builder.indices(&self.tile_places)?,
+            after: builder.indices(&self.after)?,
+            output: builder.indices(&self.output)?,
+        })
+    }
+
     /// Indices for these images.
     pub fn of(tiles: &TilesSpec, images: &[TiledImage]) -> Self {
         let n_tiles = tiles.max_tiles;

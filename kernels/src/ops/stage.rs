@@ -1,0 +1,424 @@
+//! The arrays of a step: ids, slots, offsets, block tables, rotary angles. Checked once and laid into one buffer.
+//!
+//! All layers of a step index with the same arrays. A caller puts them into a [`StageBuilder`] and gets a handle for each;
+//! the back end takes the builder ([`Backend::stage`](super::Backend::stage)), and ops name arrays by their handles. A
+//! handle holds what checks need (a length, the largest index, sums of lengths), so an op compares a few numbers and
+//! scans nothing. It knows its step: an op refuses the handle of another.
+//!
+//! The buffer is words of 32 bits, so a device needs one copy of it. With [rooms](StageBuilder::with_rooms) every array
+//! starts at a fixed word, however long it is: a captured graph reads the arrays of each step where it read those of the
+//! first.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use triptych_core::shape::KV_BLOCK_TOKENS;
+
+use super::attention::PagedBatch;
+use super::error::{KernelError, Result};
+use crate::check;
+
+mod host;
+
+pub use host::HostStep;
+
+/// Words that every array starts at a multiple of: 16 bytes, the widest load of a device's thread.
+const ALIGNMENT: usize = 4;
+
+/// The last id that was given to a builder. Ids are compared and nothing else; no result depends on one.
+static LAST_ID: AtomicU64 = AtomicU64::new(0);
+
+/// Collects the arrays of a step, or of an encoder batch.
+#[derive(Debug)]
+pub struct StageBuilder {
+    id: u64,
+    words: Vec<u32>,
+    n_arrays: usize,
+    /// Words that each array may have, in the order in which they are added.
+    rooms: Option<Vec<usize>>,
+}
+
+/// Range of an array in the buffer of its step.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    step: u64,
+    start: usize,
+    len: usize,
+}
+
+/// Rows, ids or slots, `[n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Indices {
+    place: Place,
+    /// One more than the largest; 0 of none.
+    bound: usize,
+}
+
+/// Offsets of sequences in rows, `[n_seqs + 1]`: they start at 0 and never fall.
+#[derive(Clone, Copy, Debug)]
+pub struct Offsets {
+    place: Place,
+    /// The last offset.
+    n_rows: usize,
+}
+
+/// Queries and keys of sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequences {
+    /// Offsets of the sequences in the query rows.
+    pub(crate) queries: Offsets,
+    /// Offsets of the sequences in the key rows.
+    pub(crate) keys: Offsets,
+    /// Numbers of queries and keys.
+    pub(crate) lens: SeqLens,
+}
+
+/// Sequences as they lie in a paged cache: a staged [`PagedBatch`].
+#[derive(Clone, Copy, Debug)]
+pub struct PagedSequences {
+    /// Offsets of the sequences in the query rows.
+    pub(crate) queries: Offsets,
+    tables: Offsets,
+    /// Block ids.
+    pub(crate) blocks: Indices,
+    seq_lens: Place,
+    /// Numbers of queries and keys.
+    pub(crate) lens: SeqLens,
+}
+
+/// What checks need of the numbers of queries and keys, `(n_queries, n_keys)` of a sequence.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SeqLens {
+    /// Sequences.
+    pub(crate) n_seqs: usize,
+    /// Products of both, summed up.
+    pub(crate) n_scores: usize,
+    /// The first sequence.
+    pub(crate) first: Option<(usize, usize)>,
+    /// One that differs from the first.
+    pub(crate) other: Option<(usize, usize)>,
+    /// One with more queries than keys.
+    pub(crate) short: Option<(usize, usize)>,
+}
+
+/// Cosines and sines, `[n_rows, n_pairs]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct Angles {
+    cos: Place,
+    sin: Place,
+    /// Angles of a row.
+    pub(crate) n_pairs: usize,
+}
+
+impl StageBuilder {
+    /// A builder that lays one array behind the other.
+    pub fn new() -> Self {
+        let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { id, words: Vec::new(), n_arrays: 0, rooms: None }
+    }
+
+    /// A builder in which array `i`, in the order in which they are added, takes the place of `rooms[i]` words. Offsets take
+    /// one array; sequences of their own keys two; paged sequences four; angles two.
+    pub fn with_rooms(rooms: Vec<usize>) -> Self {
+        Self { rooms: Some(rooms), ..Self::new() }
+    }
+
+    /// Adds rows, ids or slots.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for more than there is room for, here and in all that follow.
+    pub fn indices(&mut self, indices: &[u32]) -> Result<Indices> {
+        let bound = indices.iter().max().map_or(0, |&most| most as usize + 1);
+        Ok(Indices { place: self.push(indices.iter().copied())?, bound })
+    }
+
+    /// Adds offsets of sequences, `[n_seqs + 1]`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] unless they start at 0 and never fall.
+    pub fn offsets(&mut self, offsets: &[u32]) -> Result<Offsets> {
+        let n_rows = offsets.last().map_or(0, |&end| end as usize);
+        check::offsets("stage", "offsets", offsets, n_rows)?;
+        Ok(Offsets { place: self.push(offsets.iter().copied())?, n_rows })
+    }
+
+    /// Adds sequences whose queries have keys of their own, by the offsets of both, `[n_seqs + 1]`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for offsets that are not, or of different numbers of sequences.
+    pub fn sequences(&mut self, cu_seqlens_q: &[u32], cu_seqlens_k: &[u32]) -> Result<Sequences> {
+        let queries = self.offsets(cu_seqlens_q)?;
+        let keys = self.offsets(cu_seqlens_k)?;
+        check::same("stage", "n_seqs", &[keys.n_seqs()], &[queries.n_seqs()])?;
+        let lens = SeqLens::of(lens(cu_seqlens_q).zip(lens(cu_seqlens_k)));
+        Ok(Sequences { queries, keys, lens })
+    }
+
+    /// Adds sequences whose rows are queries and keys both, by their offsets, `[n_seqs + 1]`.
+    ///
+    /// # Errors
+    /// As [`Self::offsets`].
+    pub fn self_sequences(&mut self, cu_seqlens: &[u32]) -> Result<Sequences> {
+        let offsets = self.offsets(cu_seqlens)?;
+        let lens = SeqLens::of(lens(cu_seqlens).map(|len| (len, len)));
+        Ok(Sequences { queries: offsets, keys: offsets, lens })
+    }
+
+    /// Adds sequences in a paged cache.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for arrays that do not fit each other, [`KernelError::Index`] for more keys than a table has
+    /// room for.
+    pub fn paged(&mut self, batch: PagedBatch<'_>) -> Result<PagedSequences> {
+        let PagedBatch { query_start_loc, table_start_loc, block_tables, seq_lens } = batch;
+        let (queries, tables) = (self.offsets(query_start_loc)?, self.offsets(table_start_loc)?);
+        check::same("stage", "blocks of the tables", &[block_tables.len()], &[tables.n_rows])?;
+        check::same("stage", "table_start_loc", &[tables.n_seqs()], &[queries.n_seqs()])?;
+        check::same("stage", "seq_lens", &[seq_lens.len()], &[queries.n_seqs()])?;
+        for (n_blocks, &n_keys) in lens(table_start_loc).zip(seq_lens) {
+            let (index, len) = (n_keys as usize, n_blocks * KV_BLOCK_TOKENS);
+            if index > len {
+                return Err(KernelError::Index { op: "stage", what: "key", index, len });
+            }
+        }
+        let n_keys = seq_lens.iter().map(|&n_keys| n_keys as usize);
+        let lens = SeqLens::of(lens(query_start_loc).zip(n_keys));
+        let blocks = self.indices(block_tables)?;
+        Ok(PagedSequences { queries, tables, blocks, seq_lens: self.push(seq_lens.iter().copied())?, lens })
+    }
+
+    /// Adds the cosines and sines of rows, `[n_rows, n_pairs]` each, row-major.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] unless both are as many, and whole rows.
+    pub fn angles(&mut self, cos: &[f32], sin: &[f32], n_pairs: usize) -> Result<Angles> {
+        check::same("stage", "cos and sin", &[sin.len()], &[cos.len()])?;
+        if n_pairs > 0 || !cos.is_empty() {
+            check::divides("stage", "angles", n_pairs, cos.len())?;
+        }
+        let [cos, sin] = [cos, sin].map(|values| self.push(values.iter().map(|value| value.to_bits())));
+        Ok(Angles { cos: cos?, sin: sin?, n_pairs })
+    }
+
+    /// Everything that was added, in host memory.
+    pub fn finish(self) -> HostStep {
+        HostStep::new(self.id, self.words)
+    }
+
+    /// Adds an array.
+    fn push(&mut self, words: impl Iterator<Item = u32>) -> Result<Place> {
+        let start = self.words.len();
+        self.words.extend(words);
+        let len = self.words.len() - start;
+        let room = match &self.rooms {
+            Some(rooms) => rooms.get(self.n_arrays).copied().unwrap_or(0),
+            None => len,
+        };
+        if len > room {
+            let (expected, actual) = (vec![room], vec![len]);
+            return Err(KernelError::Shape { op: "stage", what: "words of an array", expected, actual });
+        }
+        self.n_arrays += 1;
+        self.words.resize(start + room.next_multiple_of(ALIGNMENT), 0);
+        Ok(Place { step: self.id, start, len })
+    }
+}
+
+impl Default for StageBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Lengths of the sequences of offsets that are some.
+fn lens(offsets: &[u32]) -> impl Iterator<Item = usize> + '_ {
+    offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize)
+}
+
+impl SeqLens {
+    fn of(each: impl Iterator<Item = (usize, usize)>) -> Self {
+        let mut lens = Self::default();
+        for (n_queries, n_keys) in each {
+            let len = (n_queries, n_keys);
+            lens.n_seqs += 1;
+            lens.n_scores = lens.n_scores.saturating_add(n_queries.saturating_mul(n_keys));
+            let first = *lens.first.get_or_insert(len);
+            lens.other = lens.other.or((len != first).then_some(len));
+            lens.short = lens.short.or((n_queries > n_keys).then_some(len));
+        }
+        lens
+    }
+}
+
+impl Place {
+    fn range(self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+impl Indices {
+    /// Number of indices.
+    #[expect(clippy::len_without_is_empty, reason = "whether there are any is nobody's question")]
+    pub fn len(self) -> usize {
+        self.place.len
+    }
+
+    /// One more than the largest; 0 of none.
+    pub(crate) fn bound(self) -> usize {
+        self.bound
+    }
+
+    /// Words of the step.
+    pub fn words(self) -> Range<usize> {
+        self.place.range()
+    }
+}
+
+impl Offsets {
+    /// Sequences.
+    pub fn n_seqs(self) -> usize {
+        self.place.len - 1
+    }
+
+    /// Rows of all sequences.
+    pub fn n_rows(self) -> usize {
+        self.n_rows
+    }
+
+    /// Words of the step.
+    pub fn words(self) -> Range<usize> {
+        self.place.range()
+    }
+}
+
+impl Sequences {
+    /// Offsets in the query rows and in the key rows.
+    pub fn offsets(self) -> [Offsets; 2] {
+        [self.queries, self.keys]
+    }
+}
+
+impl PagedSequences {
+    /// Sequences.
+    pub fn n_seqs(self) -> usize {
+        self.queries.n_seqs()
+    }
+
+    /// Words of the step: `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
+    pub fn words(self) -> [Range<usize>; 4] {
+        [self.queries.place, self.tables.place, self.blocks.place, self.seq_lens].map(Place::range)
+    }
+}
+
+impl Angles {
+    /// Angles of all rows.
+    pub(crate) fn len(self) -> usize {
+        self.cos.len
+    }
+
+    /// Words of the step: cosines and sines.
+    pub fn words(self) -> [Range<usize>; 2] {
+        [self.cos, self.sin].map(Place::range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGED: PagedBatch<'_> = PagedBatch {
+        query_start_loc: &[0, 2, 3],
+        table_start_loc: &[0, 1, 3],
+        block_tables: &[7, 0, 9],
+        seq_lens: &[32, 33],
+    };
+
+    #[test]
+    fn arrays_are_read_as_they_were_added() {
+        let mut builder = StageBuilder::new();
+        let ids = builder.indices(&[5, 0, 5]).expect("ids");
+        let none = builder.indices(&[]).expect("no ids");
+        let seqs = builder.sequences(&[0, 2, 2], &[0, 1, 4]).expect("sequences");
+        let paged = builder.paged(PAGED).expect("pages");
+        let angles = builder.angles(&[1.0, f32::NAN], &[-0.0, 2.0], 2).expect("angles");
+        let step = builder.finish();
+        assert_eq!(step.indices("op", ids).expect("ids"), [5, 0, 5]);
+        assert_eq!([ids.bound(), none.bound(), none.len()], [6, 0, 0]);
+        let [queries, keys] = seqs.offsets();
+        assert_eq!(step.offsets("op", queries).expect("queries"), [0, 2, 2]);
+        assert_eq!(step.offsets("op", keys).expect("keys"), [0, 1, 4]);
+        assert_eq!((seqs.lens.short, seqs.lens.other, seqs.lens.n_scores), (Some((2, 1)), Some((0, 3)), 2));
+        let read = step.paged("op", paged).expect("pages");
+        assert_eq!(
+            (read.query_start_loc, read.table_start_loc),
+            (PAGED.query_start_loc, PAGED.table_start_loc)
+        );
+        assert_eq!((read.block_tables, read.seq_lens), (PAGED.block_tables, PAGED.seq_lens));
+        let [cos, sin] = step.angles("op", angles).expect("angles");
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(cos), bits(&[1.0, f32::NAN]));
+        assert_eq!(bits(sin), bits(&[-0.0, 2.0]));
+    }
+
+    #[test]
+    fn a_handle_of_another_step_is_refused() {
+        let mut other = StageBuilder::new();
+        let ids = other.indices(&[1]).expect("ids");
+        let paged = other.paged(PAGED).expect("pages");
+        let angles = other.angles(&[1.0], &[0.0], 1).expect("angles");
+        let mut builder = StageBuilder::new();
+        builder.indices(&[0; 100]).expect("words enough");
+        let step = builder.finish();
+        assert_eq!(step.indices("op", ids), Err(KernelError::Step { op: "op" }));
+        assert_eq!(step.angles("op", angles), Err(KernelError::Step { op: "op" }));
+        assert!(matches!(step.paged("op", paged), Err(KernelError::Step { op: "op" })));
+    }
+
+    #[test]
+    fn arrays_with_rooms_start_at_the_same_word_in_every_step() {
+        let stage = |ids: &[u32], batch| -> Result<_> {
+            let mut builder = StageBuilder::with_rooms(vec![6, 5, 5, 9, 4]);
+            let (ids, paged) = (builder.indices(ids)?, builder.paged(batch)?);
+            let starts = paged.words().map(|words| words.start);
+            Ok((ids.words().start, starts, builder.finish().words().len()))
+        };
+        let one = PagedBatch {
+            query_start_loc: &[0, 1],
+            table_start_loc: &[0, 1],
+            block_tables: &[3],
+            seq_lens: &[1],
+        };
+        assert_eq!(stage(&[1, 2, 3, 4, 5, 6], PAGED), stage(&[1], one));
+        assert_eq!(stage(&[1], one), Ok((0, [8, 16, 24, 36], 40)));
+        assert!(matches!(stage(&[0; 7], one), Err(KernelError::Shape { what: "words of an array", .. })));
+    }
+
+    #[test]
+    fn arrays_that_do_not_fit_each_other_are_refused() {
+        let paged = |batch| StageBuilder::new().paged(batch).map(|_| ());
+        let batches = [
+            PagedBatch { query_start_loc: &[0, 2], ..PAGED },
+            PagedBatch { query_start_loc: &[0, 4, 3], ..PAGED },
+            PagedBatch { query_start_loc: &[], ..PAGED },
+            PagedBatch { table_start_loc: &[0, 1, 2], ..PAGED },
+            PagedBatch { table_start_loc: &[0, 1, 2, 3], ..PAGED },
+            PagedBatch { table_start_loc: &[1, 1, 3], ..PAGED },
+            PagedBatch { seq_lens: &[32], ..PAGED },
+        ];
+        for batch in batches {
+            assert!(matches!(paged(batch), Err(KernelError::Shape { .. })), "{batch:?}");
+        }
+        let long = paged(PagedBatch { seq_lens: &[33, 33], ..PAGED });
+        assert!(matches!(long, Err(KernelError::Index { index: 33, len: 32, .. })));
+        for offsets in [&[][..], &[1], &[0, 2, 1]] {
+            assert!(StageBuilder::new().offsets(offsets).is_err(), "{offsets:?}");
+            assert!(StageBuilder::new().sequences(offsets, &[0]).is_err(), "{offsets:?}");
+        }
+        assert!(StageBuilder::new().sequences(&[0, 1], &[0]).is_err());
+        for (n_cos, n_sin, n_pairs) in [(2, 1, 1), (3, 3, 2), (1, 1, 0)] {
+            let [cos, sin] = [n_cos, n_sin].map(|n| vec![0.0; n]);
+            assert!(StageBuilder::new().angles(&cos, &sin, n_pairs).is_err(), "{n_cos} {n_sin} {n_pairs}");
+        }
+        assert!(StageBuilder::new().angles(&[], &[], 0).is_ok());
+    }
+}

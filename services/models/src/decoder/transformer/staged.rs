@@ -1,0 +1,92 @@
+//! A step's input as the layers read it: every array on the back end, once.
+
+use super::{EmbedRows, StepInput, TransformerDecoder};
+use crate::decoder::cross_rows::CrossRows;
+use crate::error::ModelError;
+use crate::layers::StagedPositions;
+use crate::spec::ItemsSpec;
+use triptych_kernels::ops::{Indices, PagedSequences, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
+
+/// A step on a back end.
+pub(super) struct StagedStep<S> {
+    /// The arrays that the handles are of.
+    pub step: S,
+    /// Token of each row.
+    pub ids: Indices,
+    /// Rows that are encoder rows, in their order; `None` of none.
+    pub embeds: Option<Indices>,
+    /// Positions of the rows.
+    pub positions: StagedPositions,
+    /// Self-attention slot of each row.
+    pub slots: Indices,
+    /// Sequences and their blocks of self-attention KV.
+    pub own: PagedSequences,
+    /// Rows that cross-attend.
+    pub cross: CrossRows,
+    /// Rows to compute logits of.
+    pub logit_rows: Indices,
+}
+
+impl<B: Backend> TransformerDecoder<B> {
+    /// Checks a step and takes its arrays to the back end.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
+    pub(super) fn stage(&self, input: &StepInput<'_>) -> Result<StagedStep<B::Step>, ModelError> {
+        self.check(input)?;
+        let mut builder = StageBuilder::new();
+        let ids = builder.indices(input.token_ids)?;
+        let embed_rows = embed_rows(input.embeds, self.spec.stack.hidden);
+        let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
+        let rows = input.positions.iter().map(|[t, ..]| *t);
+        let positions = self.input_layer.stage(&mut builder, rows, input.positions)?;
+        let slots = builder.indices(input.slot_mapping)?;
+        let own = builder.paged(input.self_kv)?;
+        let cross = CrossRows::stage(&mut builder, input, self.is_cross_optional())?;
+        let logit_rows = builder.indices(input.logit_rows)?;
+        let step = self.backend.stage(builder)?;
+        Ok(StagedStep { step, ids, embeds, positions, slots, own, cross, logit_rows })
+    }
+
+    fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {
+        let n_tokens = step.token_ids.len();
+        let shape = |what, expected: usize, actual: usize| match expected == actual {
+            true => Ok(()),
+            false => Err(KernelError::Shape {
+                op: "forward",
+                what,
+                expected: vec![expected],
+                actual: vec![actual],
+            }),
+        };
+        shape("positions", n_tokens, step.positions.len())?;
+        shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
+        for embed in step.embeds {
+            shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
+        }
+        let n_seqs = step.self_kv.seq_lens.len();
+        if let Some(from) = step.cross_from {
+            shape("cross_from", n_seqs, from.len())?;
+        }
+        if let Some(cross) = step.cross_kv {
+            shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?;
+        }
+        match &self.spec.items {
+            ItemsSpec::CrossAttention(_) if self.is_cross_optional() => Ok(()),
+            ItemsSpec::CrossAttention(_) => shape("cross_kv", 1, step.cross_kv.is_some().into()),
+            ItemsSpec::Embedded => shape("cross_kv", 0, step.cross_kv.is_some().into()),
+        }
+    }
+
+    /// True if a sequence may have no encoder rows.
+    pub(super) fn is_cross_optional(&self) -> bool {
+        matches!(&self.spec.items, ItemsSpec::CrossAttention(cross) if cross.instead().is_some())
+    }
+}
+
+/// Rows of the step that encoder rows of `hidden` values replace.
+fn embed_rows(embeds: &[EmbedRows<'_>], hidden: usize) -> Vec<u32> {
+    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.values.len() / hidden;
+    embeds.iter().flat_map(rows).map(|row| row as u32).collect()
+}
