@@ -1,8 +1,14 @@
-//! A teacher-forced pass for cross-attention weights over known tokens, used for word timestamps. It is no
-//! sequence: it takes no blocks, is not queued, and runs between two steps.
+//! Teacher-forced passes for cross-attention weights over known tokens, used for word timestamps.
+//!
+//! A pass is no sequence: it takes no blocks and no run slot. One layer of one pass runs in each step, after the
+//! step's plan, so a pass delays a decoding sequence by a layer for each token, however many wait. Passes run one
+//! after the other, in the order of their arrival.
 
+use crate::output::Output;
 use crate::request::SequenceId;
-use triptych_core::EncoderOutput;
+use crate::runner::Runner;
+use std::collections::VecDeque;
+use triptych_core::{EncoderOutput, Failure};
 
 /// A pass over known tokens.
 #[derive(Clone, Debug)]
@@ -19,4 +25,48 @@ pub struct AlignJob {
     pub n_rows: u32,
     /// Heads of cross-attention, as (layer, head).
     pub heads: std::sync::Arc<[(u32, u32)]>,
+}
+
+/// Passes that wait, and the one whose layers run.
+#[derive(Debug, Default)]
+pub(crate) struct AlignQueue {
+    waiting: VecDeque<AlignJob>,
+    running: Option<SequenceId>,
+}
+
+impl AlignQueue {
+    /// Appends a pass.
+    pub fn push(&mut self, job: AlignJob) {
+        self.waiting.push_back(job);
+    }
+
+    /// True if there is no pass.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_none()
+    }
+
+    /// Drops a pass. Unknown ids are ignored.
+    pub fn abort(&mut self, id: SequenceId) {
+        self.waiting.retain(|job| job.id != id);
+        self.running = self.running.filter(|running| *running != id);
+    }
+
+    /// Runs a layer of the first pass. Its output if it ended.
+    pub fn advance(&mut self, runner: &mut Runner) -> Option<Output> {
+        if self.running.is_none() {
+            let job = self.waiting.pop_front()?;
+            if let Err(error) = runner.begin_align(&job) {
+                return Some(Output::Failed(job.id, Failure::internal(error)));
+            }
+            self.running = Some(job.id);
+        }
+        let id = self.running?;
+        let output = match runner.align_layer() {
+            Ok(None) => return None,
+            Ok(Some(weights)) => Output::Aligned(id, weights),
+            Err(error) => Output::Failed(id, Failure::internal(error)),
+        };
+        self.running = None;
+        Some(output)
+    }
 }

@@ -3,10 +3,11 @@
 //!
 //! Keys and values of an encoder output do not depend on the decoder's tokens, so one projection serves all
 //! sequences over the same rows. The key names the *whole* input: encoders are bidirectional, so a prefix match
-//! would be wrong. An entry is FILLING from the plan that projects it to the end of that step, then READY. When
-//! no sequence holds it any more, it stays for the next one until its blocks are needed. Then the entry that is
-//! cheapest to lose is evicted: few rows to project again, not used for long. It knows neither rows nor
-//! sequences.
+//! would be wrong. An entry is FILLING while steps project its rows, first to last, then READY and never written
+//! again. Rows count once their step has run: one that did not run, or was planned for a sequence that is gone,
+//! leaves the entry as it was, and whoever holds it goes on from there. When no sequence holds it any more, it
+//! stays for the next one until its blocks are needed. Then the entry that is cheapest to lose is evicted: few rows
+//! to project again, not used for long. It knows neither rows nor sequences.
 
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use std::collections::HashMap;
@@ -26,9 +27,9 @@ pub struct CrossKey {
 /// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EntryState {
-    /// Projected by a plan that has not ended yet.
-    Filling,
-    /// Projected.
+    /// The first `n_filled` rows are projected, not all.
+    Filling { n_filled: usize },
+    /// Every row is projected.
     Ready,
 }
 
@@ -41,13 +42,42 @@ struct CrossEntry {
     last_used: u64,
 }
 
-/// A share of an entry, and whether its holder must project it.
+/// A share of an entry's blocks.
 #[derive(Debug)]
 pub enum CrossShare {
-    /// Projected already, or by the plan under construction.
+    /// Rows are missing: nothing may attend to the blocks yet.
+    Filling(BlockTable),
+    /// Every row is projected.
     Filled(BlockTable),
-    /// New: the plan under construction must project it.
-    ToFill(BlockTable),
+}
+
+impl CrossShare {
+    /// The blocks.
+    pub fn table(&self) -> &BlockTable {
+        let (Self::Filling(table) | Self::Filled(table)) = self;
+        table
+    }
+
+    /// True if every row is projected.
+    pub fn is_filled(&self) -> bool {
+        matches!(self, Self::Filled(_))
+    }
+
+    /// Another share of the same blocks, in the same state.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        match self {
+            Self::Filling(table) => Self::Filling(table.fork()),
+            Self::Filled(table) => Self::Filled(table.fork()),
+        }
+    }
+
+    /// The share once every row is projected.
+    #[must_use]
+    pub fn filled(self) -> Self {
+        let (Self::Filling(table) | Self::Filled(table)) = self;
+        Self::Filled(table)
+    }
 }
 
 /// All entries over one pool.
@@ -80,9 +110,24 @@ impl CrossCache {
         self.pool.used() - self.cached()
     }
 
-    /// True if there is an entry, projected or planned: it can be shared without the rows.
+    /// True if there is an entry, in either state.
     pub fn contains(&self, key: &CrossKey) -> bool {
         self.entries.contains_key(key)
+    }
+
+    /// True if every row is projected: the entry can be shared without the rows.
+    pub fn is_ready(&self, key: &CrossKey) -> bool {
+        self.entries.get(key).is_some_and(|e| e.state == EntryState::Ready)
+    }
+
+    /// True if a sequence holds a share of the entry.
+    pub fn is_held(&self, key: &CrossKey) -> bool {
+        self.entries.get(key).is_some_and(|e| e.table.is_shared())
+    }
+
+    /// Rows that are projected, from the first; 0 without an entry.
+    pub fn n_filled(&self, key: &CrossKey) -> usize {
+        self.entries.get(key).map_or(0, |e| e.n_filled(key))
     }
 
     /// A share of the entry for `key`; makes the entry if there is none, evicting unused ones.
@@ -94,36 +139,35 @@ impl CrossCache {
         let last_used = self.n_acquired;
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.last_used = last_used;
-            return Ok(CrossShare::Filled(entry.table.fork()));
+            let table = entry.table.fork();
+            return Ok(match entry.state {
+                EntryState::Filling { .. } => CrossShare::Filling(table),
+                EntryState::Ready => CrossShare::Filled(table),
+            });
         }
         self.make_room(blocks_for(key.n_rows as usize))?;
         let table = self.pool.table(key.n_rows as usize)?;
         let share = table.fork();
-        self.entries.insert(key, CrossEntry { table, state: EntryState::Filling, last_used });
-        Ok(CrossShare::ToFill(share))
+        let state = EntryState::Filling { n_filled: 0 };
+        self.entries.insert(key, CrossEntry { table, state, last_used });
+        Ok(CrossShare::Filling(share))
     }
 
-    /// Marks the projection of `key` as done.
-    pub fn filled(&mut self, key: &CrossKey) {
-        if let Some(entry) = self.entries.get_mut(key) {
-            entry.state = EntryState::Ready;
+    /// Records that rows up to `end` are projected. True if these are all.
+    pub fn fill_to(&mut self, key: &CrossKey, end: usize) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else { return false };
+        if let EntryState::Filling { n_filled } = &mut entry.state {
+            *n_filled = end.max(*n_filled);
+            if *n_filled >= key.n_rows as usize {
+                entry.state = EntryState::Ready;
+            }
         }
-    }
-
-    /// Removes the entries that were not projected. Their blocks are free when the last sequence drops its
-    /// share.
-    pub fn discard_unfilled(&mut self) {
-        self.entries.retain(|_, e| e.state == EntryState::Ready);
+        entry.state == EntryState::Ready
     }
 
     /// Removes every entry. Their blocks are free when the last sequence drops its share.
     pub fn reset(&mut self) {
         self.entries.clear();
-    }
-
-    /// True if `acquire` of `key` would succeed.
-    pub fn can_acquire(&self, key: &CrossKey) -> bool {
-        self.contains(key) || blocks_for(key.n_rows as usize) <= self.pool.free() + self.cached()
     }
 
     fn make_room(&mut self, needed: usize) -> Result<(), OutOfBlocks> {
@@ -143,7 +187,16 @@ impl CrossCache {
 
     /// Rows to project again over the number of acquisitions since the last use.
     fn worth(&self, key: &CrossKey, entry: &CrossEntry) -> f64 {
-        f64::from(key.n_rows) / (self.n_acquired - entry.last_used + 1) as f64
+        entry.n_filled(key) as f64 / (self.n_acquired - entry.last_used + 1) as f64
+    }
+}
+
+impl CrossEntry {
+    fn n_filled(&self, key: &CrossKey) -> usize {
+        match self.state {
+            EntryState::Filling { n_filled } => n_filled,
+            EntryState::Ready => key.n_rows as usize,
+        }
     }
 }
 
@@ -162,10 +215,11 @@ mod tests {
     }
 
     fn take(cache: &mut CrossCache, key: CrossKey) -> Result<(BlockTable, bool), OutOfBlocks> {
-        cache.acquire(key).map(|share| match share {
-            CrossShare::Filled(table) => (table, false),
-            CrossShare::ToFill(table) => (table, true),
-        })
+        cache.acquire(key).map(|share| (share.table().fork(), !share.is_filled()))
+    }
+
+    fn fill(cache: &mut CrossCache, key: CrossKey) {
+        assert!(cache.fill_to(&key, key.n_rows as usize));
     }
 
     #[test]
@@ -173,7 +227,10 @@ mod tests {
         let mut cache = CrossCache::new(4);
         let (first, must_fill) = take(&mut cache, key(1, 2)).unwrap();
         let (second, again) = take(&mut cache, key(1, 2)).unwrap();
-        assert!(must_fill && !again);
+        assert!(must_fill && again, "nobody has projected the rows yet");
+        fill(&mut cache, key(1, 2));
+        let (_third, must_fill) = take(&mut cache, key(1, 2)).unwrap();
+        assert!(!must_fill);
         assert_eq!(first.blocks(), second.blocks());
         assert_eq!((cache.held(), cache.cached()), (2, 0));
     }
@@ -194,7 +251,7 @@ mod tests {
         let mut cache = CrossCache::new(3);
         for n in [1, 2, 3] {
             take(&mut cache, key(n, 1)).unwrap();
-            cache.filled(&key(n, 1));
+            fill(&mut cache, key(n, 1));
         }
         assert_eq!((cache.held(), cache.cached()), (0, 3));
         let (_held, must_fill) = take(&mut cache, key(1, 1)).unwrap();
@@ -209,8 +266,10 @@ mod tests {
         for (n_uses, survivor) in [(1, 1), (6, 2)] {
             let mut cache = CrossCache::new(4);
             take(&mut cache, key(1, 3)).unwrap();
+            fill(&mut cache, key(1, 3));
             for _ in 0..n_uses {
                 take(&mut cache, key(2, 1)).unwrap();
+                fill(&mut cache, key(2, 1));
             }
             take(&mut cache, key(3, 1)).unwrap();
             assert_eq!(
@@ -230,14 +289,27 @@ mod tests {
     }
 
     #[test]
-    fn a_projection_that_failed_is_never_read() {
+    fn an_entry_is_ready_when_its_last_row_is_projected_whoever_began_it() {
         let mut cache = CrossCache::new(2);
-        let (table, _) = take(&mut cache, key(1, 2)).unwrap();
-        cache.discard_unfilled();
-        assert!(!cache.contains(&key(1, 2)));
-        assert_eq!(cache.held(), 2, "its holder still has the blocks");
-        drop(table);
-        assert_eq!((cache.held(), cache.cached()), (0, 0));
+        let whole = key(1, 2);
+        let (begun, _) = take(&mut cache, whole).unwrap();
+        assert!(!cache.fill_to(&whole, 40));
+        drop(begun);
+        assert_eq!((cache.held(), cache.cached(), cache.n_filled(&whole)), (0, 2, 40));
+        let (_next, must_fill) = take(&mut cache, whole).unwrap();
+        assert!(must_fill && !cache.is_ready(&whole));
+        assert!(cache.fill_to(&whole, 64) && cache.is_ready(&whole));
+    }
+
+    #[test]
+    fn an_entry_that_was_hardly_begun_is_the_first_to_go() {
+        let mut cache = CrossCache::new(4);
+        take(&mut cache, key(1, 1)).unwrap();
+        fill(&mut cache, key(1, 1));
+        take(&mut cache, key(2, 3)).unwrap();
+        cache.fill_to(&key(2, 3), 5);
+        take(&mut cache, key(3, 1)).unwrap();
+        assert_eq!([1, 2].map(|n| cache.contains(&key(n, if n == 1 { 1 } else { 3 }))), [true, false]);
     }
 
     proptest! {
@@ -251,11 +323,11 @@ mod tests {
                 } else if let Ok((table, must_fill)) = take(&mut cache, key(n, n_blocks)) {
                     let holder = held.iter().find(|(k, _)| *k == key(n, n_blocks));
                     if let Some((_, other)) = holder {
-                        prop_assert!(!must_fill);
+                        prop_assert!(!must_fill, "whoever took it first filled it");
                         prop_assert_eq!(other.blocks(), table.blocks());
                     }
                     held.push((key(n, n_blocks), table));
-                    cache.filled(&key(n, n_blocks));
+                    fill(&mut cache, key(n, n_blocks));
                 }
                 let mut blocks: Vec<_> = held.iter().flat_map(|(_, t)| t.blocks()).collect();
                 blocks.sort();

@@ -1,7 +1,7 @@
 //! The engine: events in, steps, outputs out. It joins scheduler, runner and completions, and takes none of
 //! their decisions.
 
-use crate::align::AlignJob;
+use crate::align::{AlignJob, AlignQueue};
 use crate::beam_completions::{BeamCompletion, BeamCompletions};
 use crate::beam_search::BeamStep;
 use crate::completion::{Completion, ResumedState};
@@ -45,9 +45,9 @@ pub enum Event {
         /// Cause; the sequences that need the item fail with it.
         failure: Failure,
     },
-    /// Known tokens whose cross-attention weights are wanted; run at once, between two steps.
+    /// Known tokens whose cross-attention weights are wanted; each step runs one layer of it.
     Align(Box<AlignJob>),
-    /// Cancels one completion. Unknown ids are ignored.
+    /// Cancels one completion or alignment. Unknown ids are ignored.
     Abort(SequenceId),
 }
 
@@ -58,7 +58,7 @@ pub enum NextStep {
     Now,
     /// Nothing can run before an event, but a deadline passes then.
     At(Instant),
-    /// There are no sequences.
+    /// There are no sequences, and there is nothing to align.
     OnEvent,
 }
 
@@ -72,6 +72,7 @@ pub struct Engine {
     completions: HashMap<SequenceId, Completion>,
     /// Each live beam search, by the id of its sequence.
     searches: HashMap<SequenceId, BeamSearchState>,
+    alignments: AlignQueue,
     /// True if the last step left nothing that could run, and no event came since.
     stalled: bool,
 }
@@ -111,6 +112,7 @@ impl Engine {
             tokenizer,
             completions: HashMap::new(),
             searches: HashMap::new(),
+            alignments: AlignQueue::default(),
             stalled: true,
         })
     }
@@ -133,20 +135,17 @@ impl Engine {
             Event::Add(request) => return self.add(&request, now),
             Event::ItemReady { key, output } => self.scheduler.items().deliver(&key, output),
             Event::ItemFailed { key, failure } => self.scheduler.items().fail(&key, failure),
-            Event::Align(job) => return vec![self.align(&job)],
-            Event::Abort(id) => self.abort(id),
+            Event::Align(job) => self.alignments.push(*job),
+            Event::Abort(id) => {
+                self.alignments.abort(id);
+                self.abort(id);
+            }
         }
         Vec::new()
     }
 
-    fn align(&mut self, job: &AlignJob) -> Output {
-        match self.runner.align(job) {
-            Ok(weights) => Output::Aligned(job.id, weights),
-            Err(error) => Output::Failed(job.id, Failure::internal(error)),
-        }
-    }
-
-    /// Runs one step and ends the sequences that are due. Returns at once when nothing can run.
+    /// Runs one step, and a layer of an alignment; ends the sequences that are due. Returns at once when nothing can
+    /// run.
     pub fn step(&mut self, clock: &dyn Clock) -> Vec<Output> {
         let mut drafts = self.proposer.propose(self.scheduler.decoding());
         let step = self.scheduler.step(clock.now(), &mut drafts);
@@ -158,11 +157,22 @@ impl Engine {
         if !step.plan.is_empty() {
             self.run(&step.plan, clock, &mut outputs);
         }
+        outputs.extend(self.advance_alignment());
         outputs
+    }
+
+    fn advance_alignment(&mut self) -> Option<Output> {
+        if self.alignments.is_empty() {
+            return None;
+        }
+        trace_span!(target: COMPUTE, "align").in_scope(|| self.alignments.advance(&mut self.runner))
     }
 
     /// Time at which to call [`step`](Self::step) next.
     pub fn next_step(&self) -> NextStep {
+        if !self.alignments.is_empty() {
+            return NextStep::Now;
+        }
         match self.scheduler.next_deadline() {
             None => NextStep::OnEvent,
             Some(deadline) if self.stalled => NextStep::At(deadline),
@@ -170,9 +180,9 @@ impl Engine {
         }
     }
 
-    /// True if no sequence lives.
+    /// True if no sequence lives, and there is nothing to align.
     pub fn is_idle(&self) -> bool {
-        self.completions.is_empty() && self.searches.is_empty()
+        self.completions.is_empty() && self.searches.is_empty() && self.alignments.is_empty()
     }
 
     /// Counters and gauges at this moment.
@@ -268,8 +278,8 @@ impl Engine {
             }
             Err(error) => {
                 self.scheduler.roll_back(plan);
-                for chunk in &plan.chunks {
-                    self.fail_all(chunk.id, &Failure::internal(&error), outputs);
+                for id in plan.ids() {
+                    self.fail_all(id, &Failure::internal(&error), outputs);
                 }
             }
         }

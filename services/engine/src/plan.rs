@@ -4,7 +4,7 @@
 //! does not know how a decoder computes.
 
 use crate::blocks::{BlockPair, BlockTable, blocks_for};
-use crate::cross::CrossKey;
+use crate::cross::{CrossKey, CrossShare};
 use crate::request::SequenceId;
 use crate::sequence::Sequence;
 use std::ops::Range;
@@ -32,15 +32,39 @@ impl BlockMove {
     }
 }
 
-/// Rows of an encoder output to project into cross-attention slots, before any row of the step runs.
+/// Consecutive rows of an encoder output to project into cross-attention slots, before any row of the step runs.
 #[derive(Debug)]
-pub struct Projection {
-    /// Range of encoder rows.
+pub struct ProjectionChunk {
+    /// Sequence that waits for them, and fails with the step. Others may wait too.
+    pub id: SequenceId,
+    /// Entry that the rows belong to.
     pub key: CrossKey,
     /// Encoder output that holds the rows.
     pub output: EncoderOutput,
-    /// Slot of each row, `[n_rows]`.
+    /// Range of the entry's rows.
+    pub rows: Range<usize>,
+    /// Slot of each row, `[rows.len()]`.
     pub slots: Vec<u32>,
+}
+
+impl ProjectionChunk {
+    /// Rows `rows` of what a sequence cross-attends to, into their places in the entry's blocks. `None` if it
+    /// cross-attends to nothing, or the encoder output is not loaded.
+    pub(crate) fn new(sequence: &Sequence, table: &BlockTable, rows: Range<usize>) -> Option<Self> {
+        Some(Self {
+            id: sequence.id(),
+            key: sequence.cross_key()?,
+            output: sequence.cross_rows()?.clone(),
+            slots: rows.clone().filter_map(|row| table.slot(row)).collect(),
+            rows,
+        })
+    }
+
+    /// The rows' range in the encoder output.
+    pub fn output_rows(&self) -> Range<usize> {
+        let first = self.key.first_row as usize;
+        first + self.rows.start..first + self.rows.end
+    }
 }
 
 /// Consecutive tokens of one branch of a sequence.
@@ -97,8 +121,8 @@ pub struct StepPlan {
     pub moves: Vec<BlockMove>,
     /// Sequences whose blocks are copied.
     pub moved: Vec<SequenceId>,
-    /// Projections, run next.
-    pub projections: Vec<Projection>,
+    /// Rows to project, run next and together: they depend on nothing else, nor on each other.
+    pub projections: Vec<ProjectionChunk>,
     /// Chunks in the order of their rows, `[n_chunks]`.
     pub chunks: Vec<Chunk>,
     /// Token of each row, `[n_tokens]`.
@@ -130,6 +154,16 @@ impl StepPlan {
         self.token_ids.len()
     }
 
+    /// Number of encoder rows to project.
+    pub fn n_projected(&self) -> usize {
+        self.projections.iter().map(|chunk| chunk.rows.len()).sum()
+    }
+
+    /// Ids of the sequences that it computes something for, with repetitions.
+    pub fn ids(&self) -> impl Iterator<Item = SequenceId> {
+        self.chunks.iter().map(|chunk| chunk.id).chain(self.projections.iter().map(|chunk| chunk.id))
+    }
+
     /// Adds tokens `tokens` of a branch, and draft tokens after them. The sequence is resident and its table has
     /// room.
     pub(crate) fn push(
@@ -145,7 +179,7 @@ impl StepPlan {
             tokens: [&known[tokens.clone()], &drafts].concat(),
             first: tokens.start,
             table: &device_kv.branches[branch].table,
-            cross: device_kv.cross.as_ref(),
+            cross: device_kv.cross.as_ref().map(CrossShare::table),
         };
         self.push_rows(sequence, rows);
         let samples = tokens.end == known.len();

@@ -233,7 +233,11 @@ impl SequenceRequest {
             return Err(Failure::internal(format!("{cross:?} does not fit model or item {item:?}")));
         }
         if blocks_for(cross.n_rows as usize) > capacity.cross_blocks {
-            let text = format!("the encoder input has {} rows, more than this server holds", cross.n_rows);
+            let limit = capacity.cross_blocks * KV_BLOCK_TOKENS;
+            let n_rows = cross.n_rows;
+            let text = format!(
+                "the encoder input has {n_rows} rows, this server's cross-attention cache holds {limit} (--cross-kv-mib)"
+            );
             return Err(Failure::new(FailureClass::TooLarge, text));
         }
         Ok(())

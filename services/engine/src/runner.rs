@@ -2,7 +2,7 @@
 
 use crate::align::AlignJob;
 use crate::blocks::BlockPair;
-use crate::plan::{BlockMove, StepPlan};
+use crate::plan::{BlockMove, ProjectionChunk, StepPlan};
 use thiserror::Error;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
@@ -54,15 +54,23 @@ impl Runner {
         self.info.vocab
     }
 
-    /// Cross-attention weights of a pass over known tokens, `[n_heads, n_tokens, n_rows]`.
+    /// Begins a pass over known tokens; an earlier one is dropped.
     ///
     /// # Errors
     /// [`RunError`].
-    pub fn align(&mut self, job: &AlignJob) -> Result<Vec<f32>, RunError> {
+    pub fn begin_align(&mut self, job: &AlignJob) -> Result<(), RunError> {
         let first = job.first_row as usize;
         let rows = f32_rows(&job.output, first..first + job.n_rows as usize)?;
         let input = AlignInput { tokens: &job.tokens, rows: &rows, heads: &job.heads };
-        Ok(self.decoder.align(&input)?)
+        Ok(self.decoder.begin_align(&input)?)
+    }
+
+    /// Runs a layer of the pass; after the last one its cross-attention weights, `[n_heads, n_tokens, n_rows]`.
+    ///
+    /// # Errors
+    /// [`RunError`]; the pass has ended then.
+    pub fn align_layer(&mut self) -> Result<Option<Vec<f32>>, RunError> {
+        Ok(self.decoder.align_layer()?)
     }
 
     /// Runs a plan; returns logits `[logit_rows, vocab]`, row-major.
@@ -71,11 +79,7 @@ impl Runner {
     /// [`RunError`]; blocks written by then hold nothing that may be read.
     pub fn run(&mut self, plan: &StepPlan) -> Result<Vec<f32>, RunError> {
         self.move_blocks(&plan.moves)?;
-        for projection in &plan.projections {
-            let first = projection.key.first_row as usize;
-            let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
-            self.decoder.project_cross(rows, &projection.slots)?;
-        }
+        self.project(&plan.projections)?;
         if plan.token_ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -104,6 +108,18 @@ impl Runner {
 }
 
 impl Runner {
+    /// One call for all rows: of several small items they are one product with each layer's weights.
+    fn project(&mut self, chunks: &[ProjectionChunk]) -> Result<(), RunError> {
+        let Some((first, others)) = chunks.split_first() else { return Ok(()) };
+        let mut rows = f32_rows(&first.output, first.output_rows())?;
+        let mut slots = first.slots.clone();
+        for chunk in others {
+            rows.extend(f32_rows(&chunk.output, chunk.output_rows())?);
+            slots.extend(&chunk.slots);
+        }
+        Ok(self.decoder.project_cross(rows, &slots)?)
+    }
+
     /// Consecutive moves of one kind are one call; their order is kept.
     fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), ModelError> {
         for alike in moves.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {

@@ -7,6 +7,8 @@
 //! - A sequence prefills up to the first item that is not loaded. There it leaves the device; its blocks stay in
 //!   the prefix cache, and it goes on when the item is loaded. Others overtake a sequence that waits for an
 //!   item, not one that waits for blocks.
+//! - A sequence prefills once its cross-attention blocks are filled. Their rows are projected in chunks under the
+//!   same budget, charged by what they cost beside a token; sequences over the same input fill them together.
 //! - After a step that prefilled beside decoding sequences, these run alone until they have had their share of
 //!   time.
 //! - Admission takes blocks for all tokens so far, so a prefill that started never runs out of them.
@@ -32,7 +34,7 @@ mod plan_builder;
 
 use crate::blocks::BlockPool;
 use crate::config::{PoolSizes, Preemption, PrefixCache};
-use crate::cross::CrossCache;
+use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::plan::StepPlan;
 use crate::request::{Capacity, SequenceId, SequenceRequest};
@@ -51,7 +53,7 @@ use triptych_models::decoder::DecoderInfo;
 /// Bounds of the queue and the running batch, and the preemption policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Most rows of a step; also the point at which a step takes no further projections.
+    /// Most rows of a step; rows of encoder outputs to project count as far as they cost.
     pub token_budget: usize,
     /// Share of engine time for decode-only steps while prompts wait, in percent.
     pub decode_share: u8,
@@ -188,7 +190,8 @@ impl Scheduler {
     pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> ScheduledStep {
         let n_preempted = self.counts.preemptions;
         let failed = self.take_failed(now);
-        let mut builder = PlanBuilder::new(self.config.token_budget);
+        let mut builder =
+            PlanBuilder::new(self.config.token_budget, self.capacity.decoder.cross_rows_per_token);
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
         if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {
@@ -201,6 +204,7 @@ impl Scheduler {
 
     fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
         let PlanBuilder { moves, moved, projections, .. } = builder;
+        let projections = projections.into_iter().map(|planned| planned.chunk).collect();
         let mut plan = StepPlan { moves, moved, projections, ..StepPlan::default() };
         for rows in builder.rows {
             if let Some(sequence) = self.sequences.get_mut(&rows.queue_key) {
@@ -214,12 +218,15 @@ impl Scheduler {
 
     /// Records that the plan ran in this time: its KV is readable from here on.
     pub fn commit(&mut self, plan: &StepPlan, took: Duration) {
-        for projection in &plan.projections {
-            self.cross.filled(&projection.key);
+        for chunk in &plan.projections {
+            if self.cross.fill_to(&chunk.key, chunk.rows.end) {
+                self.share_filled(chunk.key);
+            }
         }
         self.counts.computed_tokens += plan.n_rows() as u64;
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
-        self.rates.observe(StepRows { n_rows: plan.n_rows(), prefills }, took);
+        let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
+        self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
         let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took);
         for chunk in &plan.chunks {
@@ -227,10 +234,10 @@ impl Scheduler {
         }
     }
 
-    /// Discards a plan that did not run: none of its KV is ever read. The caller retires the sequences of its
-    /// chunks; other sequences whose blocks it was to move are recomputed.
+    /// Discards a plan that did not run: none of its KV is ever read. The caller retires the sequences that it
+    /// computes something for ([`StepPlan::ids`]); other sequences whose blocks it was to move are recomputed, and
+    /// those that wait for its projections plan them again.
     pub fn roll_back(&mut self, plan: &StepPlan) {
-        self.cross.discard_unfilled();
         for id in &plan.moved {
             if let Some(sequence) = self.get_mut(*id) {
                 sequence.status = SequenceStatus::Waiting;
@@ -367,6 +374,15 @@ impl Scheduler {
 
     fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
         self.sequences.get_mut(self.queue_keys.get(&id)?)
+    }
+
+    /// Marks the shares of an entry as filled.
+    fn share_filled(&mut self, key: CrossKey) {
+        for sequence in self.sequences.values_mut().filter(|s| s.fills() == Some(key)) {
+            if let Some(device_kv) = sequence.device_kv_mut() {
+                device_kv.cross = device_kv.cross.take().map(CrossShare::filled);
+            }
+        }
     }
 
     fn advance(&mut self, id: SequenceId, branch: usize, end: usize) {

@@ -11,7 +11,7 @@
 mod prompt;
 
 use crate::blocks::{BlockTable, blocks_for};
-use crate::cross::{CrossCache, CrossKey};
+use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
@@ -36,8 +36,9 @@ pub struct QueueKey {
 pub struct DeviceKv {
     /// One for each branch.
     pub branches: Vec<BranchKv>,
-    /// Share of the cross-attention blocks, `None` without cross-attention.
-    pub cross: Option<BlockTable>,
+    /// Share of the cross-attention blocks, `None` without cross-attention. Until it is filled, no token is
+    /// computed.
+    pub cross: Option<CrossShare>,
 }
 
 /// KV blocks of one branch, on the device or on the host.
@@ -225,15 +226,21 @@ impl Sequence {
         }
     }
 
-    /// True if it runs and all its tokens but the newest are computed.
+    /// True if it runs, its cross-attention blocks are filled, and all its tokens but the newest are computed.
     pub fn is_decoding(&self) -> bool {
         let all_but_one = self.n_tokens() - 1;
-        self.device_kv().is_some_and(|r| r.branches.iter().all(|b| b.n_computed == all_but_one))
+        self.device_kv()
+            .is_some_and(|r| r.has_filled_cross() && r.branches.iter().all(|b| b.n_computed == all_but_one))
     }
 
     /// Key of its cross-attention input.
     pub fn cross_key(&self) -> Option<CrossKey> {
         self.prompt.cross.as_ref().map(|c| c.key)
+    }
+
+    /// Key of its cross-attention input, if it runs and rows of it are not projected yet.
+    pub fn fills(&self) -> Option<CrossKey> {
+        self.cross_key().filter(|_| self.device_kv().is_some_and(|r| !r.has_filled_cross()))
     }
 
     /// First token that cross-attends.
@@ -252,12 +259,15 @@ impl Sequence {
     }
 
     /// Tokens that may be computed once the first `n_computed` are: all, or those before the first item that is
-    /// not loaded. 0 when its cross-attention input is missing; an entry of the cache replaces the rows.
+    /// not loaded. 0 when its cross-attention input is missing; filled blocks replace the rows.
     ///
     /// # Errors
     /// The failure of an item that it still needs.
     pub fn readable(&self, n_computed: usize, cache: &CrossCache) -> Result<usize, Failure> {
-        let needs_rows = |key: &CrossKey| self.device_kv().is_none() && !cache.contains(key);
+        let needs_rows = |key: &CrossKey| match self.device_kv() {
+            Some(device_kv) => !device_kv.has_filled_cross(),
+            None => !cache.is_ready(key),
+        };
         Ok(self.prompt.readable(n_computed, needs_rows)?.min(self.n_tokens()))
     }
 
@@ -336,7 +346,7 @@ impl Sequence {
             None => SequenceStatus::Waiting,
             Some(device_kv) => SequenceStatus::Running(DeviceKv {
                 branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
-                cross: device_kv.cross.as_ref().map(BlockTable::fork),
+                cross: device_kv.cross.as_ref().map(CrossShare::fork),
             }),
         };
         Self {
@@ -361,6 +371,13 @@ impl Sequence {
             device_kv.branches = parents.map(|parent| device_kv.branches[parent].fork()).collect();
         }
         self.branches = branches;
+    }
+}
+
+impl DeviceKv {
+    /// True unless rows of its cross-attention blocks are missing.
+    pub fn has_filled_cross(&self) -> bool {
+        self.cross.as_ref().is_none_or(CrossShare::is_filled)
     }
 }
 

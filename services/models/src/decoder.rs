@@ -33,6 +33,8 @@ pub struct DecoderInfo {
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
     pub cross_block_bytes: usize,
+    /// Encoder rows whose projection costs as much as one token of a prompt, at least 1.
+    pub cross_rows_per_token: usize,
 }
 
 /// Rows of encoder output that replace token embeddings in a step.
@@ -79,6 +81,11 @@ pub struct AlignInput<'a> {
     pub heads: &'a [(u32, u32)],
 }
 
+/// The refusal of a pass for cross-attention weights.
+fn no_align(message: &str) -> ModelError {
+    triptych_kernels::KernelError::Library { op: "align", message: message.to_owned() }.into()
+}
+
 /// A decoder with its weights and KV caches on a back end. One thread drives it.
 pub trait Decoder: Send {
     /// Sizes of the decoder.
@@ -99,7 +106,8 @@ pub trait Decoder: Send {
     /// Projects encoder output to the keys and values of every layer that cross-attends.
     ///
     /// `rows: [slots.len(), encoder_hidden]`, row-major, are taken without a copy; row `i` goes to cross slot
-    /// `slots[i]`.
+    /// `slots[i]`. Rows are independent: of one or several encoder outputs, in one call or several, each gives the
+    /// same keys and values.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for wrong shapes or slots, or a decoder without cross-attention.
@@ -111,15 +119,36 @@ pub trait Decoder: Send {
     /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError>;
 
-    /// Cross-attention weights of the chosen heads over known tokens: `[heads.len(), n_tokens, n_rows]`, row-major;
-    /// each row sums to 1. One pass that neither reads nor writes the caches.
+    /// Begins a pass over known tokens for the cross-attention weights of chosen heads. An earlier pass that has not
+    /// ended is dropped. It neither reads nor writes the caches: steps may run between its layers.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a head that is not there, rows of another width, or a decoder without
     /// cross-attention, which includes every decoder that does not override this.
+    fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {
+        Err(no_align(&format!("no cross-attention to align {} tokens by", input.tokens.len())))
+    }
+
+    /// Runs one layer of the pass. After the last one the weights, `[heads.len(), n_tokens, n_rows]`, row-major; each
+    /// row sums to 1.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if no pass has begun, or the back end fails; then the pass has ended.
+    fn align_layer(&mut self) -> Result<Option<Vec<f32>>, ModelError> {
+        Err(no_align("no pass has begun"))
+    }
+
+    /// All layers of a pass at once.
+    ///
+    /// # Errors
+    /// As [`begin_align`](Self::begin_align) and [`align_layer`](Self::align_layer).
     fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
-        let message = format!("no cross-attention to align {} tokens by", input.tokens.len());
-        Err(triptych_kernels::KernelError::Library { op: "align", message }.into())
+        self.begin_align(input)?;
+        loop {
+            if let Some(weights) = self.align_layer()? {
+                return Ok(weights);
+            }
+        }
     }
 
     /// Copies self-attention blocks `(from, to)`, for forks.

@@ -16,7 +16,7 @@ use crate::packed;
 use crate::preprocess::Preprocess;
 use crate::prompt::PromptBuilder;
 use crate::source::{LoadFormat, ModelSource};
-use crate::spec::{ModelSpec, StemSpec};
+use crate::spec::{ItemsSpec, ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use crate::weights::{self, Weights};
 use std::sync::Arc;
@@ -126,6 +126,15 @@ impl Model {
     /// Tokens the decoder's context holds.
     pub fn max_context(&self) -> usize {
         self.spec.decoder.max_context
+    }
+
+    /// Most encoder rows that a sequence cross-attends to; `None` without cross-attention, or if only the limits on items
+    /// bound them.
+    pub fn max_cross_rows(&self) -> Option<usize> {
+        match self.spec.decoder.items {
+            ItemsSpec::Embedded => None,
+            ItemsSpec::CrossAttention(_) => self.preprocess.max_rows(),
+        }
     }
 
     /// The kinds of items it reads.

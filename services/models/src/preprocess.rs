@@ -58,6 +58,10 @@ pub trait Preprocess: Send + Sync {
         false
     }
 
+    /// Most encoder rows that one sequence reads of an item: all of it, or of audio one window. `None`: as many as the
+    /// limits on items leave.
+    fn max_rows(&self) -> Option<usize>;
+
     /// Decodes and prepares one item, as the options ask. Limits hold before memory is allocated for what a header declares.
     ///
     /// # Errors

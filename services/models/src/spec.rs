@@ -8,6 +8,7 @@ mod image;
 mod names;
 mod positions;
 mod stem;
+mod work;
 
 pub use image::*;
 pub use names::*;

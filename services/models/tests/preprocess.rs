@@ -13,6 +13,8 @@ mod images;
 mod audio;
 #[path = "preprocess/texts.rs"]
 mod texts;
+#[path = "preprocess/rows.rs"]
+mod rows;
 
 use std::sync::Arc;
 use triptych_core::ItemOptions;

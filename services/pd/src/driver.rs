@@ -36,7 +36,7 @@ pub struct Driver {
     stats: watch::Receiver<Stats>,
 }
 
-/// Running sequences; dropping this aborts them.
+/// Running sequences, or an alignment; dropping this aborts them.
 pub struct RunningSequences {
     ids: Vec<SequenceId>,
     driver: Driver,
@@ -118,13 +118,19 @@ impl Driver {
         Ok(RunningSequences { ids, driver: self.clone() })
     }
 
-    /// Runs an alignment; its result goes to `outputs`.
+    /// Runs an alignment in parts, one in each step; its result goes to `outputs`. Dropping the result aborts it.
     ///
     /// # Errors
     /// Unavailable when the engine is gone.
-    pub fn align(&self, job: AlignJob, outputs: UnboundedSender<Output>) -> Result<(), Failure> {
+    pub fn align(
+        &self,
+        job: AlignJob,
+        outputs: UnboundedSender<Output>,
+    ) -> Result<RunningSequences, Failure> {
+        let ids = vec![job.id];
         let align = EngineCommand::Align { job: Box::new(job), outputs };
-        self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))
+        self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))?;
+        Ok(RunningSequences { ids, driver: self.clone() })
     }
 
     /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
@@ -206,7 +212,7 @@ impl EngineThread {
         ControlFlow::Continue(())
     }
 
-    /// Runs one step, by permit of the compute arbiter if there is one.
+    /// Runs one step, by permit of the compute arbiter if there is one: all compute of the engine is in its steps.
     fn step(&mut self) -> Vec<Output> {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let _watched = self.watchdog.begin("an engine step");
@@ -270,3 +276,6 @@ impl EngineThread {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

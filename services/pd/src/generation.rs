@@ -264,7 +264,8 @@ impl RunningRequest {
             buffer.position(id, position);
         }
         let job = AlignJob { id, tokens, output, first_row, n_rows, heads };
-        self.context.driver.align(job, self.sender.clone())
+        self.sequences.push(self.context.driver.align(job, self.sender.clone())?);
+        Ok(())
     }
 
     fn summary(&self) -> v1::Summary {

@@ -23,7 +23,9 @@ mod speech;
 mod state;
 mod warm;
 pub mod watch;
+mod engine_settings;
 mod worker;
 
 pub use driver::SequenceHook;
-pub use worker::{ColocatedFuture, EngineSettings, MakeColocated, PdConfig, PdError, run};
+pub use engine_settings::EngineSettings;
+pub use worker::{ColocatedFuture, MakeColocated, PdConfig, PdError, run};

@@ -1,6 +1,7 @@
 //! The PD worker's process: load, serve, drain.
 
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
+use crate::engine_settings::{CrossShortage, EngineSettings};
 use crate::grammar::{CompilePool, GrammarCompiler, TrialProgram};
 use crate::loads::EcLoads;
 use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
@@ -17,16 +18,14 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
-use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{Fingerprint, Modality, RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
-use triptych_engine::speculation::prompt_lookup::PromptLookup;
-use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
+use triptych_engine::{Engine, EngineError, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
-use triptych_models::decoder::{Decoder, DecoderInfo};
+use triptych_models::decoder::Decoder;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
@@ -85,51 +84,6 @@ pub type MakeColocated = Box<dyn FnOnce(WorkerRole) -> ColocatedFuture + Send>;
 /// Result of [`MakeColocated`].
 pub type ColocatedFuture =
     BoxFuture<'static, Result<ColocatedServices, Box<dyn std::error::Error + Send + Sync>>>;
-
-/// Sizes of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineSettings {
-    /// Budget of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
-    /// Default 1 GiB.
-    pub self_kv_bytes: usize,
-    /// Budget of the cross-attention KV cache in bytes. Default 1 GiB.
-    pub cross_kv_bytes: usize,
-    /// Host memory for the self-attention KV of preempted sequences, in bytes. Default 256 MiB. 0: none, they
-    /// are recomputed.
-    pub host_kv_bytes: usize,
-    /// Draft tokens by prompt lookup for greedy completions. Default 0: no speculation.
-    pub lookup_tokens: usize,
-    /// Most rows of a step. Default 512.
-    pub token_budget: usize,
-    /// Share of engine time for decode-only steps while prompts wait, in percent. Default 33: sequences decode
-    /// at a third of their speed at least, and prompts prefill at two thirds of theirs.
-    pub decode_share: u8,
-    /// Most sequences that run at once. Default 64.
-    pub max_sequences: usize,
-    /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
-    pub max_waiting: usize,
-    /// Most requests admitted at once. Default 512.
-    pub max_requests: usize,
-    /// Draft tokens per step of a draft model. Default 4.
-    pub draft_tokens: usize,
-}
-
-impl Default for EngineSettings {
-    fn default() -> Self {
-        Self {
-            self_kv_bytes: 1 << 30,
-            cross_kv_bytes: 1 << 30,
-            host_kv_bytes: 256 << 20,
-            lookup_tokens: 0,
-            token_budget: 512,
-            decode_share: 33,
-            max_sequences: 64,
-            max_waiting: 1024,
-            max_requests: 512,
-            draft_tokens: 4,
-        }
-    }
-}
 
 /// The worker cannot start, or ended by itself.
 #[derive(Debug, Error)]
@@ -295,7 +249,11 @@ impl DecoderLoader {
         let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
         let LoadedWeights { model, decoder, encoders } = self.weights(source).map_err(failed)?;
         let info = decoder.info();
-        let mut config = self.engine.for_decoder(&info);
+        let max_rows = model.max_cross_rows();
+        let mut config = self.engine.for_decoder(&info, max_rows);
+        if let Some(shortage) = CrossShortage::of(&config, &info, max_rows) {
+            tracing::warn!(model = %model.name(), "{shortage}");
+        }
         let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
         if draft.is_some() {
             config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
@@ -305,7 +263,7 @@ impl DecoderLoader {
         if let Some(draft) = draft {
             let failed = |e| PdError::Model { dir: draft.dir.display().to_string(), source: e };
             let decoder = self.draft(draft).map_err(failed)?;
-            let kv = self.engine.for_decoder(&decoder.info()).kv;
+            let kv = self.engine.for_decoder(&decoder.info(), max_rows).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
         if let Err(failure) = warm_up(&mut engine, &info) {
@@ -326,38 +284,6 @@ impl DecoderLoader {
         let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
         Ok(LoadedWeights { model, decoder, encoders })
-    }
-}
-
-impl EngineSettings {
-    /// Sequences that run or wait.
-    pub fn max_live(self) -> usize {
-        self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
-    }
-
-    /// Engine settings for a decoder, with no more KV than all sequences at full length can fill.
-    pub fn for_decoder(self, info: &DecoderInfo) -> EngineConfig {
-        let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
-        let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
-        // Cross-attention rows of a window; 1500 is the most of any family so far.
-        let kv = KvBudget::Blocks {
-            self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
-            cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most(1500)),
-            host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
-        };
-        EngineConfig {
-            kv,
-            token_budget: self.token_budget.max(self.max_sequences),
-            decode_share: self.decode_share,
-            max_sequences: self.max_sequences,
-            // Before the first step all live sequences wait.
-            max_waiting: self.max_live(),
-            speculation: match self.lookup_tokens {
-                0 => Speculation::Off,
-                n_tokens => Speculation::PromptLookup(PromptLookup { n_tokens, max_ngram: 3 }),
-            },
-            ..EngineConfig::default()
-        }
     }
 }
 

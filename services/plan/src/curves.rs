@@ -179,6 +179,17 @@ pub struct KvSizes {
     pub cross_row_bytes: usize,
     /// Tokens a sequence may have.
     pub max_context: usize,
+    /// Rows of encoder output whose projection costs as much as a prompt token.
+    #[serde(default = "one_row")]
+    pub cross_rows_per_token: usize,
+    /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cross_rows: Option<usize>,
+}
+
+/// Cost of rows in files that say none.
+fn one_row() -> usize {
+    1
 }
 
 /// Cost of the proxy, in microseconds: the latency that an idle proxy adds to a request,

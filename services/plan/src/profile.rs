@@ -95,7 +95,7 @@ pub fn measure(
         encode,
         encode_parts,
         step,
-        kv: grid::kv_sizes(&info),
+        kv: grid::kv_sizes(&info, model.max_cross_rows()),
         prompt: prompt::layout(model, samples.first().map(|sample| sample.described(modality, hidden))),
         colocated,
         hidden,

@@ -38,6 +38,11 @@ impl ComputeArbiter {
         EncoderRegistration(Arc::clone(&self.0))
     }
 
+    /// Steps and chunks that wait for a permit.
+    pub fn n_waiting(&self) -> usize {
+        self.0.state().n_waiting()
+    }
+
     /// Use of the encoder budget since the start.
     pub fn usage(&self) -> BudgetUsage {
         self.0.state().usage()

@@ -89,11 +89,11 @@ impl Scheduler {
         // On this return the self-attention blocks are given back.
         let cross = match key {
             None => None,
-            Some(key) if !builder.may_project() && !cross.contains(&key) => {
+            Some(key) if builder.projection_room() == 0 && !cross.contains(&key) => {
                 return AdmitOutcome::ProjectionsFull;
             }
             Some(key) => match cross.acquire(key) {
-                Ok(share) => Some(builder.project(sequence, share)),
+                Ok(share) => Some(share),
                 Err(_) => return AdmitOutcome::NoRoom,
             },
         };
@@ -111,7 +111,7 @@ impl Scheduler {
     fn waits_for_item(&self, queue_key: QueueKey) -> bool {
         let Some(sequence) = self.sequences.get(&queue_key) else { return true };
         let Ok(readable) = sequence.readable(sequence.n_computed(), &self.cross) else { return true };
-        let waits_for_rows = || sequence.cross_key().is_some_and(|key| !self.cross.contains(&key));
+        let waits_for_rows = || sequence.cross_key().is_some_and(|key| !self.cross.is_ready(&key));
         sequence.blocked_at == Some(readable) || (readable == 0 && waits_for_rows())
     }
 
@@ -125,6 +125,7 @@ impl Scheduler {
             self.counts.cached_tokens += sequence.counters.n_cached as u64;
         }
         builder.n_admitted += 1;
+        builder.push_projection(queue_key, sequence, &self.cross);
         builder.push_prefill(queue_key, sequence, &self.cross);
         // The next admission sees this charge.
         self.charge(queue_key, builder);

@@ -1,8 +1,7 @@
 //! A step plan under construction: rows under a budget, in the order in which they were granted.
 
-use crate::blocks::BlockTable;
-use crate::cross::{CrossCache, CrossShare};
-use crate::plan::{BlockMove, Projection};
+use crate::cross::{CrossCache, CrossKey};
+use crate::plan::{BlockMove, ProjectionChunk};
 use crate::request::SequenceId;
 use crate::sequence::{QueueKey, Sequence};
 use std::ops::Range;
@@ -16,6 +15,18 @@ pub(super) struct PlannedRows {
     pub drafts: Vec<u32>,
 }
 
+/// Planned encoder rows, and what they cost.
+#[derive(Debug)]
+pub(super) struct PlannedProjection {
+    pub queue_key: QueueKey,
+    pub chunk: ProjectionChunk,
+    /// In rows of the step.
+    cost: usize,
+}
+
+/// Most encoder rows of a step, whatever they cost: they lie in memory as f32 while they are projected.
+const MAX_PROJECTED: usize = 4096;
+
 /// A step plan under construction.
 #[derive(Debug)]
 pub(super) struct PlanBuilder {
@@ -24,23 +35,24 @@ pub(super) struct PlanBuilder {
     pub rows: Vec<PlannedRows>,
     pub moves: Vec<BlockMove>,
     pub moved: Vec<SequenceId>,
-    pub projections: Vec<Projection>,
+    pub projections: Vec<PlannedProjection>,
     /// Sequences that came onto the device.
     pub n_admitted: usize,
-    projected_rows: usize,
+    /// Encoder rows that cost as much as one row of the step.
+    cross_rows_per_token: usize,
 }
 
 impl PlanBuilder {
-    /// An empty plan with a budget in rows.
-    pub fn new(budget: usize) -> Self {
+    /// An empty plan with a budget in rows, one of which costs as much as `cross_rows_per_token` encoder rows.
+    pub fn new(budget: usize, cross_rows_per_token: usize) -> Self {
         Self {
             budget,
+            cross_rows_per_token: cross_rows_per_token.max(1),
             rows: Vec::new(),
             moves: Vec::new(),
             moved: Vec::new(),
             projections: Vec::new(),
             n_admitted: 0,
-            projected_rows: 0,
         }
     }
 
@@ -52,11 +64,17 @@ impl PlanBuilder {
 
     /// Adds as many prompt tokens of a resident sequence as are readable and fit the budget.
     ///
+    /// None before its cross-attention blocks are filled, by this plan at the latest: projections run first.
+    ///
     /// A single branch prefills to its end. Of several branches none computes its last token: they do that
     /// together, in a step that then chooses for all of them. The first branch computes the common prefix before
     /// the others go on.
     pub fn push_prefill(&mut self, queue_key: QueueKey, sequence: &Sequence, cache: &CrossCache) {
         let Some(device_kv) = sequence.device_kv() else { return };
+        let fills = |key| self.n_projected(&key, cache) == key.n_rows as usize;
+        if !device_kv.has_filled_cross() && !sequence.cross_key().is_some_and(fills) {
+            return;
+        }
         // Failed items ended their sequences earlier in the step.
         let readable = sequence.readable(sequence.n_computed(), cache).unwrap_or(0);
         let last = if sequence.n_branches() == 1 { sequence.n_tokens() } else { sequence.n_tokens() - 1 };
@@ -76,10 +94,12 @@ impl PlanBuilder {
         }
     }
 
-    /// Planned rows of a sequence.
-    pub fn n_rows(&self, queue_key: QueueKey) -> usize {
+    /// Cost of what is planned for a sequence, in rows.
+    pub fn cost(&self, queue_key: QueueKey) -> usize {
         let rows = self.rows.iter().filter(|rows| rows.queue_key == queue_key);
-        rows.map(|rows| rows.tokens.len() + rows.drafts.len()).sum()
+        let projections = self.projections.iter().filter(|planned| planned.queue_key == queue_key);
+        rows.map(|rows| rows.tokens.len() + rows.drafts.len()).sum::<usize>()
+            + projections.map(|planned| planned.cost).sum::<usize>()
     }
 
     /// Removes all rows of a sequence.
@@ -92,22 +112,43 @@ impl PlanBuilder {
         });
     }
 
-    /// Projections cost as rows do, but must not starve: one is always taken, however large.
-    pub fn may_project(&self) -> bool {
-        self.projected_rows < self.budget.max(1)
+    /// Removes projections into blocks that no sequence holds any more: the blocks may be taken by the next.
+    pub fn withdraw_unheld(&mut self, cache: &CrossCache) {
+        let budget = &mut self.budget;
+        self.projections.retain(|planned| {
+            let kept = cache.is_held(&planned.chunk.key);
+            *budget += if kept { 0 } else { planned.cost };
+            kept
+        });
     }
 
-    /// Takes a share of cross-attention KV, and plans its projection if it is new.
-    pub fn project(&mut self, sequence: &Sequence, share: CrossShare) -> BlockTable {
-        let table = match share {
-            CrossShare::Filled(table) => return table,
-            CrossShare::ToFill(table) => table,
+    /// Encoder rows that may still be added.
+    pub fn projection_room(&self) -> usize {
+        let n_planned: usize = self.projections.iter().map(|planned| planned.chunk.rows.len()).sum();
+        self.budget.saturating_mul(self.cross_rows_per_token).min(MAX_PROJECTED.saturating_sub(n_planned))
+    }
+
+    /// Adds as many rows of a resident sequence's cross-attention input as are missing and fit the budget.
+    pub fn push_projection(&mut self, queue_key: QueueKey, sequence: &Sequence, cache: &CrossCache) {
+        let share = sequence.device_kv().and_then(|device_kv| device_kv.cross.as_ref());
+        let Some((share, key)) = share.filter(|share| !share.is_filled()).zip(sequence.cross_key()) else {
+            return;
         };
-        if let (Some(key), Some(output)) = (sequence.cross_key(), sequence.cross_rows()) {
-            let slots: Vec<u32> = (0..key.n_rows as usize).filter_map(|row| table.slot(row)).collect();
-            self.projected_rows += slots.len();
-            self.projections.push(Projection { key, output: output.clone(), slots });
+        let start = self.n_projected(&key, cache);
+        let n = (key.n_rows as usize).saturating_sub(start).min(self.projection_room());
+        if n == 0 {
+            return;
         }
-        table
+        // A sequence holds a share that is not filled only if it has the rows.
+        let Some(chunk) = ProjectionChunk::new(sequence, share.table(), start..start + n) else { return };
+        let cost = n.div_ceil(self.cross_rows_per_token);
+        self.budget = self.budget.saturating_sub(cost);
+        self.projections.push(PlannedProjection { queue_key, chunk, cost });
+    }
+
+    /// Encoder rows of an entry that are projected once the plan has run, from the first.
+    fn n_projected(&self, key: &CrossKey, cache: &CrossCache) -> usize {
+        let planned = self.projections.iter().filter(|planned| planned.chunk.key == *key);
+        planned.map(|planned| planned.chunk.rows.end).fold(cache.n_filled(key), usize::max)
     }
 }

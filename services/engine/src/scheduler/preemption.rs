@@ -8,8 +8,14 @@ use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
 use std::time::Duration;
 
 impl Scheduler {
-    /// Takes a running sequence off the device; it keeps its place in the queue.
+    /// Takes a running sequence off the device; it keeps its place in the queue. What was projected for it stays in
+    /// the cache while there is room.
     pub(super) fn preempt(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) {
+        self.take_off(queue_key, builder);
+        builder.withdraw_unheld(&self.cross);
+    }
+
+    fn take_off(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) {
         let Some(sequence) = self.sequences.get_mut(&queue_key) else { return };
         let was_decoding = sequence.is_decoding();
         let SequenceStatus::Running(device_kv) =

@@ -7,7 +7,8 @@ use crate::plan::BlockMove;
 use crate::sequence::{QueueKey, Sequence, SequenceStatus};
 
 impl Scheduler {
-    /// Takes running sequences off the device that reached an item which is not loaded. True if there were any.
+    /// Takes running sequences off the device that reached an item which is not loaded, or whose cross-attention
+    /// blocks a reset left unfinished. True if there were any.
     pub(super) fn suspend_blocked(&mut self) -> bool {
         let mut suspended = false;
         for sequence in self.sequences.values_mut().filter(|s| s.device_kv().is_some()) {
@@ -17,7 +18,8 @@ impl Scheduler {
             // A prefill has blocks up to the item that was missing at admission; a decoding sequence takes them
             // as it goes.
             let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
-            if readable <= n_computed || is_out_of_room {
+            let is_unfinished = sequence.fills().is_some_and(|key| !self.cross.contains(&key));
+            if readable <= n_computed || is_out_of_room || is_unfinished {
                 sequence.status = SequenceStatus::Waiting;
                 sequence.blocked_at =
                     sequence.readable(0, &self.cross).ok().filter(|_| readable <= n_computed);
@@ -82,20 +84,21 @@ impl Scheduler {
         }
     }
 
-    /// Continues the prefills that are started.
+    /// Continues the prefills that are started, each with the projection of its encoder input.
     pub(super) fn prefill(&mut self, builder: &mut PlanBuilder) {
         for queue_key in self.running(|s| !s.is_decoding()) {
             if let Some(sequence) = self.sequences.get(&queue_key) {
+                builder.push_projection(queue_key, sequence, &self.cross);
                 builder.push_prefill(queue_key, sequence, &self.cross);
             }
             self.charge(queue_key, builder);
         }
     }
 
-    /// Charges a tenant for the planned rows of a sequence.
+    /// Charges a tenant for what is planned for a sequence.
     pub(super) fn charge(&mut self, queue_key: QueueKey, builder: &PlanBuilder) {
         if let Some(sequence) = self.sequences.get(&queue_key) {
-            self.shares.charge(&sequence.tenant, builder.n_rows(queue_key));
+            self.shares.charge(&sequence.tenant, builder.cost(queue_key));
         }
     }
 }

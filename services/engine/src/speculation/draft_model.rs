@@ -8,7 +8,7 @@ use crate::blocks::{BlockPool, BlockTable};
 use crate::config::KvBudget;
 use crate::cross::{CrossCache, CrossShare};
 use crate::error::EngineError;
-use crate::plan::{Projection, SequenceRows, StepPlan};
+use crate::plan::{ProjectionChunk, SequenceRows, StepPlan};
 use crate::request::SequenceId;
 use crate::runner::Runner;
 use crate::scheduler::DraftTokens;
@@ -16,7 +16,7 @@ use crate::sequence::Sequence;
 use std::collections::HashMap;
 use triptych_models::decoder::{Decoder, DecoderInfo};
 
-/// Most rows of a step; a longer prompt is prefilled over several.
+/// Most rows of a step, and most encoder rows to project in one; what is longer is prefilled over several.
 const MAX_ROWS: usize = 2048;
 
 /// A draft decoder and its state for each sequence.
@@ -73,17 +73,17 @@ impl DraftModel {
     pub fn propose(&mut self, sequences: &[&Sequence], n_tokens: usize) -> DraftTokens {
         let mut plan = StepPlan::default();
         let mut old = std::mem::take(&mut self.followed);
+        // Blocks that the plan projects into are not taken by the next sequence.
+        let mut filling = Vec::new();
         let mut drafting: Vec<DraftingSequence<'_>> = Vec::new();
         // Blocks of sequences that no longer decode are given back before others take some.
         old.retain(|id, _| sequences.iter().any(|s| s.id() == *id));
         for sequence in sequences {
             let followed = old.remove(&sequence.id());
-            drafting.extend(self.follow(sequence, followed, n_tokens, &mut plan));
+            drafting.extend(self.follow(sequence, followed, n_tokens, (&mut plan, &mut filling)));
         }
         for _ in 0..n_tokens {
             if self.write(&mut drafting, plan).is_none() {
-                // KV of a failed step must not be read.
-                self.cross.discard_unfilled();
                 return DraftTokens::new();
             }
             plan = StepPlan::default();
@@ -102,7 +102,7 @@ impl DraftModel {
         sequence: &'a Sequence,
         followed: Option<DraftState>,
         n_tokens: usize,
-        plan: &mut StepPlan,
+        plan: (&mut StepPlan, &mut Vec<BlockTable>),
     ) -> Option<DraftingSequence<'a>> {
         let info = self.runner.info();
         let n_most = sequence.n_tokens() + n_tokens;
@@ -124,21 +124,30 @@ impl DraftModel {
         Some(DraftingSequence { sequence, followed, draft: Vec::new(), caught_up: false })
     }
 
-    /// Share of the sequence's cross-attention KV, which the plan projects if it is new: `Some(None)` without
-    /// cross-attention, `None` when it cannot be had.
-    fn read_input(&mut self, sequence: &Sequence, plan: &mut StepPlan) -> Option<Option<BlockTable>> {
+    /// Share of the sequence's cross-attention KV, `Some(None)` without cross-attention. `None` when it cannot be had,
+    /// or is not filled by the plan, which projects what of it is missing and has room; `filling` holds the blocks.
+    fn read_input(
+        &mut self,
+        sequence: &Sequence,
+        (plan, filling): (&mut StepPlan, &mut Vec<BlockTable>),
+    ) -> Option<Option<BlockTable>> {
         let Some(key) = sequence.cross_key() else { return Some(None) };
-        if !self.cross.contains(&key) {
+        if !self.cross.is_ready(&key) {
             sequence.cross_rows()?;
         }
         let table = match self.cross.acquire(key).ok()? {
             CrossShare::Filled(table) => return Some(Some(table)),
-            CrossShare::ToFill(table) => table,
+            CrossShare::Filling(table) => table,
         };
-        let output = sequence.cross_rows()?.clone();
-        let slots = (0..key.n_rows as usize).filter_map(|row| table.slot(row)).collect();
-        plan.projections.push(Projection { key, output, slots });
-        Some(Some(table))
+        let planned = plan.projections.iter().filter(|chunk| chunk.key == key).map(|chunk| chunk.rows.end);
+        let start = planned.fold(self.cross.n_filled(&key), usize::max);
+        let n_rows = key.n_rows as usize;
+        let end = n_rows.min(start + MAX_ROWS.saturating_sub(plan.n_projected()));
+        if start < end {
+            plan.projections.push(ProjectionChunk::new(sequence, &table, start..end)?);
+            filling.push(table.fork());
+        }
+        (end == n_rows).then_some(Some(table))
     }
 
     /// One more draft token for each caught-up sequence. `None` if the step failed.
@@ -147,7 +156,9 @@ impl DraftModel {
             one.plan(&mut plan);
         }
         let logits = self.runner.run(&plan).ok()?;
-        plan.projections.iter().for_each(|projection| self.cross.filled(&projection.key));
+        for chunk in &plan.projections {
+            self.cross.fill_to(&chunk.key, chunk.rows.end);
+        }
         let mut rows = logits.chunks_exact(self.runner.vocab());
         for one in drafting.iter_mut().filter(|one| one.caught_up) {
             one.draft.push(most_probable(rows.next()?));

@@ -154,6 +154,8 @@ pub struct Bench {
     pub clock: Arc<ManualClock>,
     log: Arc<Mutex<StepLog>>,
     seen: BTreeMap<u64, Seen>,
+    /// Weights of alignments, in the order they ended.
+    pub aligned: Vec<(u64, Vec<f32>)>,
 }
 
 impl Bench {
@@ -176,7 +178,7 @@ impl Bench {
         let log = Arc::new(Mutex::new(StepLog::default()));
         let decoder = FakeDecoder { info, log: Arc::clone(&log) };
         let engine = Engine::new(Box::new(decoder), tokenizer(), config).unwrap();
-        Self { engine, clock: Arc::default(), log, seen: BTreeMap::new() }
+        Self { engine, clock: Arc::default(), log, seen: BTreeMap::new(), aligned: Vec::new() }
     }
 
     /// The same with its engine changed.
@@ -264,13 +266,14 @@ impl Bench {
 
     fn note(&mut self, outputs: Vec<Output>) {
         for output in outputs {
-            let seen = self.seen.entry(output.id().0).or_default();
+            let id = output.id().0;
+            let seen = self.seen.entry(id).or_default();
             assert!(seen.end.is_none(), "nothing follows the end: {output:?}");
             match output {
                 Output::Delta(_, delta) => seen.deltas.push(delta),
                 Output::Finished(_, finished) => seen.end = Some(Ok(finished)),
                 Output::Failed(_, failure) => seen.end = Some(Err(failure)),
-                Output::Aligned(..) => panic!("no alignment was requested"),
+                Output::Aligned(_, weights) => self.aligned.push((id, weights)),
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
-use triptych_models::decoder::{Decoder, DecoderInfo, PagedBatch, StepInput};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, StepInput};
 
 /// Tokens of the fake vocabulary.
 pub const VOCAB: usize = 64;
@@ -25,8 +25,12 @@ pub struct StepLog {
     pub steps: Vec<Vec<(u32, Range<usize>)>>,
     /// Of the last step: the token of each sequence from which on it cross-attends, where that is optional.
     pub cross_from: Option<Vec<u32>>,
-    /// Rows of each projection.
+    /// Rows of each call that projects.
     pub projections: Vec<usize>,
+    /// What ran, in order: `p` for rows projected, `s` for a step, `a` for a layer of an alignment.
+    pub order: String,
+    /// Layers that an alignment still has, and its first token.
+    pub aligns: Option<(u32, u32)>,
     /// Refuse the next forward.
     pub fail_forward: bool,
     /// Refuse the next projection.
@@ -94,6 +98,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         cross_optional: false,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
+        cross_rows_per_token: 1,
     }
 }
 
@@ -195,6 +200,9 @@ impl Decoder for FakeDecoder {
         }
         assert_eq!(rows.len(), slots.len() * HIDDEN);
         log.projections.push(slots.len());
+        log.order.push('p');
+        let mut seen = HashSet::new();
+        assert!(slots.iter().all(|slot| seen.insert(*slot)), "no slot is written twice");
         for (row, slot) in rows.chunks_exact(HIDDEN).zip(slots) {
             log.cross_kv[*slot as usize] = Some(hash_row(row));
         }
@@ -216,6 +224,7 @@ impl Decoder for FakeDecoder {
         log.cross_from = step.cross_from.map(<[u32]>::to_vec);
         log.write(step);
         log.steps.push(Vec::new());
+        log.order.push('s');
         let n_seqs = step.self_kv.seq_lens.len();
         let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| log.read(step, i)).collect();
         let (period, wrong_every) = (log.period, log.wrong_every);
@@ -230,6 +239,23 @@ impl Decoder for FakeDecoder {
             })
         });
         Ok(logits.collect())
+    }
+
+    fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {
+        let n_layers = input.heads.iter().map(|(layer, _)| layer + 1).max().unwrap_or(0);
+        self.log.lock().unwrap().aligns = Some((n_layers, input.tokens[0]));
+        Ok(())
+    }
+
+    fn align_layer(&mut self) -> Result<Option<Vec<f32>>, ModelError> {
+        let mut log = self.log.lock().unwrap();
+        log.order.push('a');
+        let (left, token) = log.aligns.take().expect("a pass has begun");
+        if left == 1 {
+            return Ok(Some(vec![token as f32]));
+        }
+        log.aligns = Some((left - 1, token));
+        Ok(None)
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {

@@ -6,6 +6,8 @@ mod fake;
 mod preemption;
 mod speculation;
 mod items;
+mod projections;
+mod alignments;
 mod resumed;
 mod queue;
 mod rules;

@@ -201,7 +201,9 @@ fn beams_share_their_prompt_and_one_projection() {
 fn thirty_two_requests_on_one_clip_use_the_cross_memory_of_one() {
     let kv = KvBudget::Blocks { self_attention: 64, cross_attention: 2 * 47, host: 0 };
     let (max_sequences, max_waiting) = (32, 32);
-    let mut bench = Bench::with_cross(EngineConfig { kv, max_sequences, max_waiting, ..config() });
+    let token_budget = 2048;
+    let config = EngineConfig { kv, token_budget, max_sequences, max_waiting, ..config() };
+    let mut bench = Bench::with_cross(config);
     let clip = item(1, 1500);
     for id in 1..=32 {
         bench.add(cross(bench.sequence(id, 4, 8), &clip, 0..1500));

@@ -9,6 +9,7 @@ mod bench;
 mod case;
 mod narrow;
 mod preempted;
+mod projected;
 mod sampled;
 mod beams;
 mod prefix_sharing;

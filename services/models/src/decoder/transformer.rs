@@ -2,7 +2,7 @@
 
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
-use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
+use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput, no_align};
 use crate::error::ModelError;
 use crate::layers::{
     CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
@@ -17,6 +17,9 @@ mod staged;
 
 use staged::StagedStep;
 
+use align::AlignPass;
+use std::ops::ControlFlow;
+
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {
     backend: B,
@@ -29,6 +32,7 @@ pub struct TransformerDecoder<B: Backend> {
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
     host_kv: B::HostKvCache,
+    align_pass: Option<AlignPass<B>>,
 }
 
 struct DecoderLayer<B: Backend> {
@@ -71,6 +75,7 @@ impl<B: Backend> TransformerDecoder<B> {
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
             host_kv: backend.host_kv_cache(self_layout(spec, 0))?,
+            align_pass: None,
             spec: spec.clone(),
             backend: backend.clone(),
         })
@@ -117,6 +122,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             cross_optional: self.is_cross_optional(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
+            cross_rows_per_token: spec.cross_rows_per_token(),
         }
     }
 
@@ -172,8 +178,22 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         self.logits(staged, &x)
     }
 
-    fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
-        self.attention_of_heads(input)
+    fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {
+        // An earlier pass goes first, also if this one is refused.
+        self.align_pass = None;
+        self.align_pass = Some(self.begin_pass(input)?);
+        Ok(())
+    }
+
+    fn align_layer(&mut self) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(pass) = self.align_pass.take() else { return Err(no_align("no pass has begun")) };
+        Ok(match self.run_layer(pass)? {
+            ControlFlow::Continue(pass) => {
+                self.align_pass = Some(pass);
+                None
+            }
+            ControlFlow::Break(weights) => Some(weights),
+        })
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {

@@ -106,6 +106,10 @@ impl Preprocess for CaptionProcessor {
         true
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        Some(self.max_rows)
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

@@ -57,6 +57,12 @@ impl Preprocess for ImageProcessor {
         &[Modality::Image]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        let ImageSettings { max_pixels, patch_size, merge_size, .. } = self.settings;
+        let row = u64::from(patch_size) * u64::from(merge_size);
+        usize::try_from(max_pixels / (row * row)).ok()
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

@@ -88,6 +88,10 @@ impl Preprocess for TextProcessor {
         &[Modality::Text]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        Some(self.max_tokens)
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

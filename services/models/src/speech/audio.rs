@@ -136,6 +136,10 @@ impl Preprocess for AudioProcessor {
         &[Modality::Audio]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        Some(self.settings.rows_per_window())
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use tempfile::TempDir;
 use triptych_core::Modality;
 use triptych_kernels::Precision;
@@ -14,7 +15,8 @@ use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{TiledEncoder, TransformerEncoder};
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
-use triptych_models::spec::StemSpec;
+use triptych_models::spec::{ModelSpec, StemSpec};
+use triptych_models::tokenization::Tokenizer;
 use triptych_models::weights::Weights;
 
 fn whisper(layers: u64, hidden: u64, heads: u64, n_mels: u64, vocab: u64) -> serde_json::Value {
@@ -127,6 +129,39 @@ fn mllama() -> serde_json::Value {
 #[test]
 fn llama_3_2_vision() {
     check("llama-3.2-11b-vision", Modality::Image, &mllama());
+}
+
+/// The spec of a configuration, and the most rows that its processor gives a sequence.
+fn rows(config: &serde_json::Value, processor: &serde_json::Value) -> (ModelSpec, Option<usize>) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(dir.path().join("preprocessor_config.json"), processor.to_string()).expect("a file");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/t5_small/model");
+    let tokenizer = Arc::new(Tokenizer::from_dir(&golden).expect("a tokenizer"));
+    let config = Config::new("config.json", config);
+    let family = Family::of(&config).expect("a family");
+    let spec = family.spec(&config).expect("a published configuration");
+    let processor = family.preprocess(dir.path(), &spec.encoder, &tokenizer).expect("a processor");
+    let max_rows = processor.max_rows();
+    (spec, max_rows)
+}
+
+#[test]
+fn the_most_rows_of_published_models_and_what_one_costs_beside_a_token() {
+    let check = |config, processor, n_rows, rows_per_token| {
+        let (spec, max_rows) = rows(&config, &processor);
+        assert_eq!((max_rows, spec.decoder.cross_rows_per_token()), (Some(n_rows), rows_per_token));
+    };
+    let tiles = serde_json::json!({ "size": { "height": 560, "width": 560 }, "max_image_tiles": 4 });
+    check(mllama(), tiles, 4 * 1601, 129);
+    let mel = serde_json::json!({
+        "feature_size": 80, "sampling_rate": 16000, "n_fft": 400, "hop_length": 160, "chunk_length": 30,
+    });
+    check(whisper(4, 384, 6, 80, 51864), mel, 1500, 7);
+    let t5 = serde_json::json!({
+        "model_type": "t5", "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6,
+        "num_heads": 8, "feed_forward_proj": "relu",
+    });
+    check(t5, serde_json::json!({}), 8192, 7);
 }
 
 #[test]

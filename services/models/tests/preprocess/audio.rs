@@ -84,7 +84,7 @@ fn features_of_a_model_directory_match() {
 }
 
 /// A WAV file of 16-bit samples.
-fn wav(rate: u32, n_channels: u16, samples: impl Iterator<Item = i16>) -> Vec<u8> {
+pub fn wav(rate: u32, n_channels: u16, samples: impl Iterator<Item = i16>) -> Vec<u8> {
     let data: Vec<u8> = samples.flat_map(i16::to_le_bytes).collect();
     let mut bytes = b"RIFF".to_vec();
     bytes.extend((36 + data.len() as u32).to_le_bytes());

@@ -42,7 +42,7 @@ fn pixels_of(input: &EncoderInput, settings: &ImageSettings) -> (usize, usize, V
     (h * 14, w * 14, pixels)
 }
 
-fn png(image: &DynamicImage) -> Vec<u8> {
+pub fn png(image: &DynamicImage) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     image.write_to(&mut bytes, ImageFormat::Png).unwrap();
     bytes.into_inner()

@@ -193,8 +193,12 @@ impl Decoder for Timed {
         self.time(|decoder| decoder.forward(step))
     }
 
-    fn align(&mut self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
-        self.decoder.align(input)
+    fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {
+        self.decoder.begin_align(input)
+    }
+
+    fn align_layer(&mut self) -> Result<Option<Vec<f32>>, ModelError> {
+        self.decoder.align_layer()
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {

@@ -35,12 +35,14 @@ pub struct Grid {
     pub cross_rows: u32,
 }
 
-/// Bytes of a token in the decoder's KV cache.
-pub fn kv_sizes(info: &DecoderInfo) -> KvSizes {
+/// Sizes of the decoder's KV cache; `max_cross_rows`: encoder rows that a sequence may cross-attend to.
+pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
     KvSizes {
         token_bytes: info.self_block_bytes / KV_BLOCK_TOKENS,
         cross_row_bytes: if info.cross_attention { info.cross_block_bytes / KV_BLOCK_TOKENS } else { 0 },
         max_context: info.max_context,
+        cross_rows_per_token: info.cross_rows_per_token,
+        max_cross_rows,
     }
 }
 

@@ -227,13 +227,14 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         cross_optional: true,
         self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
         cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
+        cross_rows_per_token: kv.cross_rows_per_token,
     }
 }
 
 impl PdSide {
     fn new(pool: &PoolSpec, spec: &PdSpec) -> Result<Self, SpecError> {
         let info = decoder(pool.curves.kv);
-        let config = spec.engine.for_decoder(&info);
+        let config = spec.engine.for_decoder(&info, pool.curves.kv.max_cross_rows);
         let wrong = |e: triptych_engine::EngineError| SpecError::Engine {
             pool: pool.name.clone(),
             what: e.to_string(),

@@ -83,7 +83,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         publish: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         load: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         row_bytes: 1000,
-        kv: KvSizes { token_bytes: 10_000, cross_row_bytes: 0, max_context: 8192 },
+        kv: KvSizes { token_bytes: 10_000, max_context: 8192, cross_rows_per_token: 1, ..KvSizes::default() },
         prompt: PromptSpec::default(),
         proxy: ProxyCost::default(),
         front: FrontCost::default(),

@@ -136,6 +136,11 @@ impl ArbiterState {
         BudgetUsage { budget: self.limit(), ..self.usage }
     }
 
+    /// Steps and chunks in the queues.
+    pub fn n_waiting(&self) -> usize {
+        self.steps.len() + self.parts.len()
+    }
+
     /// Queues a step of an engine.
     pub fn ask_step(&mut self, id: ComputeId) {
         self.steps.push_back(id);

@@ -1,12 +1,13 @@
 //! Cross-attention weights of chosen heads: one pass over known tokens, beside the caches.
 //!
-//! The layers run over keys and values of this pass alone. The back end returns the weights of the chosen heads beside
-//! their attention.
+//! It is run layer by layer, so that steps can run between. The layers run over keys and values of this pass alone. The
+//! back end returns the weights of the chosen heads beside their attention.
 
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
 use crate::layers::StagedPositions;
 use crate::spec::{CrossSpec, ItemsSpec};
+use std::ops::ControlFlow;
 use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
@@ -32,28 +33,56 @@ struct AlignContext<'a, B: Backend> {
     heads: Indices,
 }
 
+/// A pass between two of its layers.
+pub(super) struct AlignPass<B: Backend> {
+    /// Encoder rows, `[n_rows, encoder_hidden]`.
+    rows: B::Tensor,
+    /// Output of the layers so far, `[n_tokens, hidden]`.
+    x: B::Tensor,
+    staged: StagedAlign<B::Step>,
+    next_layer: usize,
+    n_heads: usize,
+    /// Weights of the heads, `[n_heads, n_tokens, n_rows]`; zeros where a layer is still to come.
+    weights: Vec<f32>,
+}
+
 impl<B: Backend> TransformerDecoder<B> {
-    /// See [`Decoder::align`](super::Decoder::align).
-    pub(super) fn attention_of_heads(&self, input: &AlignInput<'_>) -> Result<Vec<f32>, ModelError> {
+    /// See [`Decoder::begin_align`](super::Decoder::begin_align).
+    pub(super) fn begin_pass(&self, input: &AlignInput<'_>) -> Result<AlignPass<B>, ModelError> {
         let cross = self.check_align(input)?;
         let n_rows = input.rows.len() / cross.encoder_hidden;
         let rows = self.backend.upload(input.rows.to_vec(), n_rows, cross.encoder_hidden)?;
-        let staged = &self.stage_align(input, n_rows)?;
+        let staged = self.stage_align(input, n_rows)?;
         let x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
-        let mut x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
-        let size = input.tokens.len() * n_rows;
-        let mut weights = vec![0.0; input.heads.len() * size];
-        for (i, (layer, (heads, places))) in self.layers.iter().zip(&staged.heads).enumerate() {
-            let bias = self.input_layer.score_bias(i);
-            let with = AlignContext { rows: &rows, staged, bias, heads: *heads };
-            let (next, found) = layer.align(&self.backend, &x, &with)?;
-            x = next;
+        let x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
+        let n_heads = input.heads.len();
+        let weights = vec![0.0; n_heads * input.tokens.len() * n_rows];
+        Ok(AlignPass { rows, x, staged, next_layer: 0, n_heads, weights })
+    }
+
+    /// Runs the next layer that a head needs, if there is one. Returns the pass unless it was the last.
+    pub(super) fn run_layer(
+        &self,
+        mut pass: AlignPass<B>,
+    ) -> Result<ControlFlow<Vec<f32>, AlignPass<B>>, ModelError> {
+        let idx = pass.next_layer;
+        if let (Some(layer), Some((heads, places))) = (self.layers.get(idx), pass.staged.heads.get(idx)) {
+            let bias = self.input_layer.score_bias(idx);
+            let with = AlignContext { rows: &pass.rows, staged: &pass.staged, bias, heads: *heads };
+            let (next, found) = layer.align(&self.backend, &pass.x, &with)?;
+            pass.x = next;
             // A layer without cross-attention reports no weights.
+            let size = pass.weights.len() / pass.n_heads.max(1);
             for (place, found) in places.iter().zip(found.chunks_exact(size)) {
-                weights[place * size..][..size].copy_from_slice(found);
+                pass.weights[place * size..][..size].copy_from_slice(found);
             }
         }
-        Ok(weights)
+        pass.next_layer += 1;
+        Ok(if pass.next_layer < pass.staged.heads.len() {
+            ControlFlow::Continue(pass)
+        } else {
+            ControlFlow::Break(pass.weights)
+        })
     }
 
     /// Takes the arrays of a checked pass to the back end. Layers after the last with a head to report are left out.

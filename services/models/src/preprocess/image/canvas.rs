@@ -63,6 +63,11 @@ impl Preprocess for CanvasProcessor {
         &[Modality::Image]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        let ImageSize { width, height } = self.settings.max_size()?;
+        self.stem.image_rows([height, width].map(|side| self.stem.patches_along(side as usize)))
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

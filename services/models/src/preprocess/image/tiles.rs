@@ -137,6 +137,10 @@ impl Preprocess for TileProcessor {
         &[Modality::Image]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        Some(self.tiles.max_tiles * self.tiles.tile_rows())
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

@@ -70,6 +70,10 @@ impl Preprocess for WaveProcessor {
         &[Modality::Audio]
     }
 
+    fn max_rows(&self) -> Option<usize> {
+        Some(self.wave.n_rows(self.wave.window))
+    }
+
     fn preprocess(
         &self,
         modality: Modality,

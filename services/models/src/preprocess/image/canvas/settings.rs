@@ -72,6 +72,11 @@ impl CanvasSettings {
         Ok(Self { steps, filter: ResizeFilter::of(&file, default)?, mean, std, rescale })
     }
 
+    /// The size that no canvas exceeds; `None`: an image may stay long on one side.
+    pub fn max_size(&self) -> Option<ImageSize> {
+        self.steps.last()?.max_size()
+    }
+
     /// The size of every canvas, if it is always the same.
     pub fn fixed_size(&self) -> Option<ImageSize> {
         self.steps.last()?.fixed_size()

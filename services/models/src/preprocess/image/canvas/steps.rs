@@ -25,6 +25,18 @@ pub enum CanvasStep {
 }
 
 impl CanvasStep {
+    /// The size that no canvas exceeds after this step.
+    pub fn max_size(self) -> Option<ImageSize> {
+        match self {
+            // A high image is only as wide as its shape says, which may be more than the bounds are wide.
+            Self::Thumbnail(bounds) => {
+                let side = bounds.width.max(bounds.height);
+                Some(ImageSize { width: side, height: side })
+            }
+            _ => self.fixed_size(),
+        }
+    }
+
     /// The size of every canvas after this step, if it is always the same.
     pub fn fixed_size(self) -> Option<ImageSize> {
         match self {

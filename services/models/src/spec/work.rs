@@ -1,0 +1,35 @@
+//! Arithmetic of a decoder's parts beside each other, in products with weights.
+
+use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, ItemsSpec};
+
+impl DecoderSpec {
+    /// Encoder rows whose projection to keys and values multiplies as many weights as the layers do for one token:
+    /// 7 for BART, about a hundred where few layers cross-attend. At least 1, and 1 without cross-attention.
+    pub fn cross_rows_per_token(&self) -> usize {
+        let ItemsSpec::CrossAttention(cross) = &self.items else { return 1 };
+        let stack = &self.stack;
+        let own = stack.attention.shape;
+        let other = cross.attention.shape;
+        let n_cross = cross.instead().map_or(stack.n_layers, |instead| instead.layers.len());
+        let n_own = stack.n_layers - cross.instead().map_or(0, |instead| instead.layers.len());
+        // Queries and output, and keys and values, of each token.
+        let self_attention = 2 * (own.n_heads + own.n_kv_heads) * own.head_dim * stack.hidden;
+        let cross_attention = 2 * other.n_heads * other.head_dim * stack.hidden;
+        let token = n_own * self_attention
+            + n_cross * cross_attention
+            + stack.n_layers * stack.feed_forward.n_weights(stack.hidden);
+        let row = n_cross * 2 * other.n_kv_heads * other.head_dim * cross.encoder_hidden;
+        token.checked_div(row).unwrap_or(1).max(1)
+    }
+}
+
+impl FeedForwardSpec {
+    /// Weights of the block between rows of `hidden` values.
+    fn n_weights(&self, hidden: usize) -> usize {
+        let n_matrices = match self.kind {
+            FeedForwardKind::Plain => 2,
+            FeedForwardKind::Gated | FeedForwardKind::UpGate => 3,
+        };
+        n_matrices * self.width * hidden
+    }
+}

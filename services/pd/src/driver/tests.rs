@@ -1,0 +1,159 @@
+//! An engine's thread beside an encoder: whose turn it is, by a decoder that tells when it computes.
+
+use super::*;
+use crate::meters::MetricFamilies;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use triptych_core::item::from_f32;
+use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_engine::EngineConfig;
+use triptych_models::ModelError;
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
+use triptych_models::tokenization::Tokenizer;
+use triptych_runtime::MetricsRegistry;
+use triptych_runtime::compute_arbiter::EncoderBudget;
+
+/// Layers of an alignment.
+const N_LAYERS: usize = 40;
+
+/// What computes at this moment, and what has.
+#[derive(Default)]
+struct Cores {
+    users: AtomicUsize,
+    overlapped: AtomicBool,
+    /// Layers of alignments that have begun.
+    layers: AtomicUsize,
+}
+
+impl Cores {
+    fn enter(&self) {
+        if self.users.fetch_add(1, Ordering::SeqCst) > 0 {
+            self.overlapped.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn leave(&self) {
+        self.users.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Computes nothing but alignments, and those by taking the cores for a moment.
+struct AligningDecoder(Arc<Cores>);
+
+impl Decoder for AligningDecoder {
+    fn info(&self) -> DecoderInfo {
+        DecoderInfo {
+            vocab: 2,
+            n_readable: 2,
+            encoder_hidden: 1,
+            max_context: 64,
+            cross_attention: true,
+            cross_optional: false,
+            self_block_bytes: 1 << 20,
+            cross_block_bytes: 1 << 20,
+            cross_rows_per_token: 1,
+        }
+    }
+
+    fn begin_align(&mut self, _: &AlignInput<'_>) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn align_layer(&mut self) -> Result<Option<Vec<f32>>, ModelError> {
+        self.0.enter();
+        let n = self.0.layers.fetch_add(1, Ordering::SeqCst) + 1;
+        std::thread::yield_now();
+        self.0.leave();
+        Ok((n == N_LAYERS).then(|| vec![1.0]))
+    }
+
+    fn allocate_kv(&mut self, _: usize, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn allocate_host(&mut self, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn project_cross(&mut self, _: Vec<f32>, _: &[u32]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn forward(&mut self, _: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+        Ok(Vec::new())
+    }
+
+    fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn swap_out(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn swap_in(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
+    let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}}}"#;
+    let tokenizer = Arc::new(Tokenizer::from_bytes(json.as_bytes()).unwrap());
+    let decoder = Box::new(AligningDecoder(Arc::clone(cores)));
+    let metrics = MetricsRegistry::default();
+    let setup = DriverSetup {
+        engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
+        meters: MetricFamilies::new(&metrics).of_model("m"),
+        arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
+        watchdog: Watchdog::default(),
+        fault: None,
+    };
+    Driver::spawn("m", setup, CancellationToken::new()).unwrap()
+}
+
+fn job(id: SequenceId) -> AlignJob {
+    let item = EncodedItem {
+        key: ContentKey::from_bytes([1; 32]),
+        fingerprint: Fingerprint::from_bytes([1; 32]),
+        modality: Modality::Audio,
+        n_tokens: 2,
+        hidden: 1,
+        dtype: DType::F32,
+        extent: Extent::Tokens,
+        checksum: [0; 32],
+    };
+    let output = EncoderOutput::seal(item, from_f32(&[1.0, 2.0], DType::F32)).unwrap();
+    AlignJob { id, tokens: vec![0, 1], output, first_row: 0, n_rows: 2, heads: [(0, 0)].into() }
+}
+
+#[test]
+fn an_alignment_computes_only_while_no_encoder_forward_does() {
+    let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+    let cores = Arc::<Cores>::default();
+    let encoder = arbiter.encoder();
+    let mut forward = encoder.forward();
+    forward.part(1);
+    cores.enter();
+    let driver = driver(&arbiter, &cores);
+    let (sender, mut outputs) = tokio::sync::mpsc::unbounded_channel();
+    let running = driver.align(job(driver.next_id()), sender).unwrap();
+    // The engine's thread takes the job up: it waits for its turn, or computes beside the forward.
+    while arbiter.n_waiting() == 0 && cores.layers.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(cores.layers.load(Ordering::SeqCst), 0, "it waits while the forward computes");
+    cores.leave();
+    // From here on both take turns.
+    let aligned = loop {
+        forward.part(1);
+        cores.enter();
+        std::thread::yield_now();
+        cores.leave();
+        if let Ok(output) = outputs.try_recv() {
+            break output;
+        }
+    };
+    drop(forward);
+    assert!(matches!(aligned, Output::Aligned(_, weights) if weights == [1.0]));
+    assert!(!cores.overlapped.load(Ordering::SeqCst), "an alignment ran beside a forward");
+    drop(running);
+}

@@ -1,0 +1,184 @@
+//! Settings of a worker's engines, and the caches that they come to for a decoder.
+
+use std::fmt;
+use tokio::sync::Semaphore;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_engine::speculation::prompt_lookup::PromptLookup;
+use triptych_engine::{EngineConfig, KvBudget, Speculation};
+use triptych_models::decoder::DecoderInfo;
+
+/// Sizes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSettings {
+    /// Budget of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
+    /// Default 1 GiB.
+    pub self_kv_bytes: usize,
+    /// Budget of the cross-attention KV cache in bytes; less is taken if all sequences with the largest encoder input
+    /// need less. Default 1 GiB.
+    pub cross_kv_bytes: usize,
+    /// Host memory for the self-attention KV of preempted sequences, in bytes. Default 256 MiB. 0: none, they
+    /// are recomputed.
+    pub host_kv_bytes: usize,
+    /// Draft tokens by prompt lookup for greedy completions. Default 0: no speculation.
+    pub lookup_tokens: usize,
+    /// Most rows of a step. Default 512.
+    pub token_budget: usize,
+    /// Share of engine time for decode-only steps while prompts wait, in percent. Default 33: sequences decode
+    /// at a third of their speed at least, and prompts prefill at two thirds of theirs.
+    pub decode_share: u8,
+    /// Most sequences that run at once. Default 64.
+    pub max_sequences: usize,
+    /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
+    pub max_waiting: usize,
+    /// Most requests admitted at once. Default 512.
+    pub max_requests: usize,
+    /// Draft tokens per step of a draft model. Default 4.
+    pub draft_tokens: usize,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            self_kv_bytes: 1 << 30,
+            cross_kv_bytes: 1 << 30,
+            host_kv_bytes: 256 << 20,
+            lookup_tokens: 0,
+            token_budget: 512,
+            decode_share: 33,
+            max_sequences: 64,
+            max_waiting: 1024,
+            max_requests: 512,
+            draft_tokens: 4,
+        }
+    }
+}
+
+impl EngineSettings {
+    /// Sequences that run or wait.
+    pub fn max_live(self) -> usize {
+        self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
+    }
+
+    /// Engine settings for a decoder, with no more KV than all sequences at full length can fill, each with
+    /// `max_cross_rows` encoder rows; `None`: any number.
+    pub fn for_decoder(self, info: &DecoderInfo, max_cross_rows: Option<usize>) -> EngineConfig {
+        let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
+        let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
+        let most_cross = max_cross_rows.map_or(usize::MAX, most);
+        let kv = KvBudget::Blocks {
+            self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
+            cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most_cross),
+            host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
+        };
+        EngineConfig {
+            kv,
+            token_budget: self.token_budget.max(self.max_sequences),
+            decode_share: self.decode_share,
+            max_sequences: self.max_sequences,
+            // Before the first step all live sequences wait.
+            max_waiting: self.max_live(),
+            speculation: match self.lookup_tokens {
+                0 => Speculation::Off,
+                n_tokens => Speculation::PromptLookup(PromptLookup { n_tokens, max_ngram: 3 }),
+            },
+            ..EngineConfig::default()
+        }
+    }
+}
+
+/// A cross-attention cache that is smaller than the largest encoder input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrossShortage {
+    /// Rows that it holds.
+    pub held_rows: usize,
+    /// Rows of the largest encoder input.
+    pub max_rows: usize,
+    /// Bytes of a cache that holds them.
+    pub needed_bytes: usize,
+}
+
+impl CrossShortage {
+    /// The shortage of an engine's caches for inputs of up to `max_rows` rows; `None`: they fit.
+    pub fn of(config: &EngineConfig, info: &DecoderInfo, max_rows: Option<usize>) -> Option<Self> {
+        let KvBudget::Blocks { cross_attention, .. } = config.kv else { return None };
+        let max_rows = max_rows.filter(|_| info.cross_attention)?;
+        let needed = max_rows.div_ceil(KV_BLOCK_TOKENS);
+        (cross_attention < needed).then(|| Self {
+            held_rows: cross_attention * KV_BLOCK_TOKENS,
+            max_rows,
+            needed_bytes: needed.saturating_mul(info.cross_block_bytes),
+        })
+    }
+}
+
+impl fmt::Display for CrossShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { held_rows, max_rows, needed_bytes } = self;
+        let mib = needed_bytes.div_ceil(1 << 20);
+        write!(
+            f,
+            "the cross-attention cache holds {held_rows} encoder rows, an item may have {max_rows}: larger ones are \
+             refused unless --cross-kv-mib is {mib} or more"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A decoder of 4 KiB for each token and encoder row.
+    fn decoder() -> DecoderInfo {
+        let block = 4096 * KV_BLOCK_TOKENS;
+        DecoderInfo {
+            vocab: 100,
+            n_readable: 100,
+            encoder_hidden: 8,
+            max_context: 512,
+            cross_attention: true,
+            cross_optional: false,
+            self_block_bytes: block,
+            cross_block_bytes: block,
+            cross_rows_per_token: 7,
+        }
+    }
+
+    fn cross_rows(settings: EngineSettings, max_rows: Option<usize>) -> usize {
+        let config = settings.for_decoder(&decoder(), max_rows);
+        config.check(&decoder()).unwrap().cross * KV_BLOCK_TOKENS
+    }
+
+    #[test]
+    fn the_largest_input_fits_however_few_sequences_run() {
+        for max_rows in [1500, 6404, 8192] {
+            for max_sequences in [1, 2, 4, 64] {
+                let settings = EngineSettings { max_sequences, ..EngineSettings::default() };
+                let rows = cross_rows(settings, Some(max_rows));
+                assert!(rows >= max_rows, "{rows} rows for {max_rows} with {max_sequences} sequences");
+                assert!(rows <= max_sequences * max_rows.next_multiple_of(KV_BLOCK_TOKENS));
+            }
+        }
+    }
+
+    #[test]
+    fn the_budget_bounds_the_cache_where_nothing_else_does() {
+        let settings =
+            EngineSettings { max_sequences: 1, cross_kv_bytes: 64 << 20, ..EngineSettings::default() };
+        assert_eq!(cross_rows(settings, None), 16384);
+        assert_eq!(cross_rows(settings, Some(20_000)), 16384);
+    }
+
+    #[test]
+    fn a_budget_below_the_largest_input_is_told_with_the_setting_and_what_it_takes() {
+        let settings = EngineSettings { cross_kv_bytes: 16 << 20, ..EngineSettings::default() };
+        let shortage =
+            |max_rows| CrossShortage::of(&settings.for_decoder(&decoder(), max_rows), &decoder(), max_rows);
+        assert_eq!((shortage(None), shortage(Some(4096))), (None, None));
+        let text = shortage(Some(6404)).unwrap().to_string();
+        assert_eq!(
+            text,
+            "the cross-attention cache holds 4096 encoder rows, an item may have 6404: larger ones are refused unless \
+             --cross-kv-mib is 26 or more"
+        );
+    }
+}
