@@ -1,14 +1,17 @@
 //! The cluster under test: two proxies, three encoders, three PD workers, Redis, S3; each a process of its own.
 
 use crate::link::FaultyLink;
+use crate::proxies::ProxyEnds;
+use crate::sums::{MetricSums, RESUMED};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use triptych_ec::testing::{RedisServer, S3Server};
-use triptych_tests::cluster::reqwest_client;
+use triptych_tests::cluster::{reqwest_client, sum_series};
 use triptych_tests::net::Net;
 use triptych_tests::process::{Process, eventually, signal};
 use triptych_tests::samples::models_dir;
@@ -25,6 +28,10 @@ pub const PDS: [&str; 3] = ["pd0", "pd1", "pd2"];
 /// Context length given to the vision model: eight times that of its training, so that long answers last long enough
 /// for faults in the middle of them.
 const LONG_CONTEXT: u32 = 8192;
+/// Seconds for a process that is told to end to bring its answers to their end, faults of others included.
+const DRAIN_GRACE: &str = "60";
+/// The longest wait for the metrics of a process: it may be cut off.
+const METRICS_TIME: Duration = Duration::from_secs(2);
 
 /// A running role.
 struct Member {
@@ -34,6 +41,10 @@ struct Member {
 
 /// All processes and servers. Drop kills them, and removes the namespaces.
 pub struct Fleet {
+    /// Ends of the proxies, for their clients.
+    pub ends: Arc<ProxyEnds>,
+    /// Sums of the processes that have ended.
+    ended: MetricSums,
     members: Vec<Member>,
     pub redis: RedisServer,
     pub s3: S3Server,
@@ -58,8 +69,9 @@ impl Fleet {
         let s3_link = FaultyLink::start(&net.host(3), s3.port()).await;
         let folder = TempDir::new().expect("a folder for temporary files");
         let models = [with_long_context(folder.path()), models_dir().join("digits-whisper")];
+        let (ends, ended, members) = (Arc::default(), MetricSums::default(), Vec::new());
         let mut fleet =
-            Self { members: Vec::new(), redis, s3, redis_link, s3_link, models, _models: folder, net };
+            Self { ends, ended, members, redis, s3, redis_link, s3_link, models, _models: folder, net };
         for name in ENCODERS.into_iter().chain(PDS).chain(PROXIES) {
             fleet.spawn(name);
         }
@@ -102,19 +114,66 @@ impl Fleet {
     }
 
     /// Kills a member with SIGKILL and starts it again.
-    pub fn replace(&mut self, name: &'static str) {
+    pub async fn replace(&mut self, name: &'static str) {
+        let metrics = self.metrics(name).await;
+        self.ended.add(name, &metrics);
+        self.ends.killed(name);
+        self.restart(name).await;
+    }
+
+    /// Starts a member again that has ended, or is ended by that. A proxy is back when it is ready, so that there is
+    /// always one.
+    async fn restart(&mut self, name: &'static str) {
         self.members.retain(|m| m.name != name);
         self.spawn(name);
+        if PROXIES.contains(&name) {
+            self.wait_ready(name).await;
+            self.ends.is_back(name);
+        }
+    }
+
+    /// The PD worker that has the most requests, as soon as one has any.
+    pub async fn busiest_pd(&self) -> &'static str {
+        eventually("a PD worker has requests", async || {
+            let mut busiest = (0, None);
+            for name in PDS {
+                let running = sum_series(&self.metrics(name).await, "triptych_requests_running") as usize;
+                busiest = busiest.max((running, (running > 0).then_some(name)));
+            }
+            busiest.1
+        })
+        .await
+    }
+
+    /// Streams that were resumed so far.
+    pub async fn resumed_streams(&self) -> f64 {
+        let mut sums = self.ended.clone();
+        for name in PROXIES {
+            sums.add(name, &self.metrics(name).await);
+        }
+        sums.get(RESUMED)
+    }
+
+    /// Sums of metrics, of all processes.
+    pub async fn metric_sums(&self) -> MetricSums {
+        let mut sums = self.ended.clone();
+        for name in PROXIES.into_iter().chain(ENCODERS).chain(PDS) {
+            sums.add(name, &self.metrics(name).await);
+        }
+        sums
     }
 
     /// Ends a member with SIGTERM, waits for its end, and starts it again.
     pub async fn roll(&mut self, name: &'static str) {
+        let metrics = self.metrics(name).await;
+        self.ended.add(name, &metrics);
+        self.ends.rolled(name);
         self.signal(name, "TERM");
         if let Some(member) = self.members.iter_mut().find(|m| m.name == name) {
             let status = member.process.wait().await;
             assert!(status.success(), "{name} did not drain: {status}\n{}", member.process.log());
         }
-        self.replace(name);
+        self.restart(name).await;
     }
 
     /// Members that exited unexpectedly, with status and log.
@@ -128,7 +187,8 @@ impl Fleet {
 
     /// A member's metrics.
     pub async fn metrics(&self, name: &str) -> String {
-        let asked = reqwest_client().get(format!("{}/metrics", self.http(name))).send().await;
+        let asked = reqwest_client().get(format!("{}/metrics", self.http(name)));
+        let asked = asked.timeout(METRICS_TIME).send().await;
         match asked {
             Ok(response) => response.text().await.unwrap_or_default(),
             Err(_) => String::new(),
@@ -156,6 +216,7 @@ impl Fleet {
             self.s3.port()
         );
         let mut args: Vec<String> = ["--grpc", &grpc, "--ec", &redis, "--ec", &s3].map(str::to_owned).into();
+        args.extend(["--drain-grace".to_owned(), DRAIN_GRACE.to_owned()]);
         let mut flag = |flag: &str, value: &str| args.extend([flag.to_owned(), value.to_owned()]);
         let role = if PROXIES.contains(&name) {
             flag("--http", &http);

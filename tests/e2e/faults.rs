@@ -80,6 +80,7 @@ struct FaultyCluster {
     pds: Vec<KeptWorker>,
     encoders: Vec<KeptWorker>,
     grpc: String,
+    metrics: String,
     _proxy: Process,
     _store: Process,
     _journals: tempfile::TempDir,
@@ -101,17 +102,23 @@ impl FaultyCluster {
         pds.iter().for_each(|worker| args.extend(["--pd", &worker.address]));
         encoders.iter().for_each(|worker| args.extend(["--encoder", &worker.address]));
         let proxy = Process::start(&args);
-        let metrics = format!("http://{http}/metrics");
+        let (grpc, metrics) = (format!("http://{grpc}"), format!("http://{http}/metrics"));
+        let (_proxy, _store, _journals) = (proxy, store_process, journals);
+        let cluster = Self { pds, encoders, grpc, metrics, _proxy, _store, _journals };
+        cluster.wait_ready().await;
+        cluster
+    }
+
+    /// Waits until the proxy has all workers, so that every end of one was noticed.
+    async fn wait_ready(&self) {
         eventually("all workers are ready", async || {
-            let text = reqwest_client().get(&metrics).send().await.ok()?.text().await.ok()?;
+            let text = reqwest_client().get(&self.metrics).send().await.ok()?.text().await.ok()?;
             let ready = |role, n| {
                 text.contains(&format!("triptych_fleet_workers{{role=\"{role}\",state=\"ready\"}} {n}"))
             };
             (ready("pd", N_PDS) && ready("encoder", N_ENCODERS)).then_some(())
         })
         .await;
-        let grpc = format!("http://{grpc}");
-        Self { pds, encoders, grpc, _proxy: proxy, _store: store_process, _journals: journals }
     }
 
     fn ends(workers: &[KeptWorker]) -> Vec<Option<i32>> {
@@ -210,16 +217,25 @@ impl HonestStreams {
 
 /// Sends a bad request: it is refused, with a type, and so is the same again, which ends nobody.
 async fn refused(
+    cluster: &FaultyCluster,
     client: &TriptychClient<Channel>,
     request: v1::GenerateRequest,
-    workers: &[KeptWorker],
 ) -> Status {
     let mut client = client.clone();
-    let before = FaultyCluster::ends(workers).len();
-    let first = tokio::time::timeout(BAD_PATIENCE, read(&mut client, request.clone())).await;
-    let status = first.expect("it ends in time").err().expect("it is refused");
-    let after = FaultyCluster::ends(workers).len();
-    assert!(after - before <= MAX_DEATHS, "{} workers ended for one request", after - before);
+    let n_ends = || [&cluster.pds, &cluster.encoders].map(|workers| FaultyCluster::ends(workers).len());
+    let mut send = async || {
+        let sent = tokio::time::timeout(BAD_PATIENCE, read(&mut client, request.clone())).await;
+        sent.expect("it ends in time").err().expect("it is refused")
+    };
+    let before = n_ends();
+    let status = send().await;
+    cluster.wait_ready().await;
+    let after = n_ends();
+    let n: usize = after.iter().sum::<usize>() - before.iter().sum::<usize>();
+    assert!(n <= MAX_DEATHS, "{n} workers ended for one request");
+    let again = send().await;
+    assert_eq!((again.code(), class(&again)), (status.code(), class(&status)), "the same again: {again}");
+    assert_eq!(n_ends(), after, "workers ended for what had been refused");
     status
 }
 
@@ -240,9 +256,9 @@ async fn requests_that_kill_workers_are_refused_and_hurt_nobody_else() {
     let expected: Vec<_> = undisturbed.into_iter().map(|read| read.text).collect();
     let streams = HonestStreams::start(&client, &expected);
     for fault in Fault::ALL {
-        let status = refused(&client, bad_prompt(fault), &cluster.pds).await;
+        let status = refused(&cluster, &client, bad_prompt(fault)).await;
         assert_eq!((status.code(), class(&status)), (Code::Internal, "quarantined"), "{fault:?}: {status}");
-        let status = refused(&client, bad_item(fault), &cluster.encoders).await;
+        let status = refused(&cluster, &client, bad_item(fault)).await;
         let expected = if fault == Fault::Panic { "internal" } else { "quarantined" };
         assert_eq!((status.code(), class(&status)), (Code::Internal, expected), "{fault:?}: {status}");
     }

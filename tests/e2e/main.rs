@@ -11,7 +11,6 @@ mod collector;
 mod crashes;
 mod drain;
 mod families;
-#[cfg(feature = "faults")]
 mod faults;
 mod observability;
 mod one_encode;

@@ -30,9 +30,10 @@ pub use size::{Forecast, Size};
 
 use crate::admission::in_time;
 use crate::config::ProxyError;
-use crate::request_machine::deaths::{Deaths, RequestFingerprint, Verdict};
+use crate::request_machine::deaths::{Deaths, RequestFingerprint, Trial, Verdict};
 use crate::request_machine::policy::IDLE_WAIT;
 use catalog::{Catalog, Want};
+use choice::now;
 use meters::FleetMeters;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -41,8 +42,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use triptych_core::{ContentKey, Failure, WorkerId};
+use tokio::time::{Instant, sleep, timeout_at};
+use triptych_core::{ContentKey, Failure, RequestId, WorkerId};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::discovery::fixed::Fixed;
 use triptych_runtime::discovery::{Discovery, Role, Source};
@@ -132,39 +133,53 @@ impl Fleet {
     /// there is none: the caller bounds the time.
     pub async fn lease_idle(&self, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Lease {
         let size = size.into();
+        let mut changes = self.changes();
         loop {
-            if let Some((worker, given)) = self.shared.choose_idle(&self.catalog(), want, &size, tried) {
+            let catalog = changes.borrow_and_update().clone();
+            if let Some((worker, given)) = self.shared.choose_idle(&catalog, want, &size, tried) {
                 return Lease::new(Arc::clone(&self.shared), worker, given);
             }
-            sleep(IDLE_PAUSE).await;
+            tokio::select! {
+                // One that comes back has nothing to do.
+                _ = changes.changed() => {}
+                () = sleep(IDLE_PAUSE) => {}
+            }
         }
     }
 
     /// Verdict on work that workers may have died of.
     pub fn verdict(&self, fingerprint: &RequestFingerprint) -> Verdict {
-        self.deaths().verdict(fingerprint, Instant::now().into_std())
+        self.deaths().verdict(fingerprint, now())
     }
 
-    /// As [`Self::lease`], of work that workers may have died of: alone if they did. Work that is refused is leased too:
-    /// its sender asks again.
+    /// As [`Self::lease`], of work that workers may have died of, and the request that asks for it: alone if they did.
+    /// Work that is refused is leased too: its sender asks again, and ends the trial.
     pub async fn lease_by_verdict(
         &self,
         want: &Want,
         size: Size,
         tried: &[WorkerId],
-        fingerprint: RequestFingerprint,
+        (fingerprint, owner): (RequestFingerprint, RequestId),
     ) -> Lease {
+        let begin = |how| self.deaths().begin_trial(fingerprint, owner, how, now());
+        let mut idle_until = None;
         loop {
             match self.verdict(&fingerprint) {
                 Verdict::Free | Verdict::Refused => return self.lease(want, size, tried).await,
                 Verdict::Alone => {
-                    self.deaths().begin_trial(fingerprint, Instant::now().into_std());
-                    if let Ok(lease) = timeout(IDLE_WAIT, self.lease_idle(want, size.clone(), tried)).await {
-                        return lease;
+                    let until = *idle_until.get_or_insert_with(|| Instant::now() + IDLE_WAIT);
+                    if Instant::now() < until {
+                        begin(Trial::Alone);
+                        let idle = self.lease_idle(want, size.clone(), tried);
+                        if let Ok(lease) = timeout_at(until, idle).await {
+                            return lease;
+                        }
+                        self.deaths().end_trial(&fingerprint, owner);
+                    } else if begin(Trial::Beside) {
+                        return self.lease(want, size, tried).await;
+                    } else {
+                        sleep(IDLE_PAUSE).await;
                     }
-                    // Nobody is idle: it may be innocent, and one more death convicts it.
-                    self.deaths().end_trial(&fingerprint);
-                    return self.lease(want, size, tried).await;
                 }
                 Verdict::Later | Verdict::Unsettled => sleep(IDLE_PAUSE).await,
             }

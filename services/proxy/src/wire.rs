@@ -1,10 +1,12 @@
 //! Calls to workers: deadline, trace context, and the classification of their failures.
 
 use crate::request::item_of_param;
+use crate::request_machine::deaths::Lost;
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, ConnectError, Status, Streaming, TimeoutExpired};
 use triptych_core::{Failure, FailureClass, ItemIdx};
 use triptych_runtime::status::{CLASS_KEY, from_status};
 use triptych_runtime::trace_context;
@@ -36,8 +38,8 @@ pub async fn read_to_end<T>(mut stream: Streaming<T>) {
 pub struct CallFailure {
     /// The failure, for the request.
     pub failure: Failure,
-    /// True if the worker could not be reached or went away; false if it answered.
-    pub broken: bool,
+    /// The way in which the worker was lost; `None`: it answered.
+    pub lost: Option<Lost>,
     /// The item that the worker did not find.
     pub missing: Option<ItemIdx>,
 }
@@ -48,17 +50,36 @@ impl From<Status> for CallFailure {
         let mut failure = from_status(&status);
         // Errors of the transport have a source, and one of several codes: Unknown, Internal, Cancelled.
         let broken = !answered && (status.source().is_some() || status.code() == Code::Unavailable);
+        let lost = broken.then(|| lost(&status));
         if broken && status.code() != Code::DeadlineExceeded {
             failure = Failure::unavailable("a worker could not be reached").with_detail(&status);
         }
         let missing = missing_item(&status, &failure);
-        Self { failure, broken, missing }
+        Self { failure, lost, missing }
     }
 }
 
 impl From<Failure> for CallFailure {
     fn from(failure: Failure) -> Self {
-        Self { failure, broken: false, missing: None }
+        Self { failure, lost: None, missing: None }
+    }
+}
+
+/// The way in which a call was lost, by its causes: an attempt to connect, a time that passed, or a closed connection.
+fn lost(status: &Status) -> Lost {
+    let causes = || std::iter::successors(status.source(), |cause| (*cause).source());
+    let is_timeout = |cause: &(dyn Error + 'static)| {
+        let is_io = cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::TimedOut);
+        is_io
+            || cause.is::<TimeoutExpired>()
+            || cause.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
+    };
+    match causes().next() {
+        _ if causes().any(|cause| cause.is::<ConnectError>()) => Lost::Unreached,
+        _ if causes().any(is_timeout) => Lost::Silent,
+        Some(_) => Lost::Closed,
+        // The status of somebody between the two.
+        None => Lost::Silent,
     }
 }
 
@@ -80,12 +101,16 @@ mod tests {
     #[test]
     fn answers_and_broken_connections_are_distinguished() {
         let answer = CallFailure::from(to_status(&Failure::unavailable("the store is away")));
-        assert!(!answer.broken);
+        assert_eq!(answer.lost, None);
         assert_eq!(answer.failure.message, "the store is away");
-        assert!(CallFailure::from(Status::unavailable("refused")).broken);
-        let reset = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionReset)));
-        let reset = CallFailure::from(reset);
-        assert!(reset.broken && reset.failure.class == FailureClass::Unavailable);
+        assert_eq!(CallFailure::from(Status::unavailable("a proxy's word")).lost, Some(Lost::Silent));
+        let of = |kind: io::ErrorKind| Box::new(io::Error::from(kind));
+        let reset = CallFailure::from(Status::from_error(of(io::ErrorKind::ConnectionReset)));
+        assert_eq!((reset.lost, reset.failure.class), (Some(Lost::Closed), FailureClass::Unavailable));
+        let silent = CallFailure::from(Status::from_error(of(io::ErrorKind::TimedOut)));
+        assert_eq!(silent.lost, Some(Lost::Silent));
+        let refused = ConnectError(of(io::ErrorKind::ConnectionRefused));
+        assert_eq!(CallFailure::from(Status::from_error(Box::new(refused))).lost, Some(Lost::Unreached));
     }
 
     #[test]

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use triptych_core::RequestId;
 
-/// Requests that are written down at the same time; one more is not.
-const N_SLOTS: usize = 64;
+/// Requests that are written down at the same time; one more is not. As many as a PD worker has by default.
+const N_SLOTS: usize = 512;
 const SLOT_BYTES: usize = 16;
 
 /// The journal of a process. Clones share it.
@@ -195,7 +195,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = StartJournal::open(&folder.path().join("starts/pd-0")).unwrap();
         for round in 1..4_u128 {
-            let many: Vec<_> = (0..100).map(|i| journal.begin(id(round * 1000 + i))).collect();
+            let many: Vec<_> = (0..600).map(|i| journal.begin(id(round * 1000 + i))).collect();
             assert_eq!(many.iter().filter(|starting| starting.slot.is_some()).count(), N_SLOTS);
         }
         assert_eq!(journal.0.free.lock().len(), N_SLOTS);

@@ -25,6 +25,9 @@ pub struct ChaosArgs {
     /// Number from which faults are drawn
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Streams that are to be resumed, at least [default: a hundredth of the requests]
+    #[arg(long)]
+    resumed: Option<u64>,
     /// File of the report
     #[arg(long, default_value = "benches/results/chaos.md")]
     report: String,
@@ -47,6 +50,7 @@ pub fn chaos(args: &ChaosArgs) -> Result<()> {
     test.env("TRIPTYCH_BIN", root().join("target/release/triptych"))
         .env("CHAOS_REQUESTS", args.requests.to_string())
         .env("CHAOS_SEED", args.seed.to_string())
+        .env("CHAOS_RESUMED", args.resumed.unwrap_or(args.requests / 100).to_string())
         .env("CHAOS_REPORT", root().join(&args.report));
     run(&mut test)
 }

@@ -158,6 +158,7 @@ impl World<'_> {
                 RequestAction::Supplied => self.settle(r),
                 RequestAction::Choose { tried, holders } => self.choose(r, &tried, &holders),
                 RequestAction::ChooseIdle { tried } => self.choose(r, &tried, &[]),
+                RequestAction::GiveBack => self.requests[r].chosen = None,
                 RequestAction::Send { .. } => self.send(r),
                 RequestAction::Retry { .. } => {}
                 RequestAction::Renew { item, .. } => self.renew(r, item),
@@ -264,7 +265,7 @@ impl World<'_> {
         self.take_back(r);
         let broke = |class, missing| {
             let failure = Failure::new(class, "as the simulated worker says");
-            RequestEvent::Broke(BrokenCall { failure, missing, is_gone: false })
+            RequestEvent::Broke(BrokenCall { failure, missing, lost: None })
         };
         let event = match end {
             AnswerEnd::Whole | AnswerEnd::Short => {

@@ -4,7 +4,7 @@ use super::job::EncodeJob;
 use super::parts::{Parts, now};
 use crate::fleet::{Lease, Origin};
 use crate::request_machine::action::AttemptId;
-use crate::request_machine::deaths::{Aboard, RequestFingerprint, Stage, Verdict};
+use crate::request_machine::deaths::{Aboard, Lost, RequestFingerprint, Stage, Verdict};
 use crate::request_machine::event::EncodeEvent;
 use crate::request_machine::failures::quarantined;
 use crate::request_machine::output::{Belief, Encoded, Wanted};
@@ -51,9 +51,7 @@ impl Attempt {
         };
         match &result {
             Ok(_) => fleet.deaths().answered(&fingerprint),
-            Err(failed) if failed.broken => self.note_death(fingerprint),
-            Err(_) if self.worker.is_alone() => fleet.deaths().end_trial(&fingerprint),
-            Err(_) => {}
+            Err(failed) => self.note_end(fingerprint, failed.lost),
         }
         spans::called(&Span::current(), result.as_ref().map(drop).map_err(|failed| &failed.failure));
         match &result {
@@ -63,13 +61,15 @@ impl Attempt {
         EncodeEvent::Ended { attempt: self.id, result: result.map_err(|failed| failed.failure) }
     }
 
-    /// Its encoder went away, and may have died of it.
-    fn note_death(&self, fingerprint: RequestFingerprint) {
-        let stage = if self.worker.is_alone() { Stage::Alone } else { Stage::Starting };
-        let aboard = Aboard { request: self.job.request_id, fingerprint, stage };
+    /// Its encoder did not make it; one that went away may have died of it.
+    fn note_end(&self, fingerprint: RequestFingerprint, lost: Option<Lost>) {
         let mut deaths = self.parts.fleet.deaths();
-        deaths.end_trial(&fingerprint);
-        deaths.broke(self.worker.id(), aboard, now());
+        deaths.end_trial(&fingerprint, self.job.request_id);
+        if let Some(lost) = lost {
+            let stage = if self.worker.is_alone() { Stage::Alone } else { Stage::Starting };
+            let aboard = Aboard { request: self.job.request_id, fingerprint, stage };
+            deaths.broke(self.worker.id(), aboard, lost, now());
+        }
     }
 
     /// Of its key, whose last two bytes are the tenant's.

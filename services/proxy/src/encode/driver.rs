@@ -10,7 +10,6 @@ use super::parts::Parts;
 use super::progress::Progress;
 use crate::fleet::{Lease, Size};
 use crate::request_machine::action::{AttemptId, CancelReason, EncodeAction, Release, SendReason};
-use crate::request_machine::deaths::Verdict;
 use crate::request_machine::encodes::EncodeId;
 use crate::request_machine::event::{ChosenWorker, EncodeEvent, LeaseAnswer};
 use crate::request_machine::output::Outcome;
@@ -67,11 +66,12 @@ enum Happened {
 }
 
 /// Takes an encode out of the machine when its task ends, by itself, by a panic, or because nobody waits for it.
-struct ForgetOnDrop(Arc<Parts>, EncodeId);
+struct ForgetOnDrop(Arc<Parts>, EncodeId, Arc<EncodeJob>);
 
 impl Drop for ForgetOnDrop {
     fn drop(&mut self) {
         self.0.forget(self.1);
+        self.0.fleet.deaths().end_trial(&self.2.death_fingerprint(), self.2.request_id);
     }
 }
 
@@ -101,7 +101,7 @@ impl Driver {
 
     /// Carries out actions until the encode ends.
     pub(super) async fn run(mut self, begun: Vec<EncodeAction>) {
-        let _forget = ForgetOnDrop(Arc::clone(&self.parts), self.id);
+        let _forget = ForgetOnDrop(Arc::clone(&self.parts), self.id, Arc::clone(&self.job));
         let mut actions = VecDeque::from(begun);
         loop {
             while let Some(action) = actions.pop_front() {
@@ -204,9 +204,9 @@ impl Driver {
             }
             EncodeAction::Choose { tried } => {
                 let (fleet, size, encoder) = (Arc::clone(&self.parts.fleet), self.size(), self.job.encoder());
-                let fingerprint = self.job.death_fingerprint();
+                let suspect = (self.job.death_fingerprint(), self.job.request_id);
                 self.begin(async move {
-                    Happened::Chosen(fleet.lease_by_verdict(&encoder, size, &tried, fingerprint).await)
+                    Happened::Chosen(fleet.lease_by_verdict(&encoder, size, &tried, suspect).await)
                 });
             }
             EncodeAction::ChooseSpare { tried } => {
@@ -242,7 +242,8 @@ impl Driver {
     /// nobody else can. Where only PD workers encode, a job is slow because its worker decodes, and a second one would
     /// only slow another one's answers.
     fn spare(&self, tried: &[WorkerId]) -> Option<Lease> {
-        if self.parts.fleet.verdict(&self.job.death_fingerprint()) != Verdict::Free {
+        if self.parts.fleet.deaths().is_suspect(&self.job.death_fingerprint()) {
+            // Two at once would be two deaths.
             return None;
         }
         let worker = self.parts.fleet.lease(&self.job.encoder(), self.size(), tried).now_or_never();

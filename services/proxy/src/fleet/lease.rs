@@ -102,7 +102,7 @@ impl Lease {
     pub fn report(&self, failed: &CallFailure, origin: Origin) {
         let count = |outcome| self.shared.count(&self.worker, outcome);
         match failed.failure.class {
-            _ if failed.broken => {
+            _ if failed.lost.is_some() => {
                 let was_up = self.worker.view().is_up;
                 if was_up {
                     count(Outcome::Failed);

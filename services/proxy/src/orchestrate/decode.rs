@@ -7,7 +7,7 @@
 use super::sent::SentAnswer;
 use super::supply::{Supply, at_item};
 use super::work::Work;
-use crate::fleet::{Lease, Prefixes, Size};
+use crate::fleet::{Fleet, Lease, Prefixes, Size};
 use crate::request::Resumption;
 use crate::request_machine::action::{LeftItems, RequestAction};
 use crate::request_machine::deaths::RequestFingerprint;
@@ -25,7 +25,7 @@ use tonic::{Status, Streaming};
 use tracing::{Instrument, Span};
 use triptych_core::lifetime::StageTimes;
 use triptych_core::prompt::{Prompt, TextOrTokens};
-use triptych_core::{Failure, WorkerId};
+use triptych_core::{Failure, RequestId, WorkerId};
 use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
@@ -89,6 +89,15 @@ impl Call {
     }
 }
 
+/// Lets the next suspect be tried when a request is given up by its client in the middle of its trial.
+struct EndTrialOnDrop<'a>(&'a Fleet, RequestFingerprint, RequestId);
+
+impl Drop for EndTrialOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.deaths().end_trial(&self.1, self.2);
+    }
+}
+
 impl<'a> Decoding<'a> {
     pub(super) fn new(work: &'a Work, supply: Supply<'a>) -> Self {
         let prompt = work.request.prompt.clone();
@@ -120,7 +129,7 @@ impl<'a> Decoding<'a> {
     /// # Errors
     /// [`Failure`] of the request, or of an item, which it names.
     pub(super) async fn run(mut self) -> Result<(v1::Summary, Vec<v1::Delta>), Failure> {
-        let request = &self.work.request;
+        let Work { request, orchestrator, .. } = self.work;
         let facts = RequestFacts {
             id: request.id,
             fingerprint: self.fingerprint,
@@ -131,6 +140,7 @@ impl<'a> Decoding<'a> {
             arrived: request.arrived.into_std(),
             deadline: request.deadline.into_std(),
         };
+        let _trial = EndTrialOnDrop(&orchestrator.fleet, self.fingerprint, request.id);
         let (mut machine, begun) = self.around(|around| RequestMachine::new(facts, around));
         let mut actions = VecDeque::from(begun);
         loop {
@@ -266,8 +276,8 @@ impl<'a> Decoding<'a> {
             held.clear();
             self.sent = SentAnswer::nothing(self.work.request.n_choices());
         }
-        let CallFailure { failure, missing, broken: is_gone } = failed;
-        RequestEvent::Broke(BrokenCall { failure, missing, is_gone })
+        let CallFailure { failure, missing, lost } = failed;
+        RequestEvent::Broke(BrokenCall { failure, missing, lost })
     }
 
     /// Carries out an action.
@@ -287,6 +297,7 @@ impl<'a> Decoding<'a> {
                 self.call =
                     Call::Choosing(async move { fleet.lease_idle(&want, size, &tried).await }.boxed());
             }
+            RequestAction::GiveBack => self.call = Call::Idle,
             RequestAction::Send { attempt } => self.send(attempt),
             RequestAction::Retry { attempt, failure, resumed } => {
                 tracing::warn!(attempt, resumed, %failure, "request sent to a PD worker again");

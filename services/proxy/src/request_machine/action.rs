@@ -144,6 +144,8 @@ pub enum RequestAction {
         /// Workers that had the request.
         tried: Vec<WorkerId>,
     },
+    /// The chosen worker is not used.
+    GiveBack,
     /// Send the request to the chosen worker, with what went out before: `Wrote`, then `Answered` or `Broke`.
     Send {
         /// From 1.

@@ -1,6 +1,7 @@
 //! Events: everything that the machines hear of. Those of one encode, and those of one request.
 
 use super::action::AttemptId;
+use super::deaths::Lost;
 use super::output::Encoded;
 use std::time::Duration;
 use triptych_core::{EncodedItem, Failure, ItemIdx, WorkerId};
@@ -113,6 +114,6 @@ pub struct BrokenCall {
     pub failure: Failure,
     /// The item that the worker did not find.
     pub missing: Option<ItemIdx>,
-    /// True if the connection to the worker broke: it may have died.
-    pub is_gone: bool,
+    /// The way in which the worker was lost, if it did not say so itself: it may have died.
+    pub lost: Option<Lost>,
 }

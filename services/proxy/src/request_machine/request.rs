@@ -5,10 +5,11 @@
 //! are still being encoded are heard while the answer is awaited. A request whose worker went away is sent again, to
 //! another one, and so is one whose worker did not find an item, which is encoded again first. Once text has gone out,
 //! the next worker goes on from there, unless the client does not want that; then it gets a failure that says so.
-//! A request that workers died of is tried once more alone, and then refused ([`super::deaths`]).
+//! A request that workers died of waits for what their successors report, is tried once more alone, and is then refused
+//! ([`super::deaths`]).
 
 use super::action::{LeftItems, RequestAction};
-use super::deaths::{Aboard, RequestFingerprint, Stage, Verdict};
+use super::deaths::{Aboard, Lost, RequestFingerprint, Stage, Trial, Verdict};
 use super::event::{BrokenCall, RequestEvent};
 use super::failures::{broken_off, out_of_time, quarantined};
 use super::policy::{
@@ -52,8 +53,8 @@ pub struct RequestMachine {
     tried: Vec<WorkerId>,
     /// True if the client has a part of the answer.
     text_out: bool,
-    /// True if it is tried alone.
-    is_alone: bool,
+    /// The way in which it is being tried, if workers died of it.
+    trial: Option<Trial>,
     /// Time until which a worker that has nothing else is waited for, once that began.
     idle_until: Option<Instant>,
 }
@@ -112,9 +113,8 @@ impl RequestMachine {
         };
         let items = vec![item; facts.n_items];
         let (phase, tried) = (Phase::Supplying, Vec::new());
-        let (is_alone, idle_until) = (false, None);
-        let mut machine =
-            Self { facts, items, phase, attempt: 1, tried, text_out: false, is_alone, idle_until };
+        let (trial, idle_until) = (None, None);
+        let mut machine = Self { facts, items, phase, attempt: 1, tried, text_out: false, trial, idle_until };
         let mut actions = Vec::new();
         machine.forward_if_supplied(around, &mut actions);
         (machine, actions)
@@ -151,8 +151,8 @@ impl RequestMachine {
             return actions;
         }
         self.take(event, around, &mut actions);
-        if self.has_ended() && self.is_alone {
-            around.deaths.end_trial(&self.facts.fingerprint);
+        if self.has_ended() {
+            self.end_trial(around);
         }
         actions
     }
@@ -177,24 +177,17 @@ impl RequestMachine {
                 self.item_ended(idx, around, actions);
             }
             RequestEvent::ItemFailed { item, failure } => self.item_failed(item, failure, actions),
-            RequestEvent::Worker(id) => {
-                if let Phase::Choosing { .. } = self.phase {
-                    self.fail_of_item(actions);
-                    // What became known while it waited for a worker counts too.
-                    if !self.has_ended() && !self.is_alone && !self.is_free(around) && self.may_wait(around) {
-                        self.choose(around, actions);
-                    } else if !self.has_ended() {
-                        self.phase = Phase::Answering { wrote: false };
-                        self.idle_until = None;
-                        self.tried.push(id);
-                        actions.push(RequestAction::Send { attempt: self.attempt });
-                    }
-                }
-            }
+            RequestEvent::Worker(id) => self.chosen(id, around, actions),
             RequestEvent::Wrote { went_out } => {
                 if let Phase::Answering { wrote } = &mut self.phase {
                     *wrote = true;
                     self.text_out |= went_out;
+                    match went_out {
+                        // The next worker would go on after it.
+                        true => around.deaths.answered(&self.facts.fingerprint),
+                        false => around.deaths.wrote(&self.facts.fingerprint),
+                    }
+                    self.end_trial(around);
                 }
             }
             RequestEvent::Answered if self.is_answering() => {
@@ -236,39 +229,64 @@ impl RequestMachine {
         }
     }
 
-    fn is_free(&self, around: &mut RequestSurroundings<'_>) -> bool {
-        around.deaths.verdict(&self.facts.fingerprint, around.now) == Verdict::Free
-    }
-
-    /// True if it has not waited yet for as long as a suspect waits for an idle worker.
-    fn may_wait(&self, around: &RequestSurroundings<'_>) -> bool {
-        self.idle_until.is_none_or(|until| around.now < until)
+    /// A worker was chosen: it has the request, unless something became known meanwhile that speaks against that.
+    fn chosen(
+        &mut self,
+        worker: WorkerId,
+        around: &mut RequestSurroundings<'_>,
+        actions: &mut Vec<RequestAction>,
+    ) {
+        let Phase::Choosing { .. } = self.phase else { return };
+        self.fail_of_item(actions);
+        if self.has_ended() {
+            return;
+        }
+        let is_free = |around: &mut RequestSurroundings<'_>| {
+            around.deaths.verdict(&self.facts.fingerprint, around.now) == Verdict::Free
+        };
+        if self.trial.is_none() && !is_free(around) {
+            actions.push(RequestAction::GiveBack);
+            return self.choose(around, actions);
+        }
+        self.phase = Phase::Answering { wrote: false };
+        self.idle_until = None;
+        self.tried.push(worker);
+        actions.push(RequestAction::Send { attempt: self.attempt });
     }
 
     /// Chooses a worker, as far as the deaths of others allow it.
     fn choose(&mut self, around: &mut RequestSurroundings<'_>, actions: &mut Vec<RequestAction>) {
-        let (now, fingerprint) = (around.now, self.facts.fingerprint);
-        let verdict = around.deaths.verdict(&fingerprint, now);
-        self.is_alone = verdict == Verdict::Alone;
-        match verdict {
-            Verdict::Free => return self.choose_any(now, actions),
-            Verdict::Unsettled => return self.phase = Phase::BackingOff { until: now + SETTLE_PAUSE },
-            Verdict::Refused => return self.fail(quarantined(), None, LeftItems::GoOn, actions),
-            Verdict::Alone | Verdict::Later => {}
+        let now = around.now;
+        match around.deaths.verdict(&self.facts.fingerprint, now) {
+            Verdict::Free => self.choose_any(now, actions),
+            Verdict::Unsettled => self.phase = Phase::BackingOff { until: now + SETTLE_PAUSE },
+            Verdict::Later => self.phase = Phase::BackingOff { until: now + TRIAL_PAUSE },
+            Verdict::Refused => self.fail(quarantined(), None, LeftItems::GoOn, actions),
+            Verdict::Alone => self.try_alone(around, actions),
         }
+    }
+
+    /// Chooses a worker that has nothing else; after a while any, if nobody else is tried in that way.
+    fn try_alone(&mut self, around: &mut RequestSurroundings<'_>, actions: &mut Vec<RequestAction>) {
+        let now = around.now;
         let until = *self.idle_until.get_or_insert(now + IDLE_WAIT);
-        match verdict {
-            Verdict::Alone if now < until => {
-                around.deaths.begin_trial(fingerprint, now);
+        let trial = if now < until { Trial::Alone } else { Trial::Beside };
+        if !around.deaths.begin_trial(self.facts.fingerprint, self.facts.id, trial, now) {
+            return self.phase = Phase::BackingOff { until: now + TRIAL_PAUSE };
+        }
+        self.trial = Some(trial);
+        match trial {
+            Trial::Alone => {
                 self.phase = Phase::Choosing { until };
                 actions.push(RequestAction::ChooseIdle { tried: self.tried.clone() });
             }
-            Verdict::Later if now < until => self.phase = Phase::BackingOff { until: now + TRIAL_PAUSE },
-            // Nobody is idle: it may be innocent, and one more death convicts it.
-            _ => {
-                self.is_alone = false;
-                self.choose_any(now, actions);
-            }
+            Trial::Beside => self.choose_any(now, actions),
+        }
+    }
+
+    fn end_trial(&mut self, around: &mut RequestSurroundings<'_>) {
+        if self.trial.take().is_some() {
+            around.deaths.end_trial(&self.facts.fingerprint, self.facts.id);
         }
     }
 
@@ -331,14 +349,13 @@ impl RequestMachine {
         around: &mut RequestSurroundings<'_>,
         actions: &mut Vec<RequestAction>,
     ) {
-        let BrokenCall { failure, missing, is_gone } = call;
-        if is_gone {
-            self.note_death(around);
+        let BrokenCall { failure, missing, lost } = call;
+        if let Some(lost) = lost {
+            self.note_death(lost, around);
         }
-        if self.is_alone {
-            around.deaths.end_trial(&self.facts.fingerprint);
-        }
-        if is_gone && self.is_alone {
+        let died_alone = self.trial == Some(Trial::Alone) && lost == Some(Lost::Closed);
+        self.end_trial(around);
+        if died_alone {
             return self.fail(quarantined().with_detail(failure), None, LeftItems::GoOn, actions);
         }
         if self.text_out && !self.facts.is_resumable {
@@ -351,7 +368,7 @@ impl RequestMachine {
         }
         let is_last = self.attempt == ATTEMPTS || !failure.class.is_retryable();
         // What a worker had that went away is not done twice, and the budget need not pay for it.
-        if is_last || !(is_gone || around.budget.try_spend(around.now)) {
+        if is_last || !(lost.is_some() || around.budget.try_spend(around.now)) {
             return self.fail(self.tell_apart(failure), None, LeftItems::GoOn, actions);
         }
         let (attempt, resumed) = (self.attempt, self.text_out);
@@ -361,15 +378,15 @@ impl RequestMachine {
     }
 
     /// The worker that has it went away, and may have died of it.
-    fn note_death(&self, around: &mut RequestSurroundings<'_>) {
+    fn note_death(&self, lost: Lost, around: &mut RequestSurroundings<'_>) {
         let Some(worker) = self.tried.last() else { return };
         let stage = match self.phase {
-            _ if self.is_alone => Stage::Alone,
+            _ if self.trial == Some(Trial::Alone) => Stage::Alone,
             Phase::Answering { wrote: true } => Stage::Answering,
             _ => Stage::Starting,
         };
         let RequestFacts { id: request, fingerprint, .. } = self.facts;
-        around.deaths.broke(worker, Aboard { request, fingerprint, stage }, around.now);
+        around.deaths.broke(worker, Aboard { request, fingerprint, stage }, lost, around.now);
     }
 
     fn renew(&mut self, idx: ItemIdx, failure: Failure, now: Instant, actions: &mut Vec<RequestAction>) {
@@ -404,8 +421,8 @@ impl RequestMachine {
             return self.item_failed(item, Failure::unavailable(failure), actions);
         }
         match self.phase {
-            Phase::Choosing { until } if until <= now && self.is_alone => {
-                around.deaths.end_trial(&self.facts.fingerprint);
+            Phase::Choosing { until } if until <= now && self.trial == Some(Trial::Alone) => {
+                self.end_trial(around);
                 self.choose(around, actions);
             }
             Phase::Choosing { until } if until <= now => {

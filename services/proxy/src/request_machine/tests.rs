@@ -2,6 +2,7 @@
 
 mod encode;
 mod property;
+mod query_of_death;
 mod request;
 
 use super::output::{Belief, Encoded, Wanted};

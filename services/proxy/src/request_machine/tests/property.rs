@@ -2,7 +2,7 @@
 
 use super::{item, made, wanted};
 use crate::request_machine::action::{AttemptId, EncodeAction, RequestAction, SendReason};
-use crate::request_machine::deaths::{Deaths, Life, RequestFingerprint};
+use crate::request_machine::deaths::{Deaths, Life, Lost, RequestFingerprint};
 use crate::request_machine::encode::EncodeTarget;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
 use crate::request_machine::event::{BrokenCall, ChosenWorker, EncodeEvent, LeaseAnswer, RequestEvent};
@@ -305,7 +305,9 @@ proptest! {
         let mut deaths = Deaths::new([0; 32]);
         let mut around = RequestSurroundings { now: began, budget: &mut budget, deaths: &mut deaths };
         let (mut machine, mut actions) = RequestMachine::new(facts, &mut around);
-        let (mut n_died, mut is_alone, mut died_alone, mut suspected) = (0, false, false, None);
+        // Deaths before it wrote and after, and since when it has been waiting for an idle worker.
+        let (mut n_starting, mut n_answering, mut wrote, mut idle_since) = (0, 0, false, None);
+        let (mut is_alone, mut died_alone) = (false, false);
         let (mut now, mut n_sent, mut n_ends, mut n_chosen) = (began, 0, 0, 0);
         let mut renewals = vec![0; n_items];
         let mut is_calling = false;
@@ -316,20 +318,25 @@ proptest! {
                     RequestAction::Choose { .. } | RequestAction::ChooseIdle { .. } => {
                         prop_assert!(!is_calling);
                         is_alone = matches!(action, RequestAction::ChooseIdle { .. });
+                        let n_died = n_starting + n_answering;
                         prop_assert!(n_died <= 2 && !died_alone, "{n_died} workers died of it");
                         prop_assert!(!is_alone || n_died == 2, "{n_died} workers died of it");
-                        let waited = |at: Instant| is_alone || now - at >= IDLE_WAIT;
-                        prop_assert!(suspected.is_none_or(waited), "an idle worker is waited for");
+                        if is_alone {
+                            idle_since.get_or_insert(now);
+                        }
+                        let waited = idle_since.is_some_and(|since| now - since >= IDLE_WAIT);
+                        prop_assert!(is_alone || n_died < 2 || waited, "an idle worker is waited for");
                         n_chosen += 1;
                     }
                     RequestAction::Send { .. } => {
+                        (wrote, idle_since) = (false, None);
                         n_sent += 1;
                         prop_assert!(n_sent <= n_chosen && !is_calling, "one call at a time");
                         is_calling = true;
                     }
                     RequestAction::Renew { item, .. } => renewals[item.0 as usize] += 1,
                     RequestAction::Finish | RequestAction::Fail { .. } => n_ends += 1,
-                    RequestAction::Supplied | RequestAction::Retry { .. } => {}
+                    RequestAction::Supplied | RequestAction::Retry { .. } | RequestAction::GiveBack => {}
                 }
             }
             prop_assert!(renewals.iter().all(|n| *n <= RENEWALS_PER_ITEM));
@@ -341,30 +348,31 @@ proptest! {
                 1 => RequestEvent::ItemReady { item, holders: Vec::new() },
                 2 if a % 8 == 0 => RequestEvent::ItemFailed { item, failure },
                 2 | 3 => RequestEvent::Worker(WorkerId::new(format!("w{}", a % 3))),
-                4 => RequestEvent::Wrote { went_out: a % 2 == 0 },
+                4 => {
+                    if is_calling {
+                        (wrote, n_starting) = (true, 0);
+                        n_answering *= i32::from(a % 2);
+                    }
+                    RequestEvent::Wrote { went_out: a % 2 == 0 }
+                }
                 5 if a % 4 == 0 => { is_calling = false; RequestEvent::Answered }
                 5 | 6 if a % 8 == 7 => {
                     if std::mem::take(&mut is_calling) {
-                        n_died += 1;
-                        died_alone |= is_alone;
-                        suspected = suspected.or((n_died == 2).then_some(now));
+                        if wrote { n_answering += 1 } else { n_starting += 1 }
+                        died_alone |= is_alone && !wrote;
                     }
-                    RequestEvent::Broke(BrokenCall { failure, missing: None, is_gone: true })
+                    RequestEvent::Broke(BrokenCall { failure, missing: None, lost: Some(Lost::Closed) })
                 }
                 5 | 6 => {
                     is_calling = false;
                     let missing = (a % 2 == 0).then_some(item);
-                    RequestEvent::Broke(BrokenCall { failure, missing, is_gone: false })
+                    RequestEvent::Broke(BrokenCall { failure, missing, lost: None })
                 }
                 _ => { now += Duration::from_millis(ms); RequestEvent::Woken }
             };
             actions = machine.on(event, &mut RequestSurroundings { now, budget: &mut budget, deaths: &mut deaths });
-            // Nobody listens where it was any more, and its successor says nothing.
-            (0..3).for_each(|w| {
-                let worker = WorkerId::new(format!("w{w}"));
-                deaths.died(&worker, now);
-                deaths.lives(&worker, Life::Unknown, &[]);
-            });
+            // The successor says nothing.
+            (0..3).for_each(|w| deaths.lives(&WorkerId::new(format!("w{w}")), Life::Other, &[]));
             if now >= deadline && kind >= 7 {
                 prop_assert!(machine.has_ended(), "the deadline is respected");
             }

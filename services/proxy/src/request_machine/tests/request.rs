@@ -1,7 +1,9 @@
 //! A request's way to its answer, on a hand-moved clock.
 
 use crate::request_machine::action::{LeftItems, RequestAction};
-use crate::request_machine::deaths::{Aboard, Deaths, Life, REMEMBERED, RequestFingerprint, Stage, Verdict};
+use crate::request_machine::deaths::{
+    Aboard, Deaths, Life, Lost, REMEMBERED, REPORTED, RequestFingerprint, SETTLED, Stage, Trial, Verdict,
+};
 use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::policy::{ATTEMPTS, IDLE_WAIT, LAST_REPORTS, WORKER_WAIT, backoff};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
@@ -28,6 +30,7 @@ fn words(action: &RequestAction) -> String {
         RequestAction::Supplied => "supplied".into(),
         RequestAction::Choose { tried, holders } => format!("choose -{} *{}", ids(tried), ids(holders)),
         RequestAction::ChooseIdle { tried } => format!("choose idle -{}", ids(tried)),
+        RequestAction::GiveBack => "give back".into(),
         RequestAction::Send { attempt } => format!("send {attempt}"),
         RequestAction::Retry { resumed, .. } => format!("retry resumed={resumed}"),
         RequestAction::Renew { item, was_ready } => format!("renew {} was_ready={was_ready}", item.0),
@@ -93,13 +96,47 @@ impl Driven {
     }
 
     fn broke(&mut self, failure: Failure, missing: Option<u32>) -> &mut Self {
-        self.on(RequestEvent::Broke(BrokenCall { failure, missing: missing.map(ItemIdx), is_gone: false }))
+        self.on(RequestEvent::Broke(BrokenCall { failure, missing: missing.map(ItemIdx), lost: None }))
     }
 
-    /// Its worker goes away, and nobody listens there any more.
-    fn died(&mut self, worker: &str) -> &mut Self {
-        self.on(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, is_gone: true }));
-        self.deaths.died(&WorkerId::new(worker), self.now);
+    fn lost(&mut self, lost: Lost) -> &mut Self {
+        self.on(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, lost: Some(lost) }))
+    }
+
+    /// Its worker dies: the connection is closed.
+    fn died(&mut self) -> &mut Self {
+        self.lost(Lost::Closed)
+    }
+
+    /// Another process answers for a worker, and reports what the one before was starting.
+    fn reports(&mut self, worker: &str, starting: &[u128]) -> &mut Self {
+        let starting: Vec<_> = starting.iter().map(|id| RequestId::from_bits(*id)).collect();
+        self.deaths.lives(&WorkerId::new(worker), Life::Other, &starting);
+        self
+    }
+
+    /// Sleeps until it asks for something, or ends.
+    fn sleep_on(&mut self) -> &mut Self {
+        let before = self.log.len();
+        while self.log.len() == before {
+            self.sleep();
+        }
+        self
+    }
+
+    /// Goes on with what another request left.
+    fn next(&mut self, of: (u128, u8)) -> Self {
+        let deaths = std::mem::replace(&mut self.deaths, Deaths::new([0; 32]));
+        arrives(deaths, self.now, of)
+    }
+
+    /// Lets another request act.
+    fn meanwhile(&mut self, other: &mut Self, act: impl FnOnce(&mut Self)) -> &mut Self {
+        std::mem::swap(&mut self.deaths, &mut other.deaths);
+        other.now = other.now.max(self.now);
+        act(other);
+        std::mem::swap(&mut self.deaths, &mut other.deaths);
+        self.now = other.now;
         self
     }
 
@@ -173,7 +210,7 @@ fn a_stream_that_broke_off_goes_on_unless_the_client_does_not_want_that() {
     let mut request = Driven::new(0, false);
     request.worker("a").on(RequestEvent::Wrote { went_out: true });
     let actions =
-        request.take(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, is_gone: false }));
+        request.take(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, lost: None }));
     let [RequestAction::Fail { failure, items: LeftItems::GoOn, .. }] = &actions[..] else {
         panic!("{actions:?}")
     };
@@ -247,50 +284,129 @@ fn arrives(deaths: Deaths, now: Instant, of: (u128, u8)) -> Driven {
 #[test]
 fn a_request_that_two_workers_died_of_is_tried_alone_and_then_refused_for_a_while() {
     let mut request = Driven::new(0, true);
-    request.worker("a").died("a").sleep();
-    request.worker("b").died("b");
+    request.worker("a").died().sleep_on();
+    assert_eq!(request.log().last().unwrap(), "choose -a *");
+    request.worker("b").died();
     request.log();
-    request.sleep();
+    let died = request.now;
+    request.sleep_on();
     assert_eq!(request.log(), ["choose idle -a+b"], "the third attempt has a worker of its own");
-    request.worker("c").died("c");
+    assert!(request.now - died >= REPORTED, "a report might have cleared it");
+    request.worker("c").died();
     assert_eq!(request.log(), ["send 3", "fail quarantined None GoOn"], "it is not sent again");
-    let (deaths, now) = (request.deaths, request.now);
-    let mut again = arrives(deaths, now + REMEMBERED / 2, (2, 1));
+    let now = request.now;
+    let mut again = arrives(request.deaths, now + REMEMBERED / 2, (2, 1));
     assert_eq!(again.log(), ["supplied", "fail quarantined None GoOn"], "the same under another id");
-    let mut other = arrives(again.deaths, again.now, (3, 2));
+    let mut other = again.next((3, 2));
     assert_eq!(other.log(), ["supplied", "choose - *"]);
     let mut later = arrives(other.deaths, now + REMEMBERED, (4, 1));
     assert_eq!(later.log(), ["supplied", "choose - *"], "deaths are forgotten");
 }
 
 #[test]
-fn a_request_for_which_no_worker_is_idle_is_sent_on_after_a_while_and_refused_at_the_next_death() {
+fn a_suspect_waits_for_the_report_on_its_worker_and_not_for_ever() {
+    // Whether or not anybody listens meanwhile: a successor listens before it has loaded.
+    for listens in [true, false] {
+        let mut request = Driven::new(0, true);
+        request.worker("a").died();
+        if !listens {
+            request.deaths.died(&WorkerId::new("a"), request.now);
+        }
+        let died = request.now;
+        request.sleep_on();
+        let waited = request.now - died;
+        assert!((SETTLED..SETTLED * 2).contains(&waited), "{waited:?}");
+    }
+    // A report that names others ends the wait, and so does one that names this one.
+    let reports = [([7, 9].as_slice(), "choose -a *"), (&[1], "choose idle -a"), (&[1, 9], "choose -a *")];
+    for (starting, expected) in reports {
+        let mut request = Driven::new(0, true);
+        request.worker("a").died().reports("a", starting).sleep_on();
+        assert_eq!(request.log().last().unwrap(), expected);
+        assert_eq!(request.now - request.began, backoff(1));
+    }
+}
+
+#[test]
+fn a_suspect_for_which_no_worker_is_idle_is_tried_beside_others_and_refused_at_the_next_death() {
     let mut request = Driven::new(0, true);
-    request.worker("a").died("a").sleep();
-    request.worker("b").died("b").sleep();
+    for worker in ["a", "b"] {
+        request.worker(worker).died().sleep_on();
+    }
     let asked = request.now;
-    request.sleep();
+    request.sleep_on();
     assert_eq!(request.now - asked, IDLE_WAIT);
     assert_eq!(request.log().last().unwrap(), "choose -a+b *");
-    let mut third = Driven::new(0, true);
+    request.worker("c").died().sleep_on();
+    assert_eq!(request.log()[..], ["send 3", "retry resumed=false", "fail quarantined None GoOn"]);
+    // The other one that was at both is as before the first.
+    let mut other = Driven::new(0, true);
     for worker in ["a", "b"] {
-        third.worker(worker).died(worker).sleep();
+        other.worker(worker).died().sleep_on();
     }
-    third.sleep().worker("c");
-    assert_eq!(third.log().last().unwrap(), "send 3");
-    third.died("c").sleep();
-    assert_eq!(third.log().last().unwrap(), "fail quarantined None GoOn");
-    // The same under another id may be tried again, as long as there are two deaths.
-    let mut again = arrives(request.deaths, request.now, (2, 1));
-    assert_eq!(again.log(), ["supplied", "choose idle -"]);
-    // While it is, the same waits; and it goes anywhere once the first was answered.
-    let mut same = arrives(std::mem::replace(&mut again.deaths, Deaths::new([0; 32])), again.now, (3, 1));
-    assert_eq!(same.sleep().log(), ["supplied"]);
-    again.deaths = std::mem::replace(&mut same.deaths, Deaths::new([0; 32]));
-    again.worker("c").on(RequestEvent::Answered);
-    assert_eq!(again.log(), ["send 1", "finish"]);
-    same.deaths = again.deaths;
-    assert_eq!(same.sleep().log(), ["choose - *"]);
+    other.log();
+    let mut again = other.next((2, 1));
+    other.deaths = std::mem::replace(&mut again.deaths, Deaths::new([0; 32]));
+    other.meanwhile(&mut again, |again| assert_eq!(again.sleep().log(), ["supplied"], "the same is tried"));
+    other.worker("c").on(RequestEvent::Answered);
+    assert_eq!(other.log(), ["send 3", "finish"]);
+    other.meanwhile(&mut again, |again| {
+        assert_eq!(again.sleep().log(), ["choose - *"], "an answer clears it")
+    });
+}
+
+/// Two requests that two workers died of, neither of which any report clears: the first has waited for an idle worker.
+fn two_suspects() -> (Driven, Driven) {
+    let mut honest = Driven::new(0, true);
+    let mut bad = honest.next((2, 2));
+    honest.deaths = std::mem::replace(&mut bad.deaths, Deaths::new([0; 32]));
+    for worker in ["a", "b"] {
+        honest.worker(worker).died();
+        honest.meanwhile(&mut bad, |bad| _ = bad.worker(worker).died());
+        honest.sleep_on();
+        honest.meanwhile(&mut bad, |bad| _ = bad.sleep_on());
+    }
+    assert_eq!(
+        (&honest.log().last().unwrap()[..], &bad.log().last().unwrap()[..]),
+        ("choose idle -a+b", "choose idle -a+b")
+    );
+    honest.sleep_on();
+    assert_eq!(honest.log(), ["choose -a+b *"]);
+    (honest, bad)
+}
+
+#[test]
+fn of_two_suspects_of_the_same_deaths_one_is_tried_after_the_other() {
+    // The honest one first: it begins to answer, and the other one has its turn.
+    let (mut honest, mut bad) = two_suspects();
+    honest.worker("c").meanwhile(&mut bad, |bad| {
+        (0..70).for_each(|_| _ = bad.sleep());
+        assert!(bad.log().is_empty(), "one at a time");
+    });
+    honest.on(RequestEvent::Wrote { went_out: true });
+    honest.meanwhile(&mut bad, |bad| {
+        bad.sleep_on().worker("c").died().sleep_on();
+        assert_eq!(bad.log().last().unwrap(), "fail quarantined None GoOn");
+    });
+    // It was being answered where that one was tried, and goes on at once.
+    honest.log();
+    honest.died().sleep();
+    assert_eq!(honest.log(), ["retry resumed=true", "choose -a+b+c *"]);
+
+    // The bad one first: the honest one is free.
+    let (mut bad, mut honest) = two_suspects();
+    bad.worker("c").died().sleep_on();
+    assert_eq!(bad.log().last().unwrap(), "fail quarantined None GoOn");
+    bad.meanwhile(&mut honest, |honest| {
+        honest.sleep_on();
+        assert_eq!(honest.log(), ["choose -a+b *"]);
+    });
+    // A client that goes away leaves the turn to the next.
+    let (gone, mut other) = two_suspects();
+    other.deaths = gone.deaths;
+    other.deaths.end_trial(&RequestFingerprint::from_bytes([1; 32]), RequestId::from_bits(1));
+    other.sleep_on();
+    assert_eq!(other.log(), ["choose -a+b *"]);
 }
 
 #[test]
@@ -299,77 +415,103 @@ fn streams_beside_a_request_that_kills_go_on_at_once() {
     for worker in ["a", "b", "c"] {
         honest.worker(worker).on(RequestEvent::Wrote { went_out: true });
         // A request that had not begun to answer dies with it.
-        let mut bad = arrives(honest.deaths, honest.now, (2, 2));
-        bad.worker(worker).on(RequestEvent::Broke(BrokenCall {
-            failure: gone(),
-            missing: None,
-            is_gone: true,
-        }));
-        honest.deaths = bad.deaths;
-        honest.died(worker).sleep();
+        let (request, fingerprint) = (RequestId::from_bits(2), RequestFingerprint::from_bytes([2; 32]));
+        let bad = Aboard { request, fingerprint, stage: Stage::Starting };
+        honest.deaths.broke(&WorkerId::new(worker), bad, Lost::Closed, honest.now);
+        let now = honest.now;
+        honest.died().sleep();
         assert!(honest.log().last().unwrap().starts_with("choose -"), "{worker}");
+        assert!(honest.now - now <= backoff(3));
     }
-    let mut again = arrives(honest.deaths, honest.now, (3, 2));
+    let mut again = arrives(honest.deaths, honest.now + REPORTED, (3, 2));
     assert_eq!(again.log(), ["supplied", "fail quarantined None GoOn"], "the other one is known");
 }
 
 #[test]
 fn a_death_that_the_successor_explains_is_enough_and_clears_the_others() {
     let mut bad = Driven::new(0, true);
-    bad.worker("a").on(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, is_gone: true }));
-    let mut other = arrives(bad.deaths, bad.now, (2, 2));
-    other.worker("a").died("a");
-    other.deaths.lives(&WorkerId::new("a"), Life::Other, &[RequestId::from_bits(1)]);
-    let (deaths, now) = (other.deaths, other.now);
-    let mut again = arrives(deaths, now, (3, 1));
+    bad.worker("a").died();
+    let mut other = bad.next((2, 2));
+    other.worker("a").died().reports("a", &[1]);
+    let mut again = other.next((3, 1));
     assert_eq!(again.log(), ["supplied", "choose idle -"]);
-    let mut other = arrives(again.deaths, now, (4, 2));
+    let mut other = again.next((4, 2));
     assert_eq!(other.log(), ["supplied", "choose - *"]);
-    other.worker("b").died("b").sleep();
+    other.worker("b").died().sleep_on();
     assert_eq!(other.log().last().unwrap(), "choose -b *", "its second death is the first that counts");
 }
 
 #[test]
-fn a_connection_that_breaks_is_no_death_and_an_answer_clears() {
-    let mut request = Driven::new(0, true);
-    for worker in ["a", "b", "c"] {
-        request.worker(worker);
-        request.on(RequestEvent::Broke(BrokenCall { failure: gone(), missing: None, is_gone: true }));
-        request.deaths.lives(&WorkerId::new(worker), Life::Same, &[]);
-        request.sleep();
-        assert!(request.log().last().unwrap().starts_with("choose -"), "{worker}");
-    }
-    let mut request = Driven::new(0, true);
-    for id in 1..10 {
-        request.worker("a").died("a").sleep();
-        request.worker("b").on(RequestEvent::Answered);
-        assert_eq!(request.log().last().unwrap(), "finish");
-        request = arrives(request.deaths, request.now, (id, 1));
-    }
+fn only_a_closed_connection_is_a_death_and_only_until_the_same_process_answers() {
+    let check = |lost: Lost, life: Option<Life>, is_death: bool| {
+        let mut request = Driven::new(0, true);
+        for worker in ["a", "b"] {
+            request.worker(worker).lost(lost);
+            if let Some(life) = life {
+                request.deaths.lives(&WorkerId::new(worker), life, &[]);
+            }
+            request.sleep_on();
+        }
+        let expected = if is_death { "choose idle -a+b" } else { "choose -a+b *" };
+        assert_eq!(request.log().last().unwrap(), expected, "{lost:?} {life:?}");
+    };
+    check(Lost::Closed, None, true);
+    check(Lost::Closed, Some(Life::Other), true);
+    check(Lost::Closed, Some(Life::Unknown), true);
+    check(Lost::Closed, Some(Life::Same), false);
+    check(Lost::Silent, None, false);
+    check(Lost::Silent, Some(Life::Other), true);
+    check(Lost::Silent, Some(Life::Unknown), false);
+    check(Lost::Unreached, None, false);
+    check(Lost::Unreached, Some(Life::Other), false);
 }
 
 #[test]
-fn a_request_that_is_isolated_explains_the_deaths_of_all_that_were_there() {
-    let mut deaths = Deaths::new([0; 32]);
-    let now = Instant::now();
-    // Two deaths that both were at before they had begun to answer, and one at which only the bad one was.
-    for (worker, ids) in [("a", [1, 2].as_slice()), ("b", &[2]), ("c", &[1, 2])] {
-        for id in ids {
-            let (request, stage) = (RequestId::from_bits(u128::from(*id)), Stage::Starting);
-            let fingerprint = RequestFingerprint::from_bytes([*id; 32]);
-            deaths.broke(&WorkerId::new(worker), Aboard { request, fingerprint, stage }, now);
-        }
-        deaths.died(&WorkerId::new(worker), now);
-        if worker == "b" {
-            let bad = RequestFingerprint::from_bytes([2; 32]);
-            assert_eq!(deaths.verdict(&bad, now), Verdict::Alone);
+fn an_answer_clears_and_so_does_its_begin() {
+    for event in [RequestEvent::Answered, RequestEvent::Wrote { went_out: true }] {
+        let mut request = Driven::new(0, true);
+        for id in 2..10 {
+            request.worker("a").died().sleep_on();
+            request.worker("b").on(event.clone());
+            request = request.next((id, 1));
+            assert_eq!(request.log(), ["supplied", "choose - *"]);
         }
     }
-    assert_eq!(
-        deaths.verdict(&RequestFingerprint::from_bytes([1; 32]), now),
-        Verdict::Free,
-        "one unexplained"
-    );
+    // One that was tried alone and has begun is no suspect of what becomes of its worker.
+    let mut request = Driven::new(0, true);
+    request.worker("a").died().reports("a", &[1]).sleep_on();
+    assert_eq!(request.log().last().unwrap(), "choose idle -a");
+    request.worker("b").on(RequestEvent::Wrote { went_out: true }).died().sleep();
+    assert_eq!(request.log()[..], ["send 2", "retry resumed=true", "choose -a+b *"]);
+}
+
+#[test]
+fn a_request_that_is_refused_explains_the_deaths_of_all_that_were_there() {
+    let mut deaths = Deaths::new([0; 32]);
+    let now = Instant::now();
+    let what = |id: u8| RequestFingerprint::from_bytes([id; 32]);
+    // Two deaths that both were at before they had begun to answer, and one at which only the bad one was.
+    for (worker, ids) in [("a", [1, 2].as_slice()), ("b", &[1, 2]), ("c", &[2])] {
+        for id in ids {
+            let request = RequestId::from_bits(u128::from(*id));
+            let stage = if worker == "c" { Stage::Alone } else { Stage::Starting };
+            let aboard = Aboard { request, fingerprint: what(*id), stage };
+            deaths.broke(&WorkerId::new(worker), aboard, Lost::Closed, now);
+        }
+        if worker == "b" {
+            let later = now + REPORTED;
+            assert_eq!([1, 2].map(|id| deaths.verdict(&what(id), later)), [Verdict::Alone; 2]);
+            let id = RequestId::from_bits;
+            assert!(deaths.begin_trial(what(2), id(2), Trial::Beside, later));
+            assert!(!deaths.begin_trial(what(1), id(1), Trial::Beside, later), "one beside others");
+            assert_eq!(deaths.verdict(&what(2), later), Verdict::Later);
+            deaths.end_trial(&what(2), id(3));
+            assert_eq!(deaths.verdict(&what(2), later), Verdict::Later, "another's trial");
+            deaths.end_trial(&what(2), id(2));
+        }
+    }
+    assert_eq!(deaths.verdict(&what(1), now), Verdict::Free, "all are explained");
+    assert_eq!(deaths.verdict(&what(2), now), Verdict::Refused);
 }
 
 #[test]
@@ -379,7 +521,7 @@ fn requests_of_workers_that_died_are_sent_again_whatever_the_budget_says() {
     for id in 1..100_u8 {
         let mut request = arrives(deaths, Instant::now(), (id.into(), id));
         std::mem::swap(&mut request.budget, &mut budget);
-        request.worker("a").died("a");
+        request.worker("a").died();
         assert_eq!(request.log().last().unwrap(), "retry resumed=false");
         std::mem::swap(&mut request.budget, &mut budget);
         deaths = request.deaths;
@@ -387,11 +529,11 @@ fn requests_of_workers_that_died_are_sent_again_whatever_the_budget_says() {
 }
 
 #[test]
-fn what_the_successor_reports_counts_for_a_request_that_waits_for_it() {
+fn what_the_successor_reports_counts_for_a_request_that_waits_for_a_worker() {
     let mut request = Driven::new(0, true);
-    request.worker("a").died("a").sleep();
-    request.deaths.lives(&WorkerId::new("a"), Life::Other, &[RequestId::from_bits(1)]);
+    request.worker("a").died().sleep_on();
+    request.reports("a", &[1]);
     request.log();
     request.worker("a");
-    assert_eq!(request.log(), ["choose idle -a"], "one death is enough");
+    assert_eq!(request.log(), ["give back", "choose idle -a"], "one death is enough");
 }
