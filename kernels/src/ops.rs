@@ -20,13 +20,13 @@ mod rotary;
 mod stage;
 mod weights;
 
-pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, Qkv, Varlen};
+pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
 pub(crate) use stage::SeqLens;
-pub use stage::{Angles, HostStep, Indices, Offsets, PagedSequences, Sequences, StageBuilder};
+pub use stage::{Angles, HostStep, Indices, Offsets, PagedBatch, PagedSequences, Sequences, StageBuilder};
 pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use triptych_core::DType;
 
-use crate::check;
+use crate::check::sizes;
 use crate::ops::{KernelError, LinearPart, Result, WeightView};
 
 /// Decodes a weight; `op` is for the error when the bytes do not fit the shape.
@@ -53,7 +53,7 @@ fn n_bytes(op: &'static str, view: WeightView<'_>) -> Result<()> {
     }
     let n_values = view.shape.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
     let expected = n_values.and_then(|n| n.checked_mul(view.dtype.size()));
-    check::same(op, "weight bytes", &[view.data.len()], &[expected.unwrap_or(usize::MAX)])
+    sizes::same(op, "weight bytes", &[view.data.len()], &[expected.unwrap_or(usize::MAX)])
 }
 
 /// `(n_rows, width)` of a table, checked against its bytes.
@@ -72,7 +72,7 @@ pub(crate) fn norm(
 ) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
     let [width] = *scale.shape else { return Err(rank("load_norm", "scale", scale)) };
     if let Some(bias) = bias {
-        check::same("load_norm", "bias", bias.shape, &[width])?;
+        sizes::same("load_norm", "bias", bias.shape, &[width])?;
     }
     Ok((to_f32("load_norm", scale)?, bias.map(|b| to_f32("load_norm", b)).transpose()?))
 }
@@ -133,13 +133,13 @@ pub(crate) fn stack<'a>(parts: &[LinearPart<'a>]) -> Result<Stacked<'a>> {
     }
     for part in parts {
         let (n_out, part_in) = part_dims(part)?;
-        check::same(op, "inputs of a part", &[part_in], &[n_in])?;
+        sizes::same(op, "inputs of a part", &[part_in], &[n_in])?;
         stacked.parts.push((stacked.n_out..stacked.n_out + n_out, *part));
         stacked.n_out += n_out;
         if let Some(bias) = &mut stacked.bias {
             match part.bias {
                 Some(view) => {
-                    check::same(op, "bias", view.shape, &[n_out])?;
+                    sizes::same(op, "bias", view.shape, &[n_out])?;
                     bias.extend(to_f32(op, view)?.into_iter().map(|value| value * part.scale));
                 }
                 None => bias.resize(stacked.n_out, 0.0),
@@ -167,7 +167,7 @@ pub(crate) fn taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Resu
     let op = "load_depthwise";
     let [channels, 1, down, across] = *weight.shape else { return Err(rank(op, "weight", weight)) };
     if let Some(bias) = bias {
-        check::same(op, "bias", bias.shape, &[channels])?;
+        sizes::same(op, "bias", bias.shape, &[channels])?;
     }
     let stored = to_f32(op, weight)?;
     let n_taps = stored.len() / channels.max(1);

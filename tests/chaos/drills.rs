@@ -1,6 +1,7 @@
 //! Faults that are injected under load: one drill after the other, drawn from a seed.
 
-use crate::fleet::{ENCODERS, Fleet, PDS};
+use crate::fleet::Fleet;
+use crate::names::{ENCODERS, PDS, PROXIES};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -62,7 +63,7 @@ impl Drills {
         let encoder = ENCODERS[self.rng.random_range(0..3)];
         let pd = PDS[self.rng.random_range(0..3)];
         let worker = if self.rng.random_bool(0.5) { encoder } else { pd };
-        let proxy = crate::fleet::PROXIES[self.rng.random_range(0..2)];
+        let proxy = PROXIES[self.rng.random_range(0..2)];
         let lasts = Duration::from_millis(self.rng.random_range(500..4000));
         match kind {
             "kill encoder" => fleet.replace(encoder).await,

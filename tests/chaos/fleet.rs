@@ -1,6 +1,7 @@
 //! The cluster under test: two proxies, three encoders, three PD workers, Redis, S3; each a process of its own.
 
 use crate::link::FaultyLink;
+use crate::names::{ENCODERS, PDS, PROXIES};
 use crate::proxies::ProxyEnds;
 use crate::sums::{MetricSums, RESUMED};
 use serde_json::{Value, json};
@@ -19,11 +20,6 @@ use triptych_tests::samples::models_dir;
 /// Ports of every role, each in its own namespace.
 const GRPC: u16 = 7000;
 const HTTP: u16 = 8000;
-
-/// Names, which are those of namespaces too.
-pub const PROXIES: [&str; 2] = ["proxy0", "proxy1"];
-pub const ENCODERS: [&str; 3] = ["enc0", "enc1", "enc2"];
-pub const PDS: [&str; 3] = ["pd0", "pd1", "pd2"];
 
 /// Context length given to the vision model: eight times that of its training, so that long answers last long enough
 /// for faults in the middle of them.

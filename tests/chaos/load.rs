@@ -1,6 +1,7 @@
 //! A mixed load with known answers, and the outcome of each request.
 
-use crate::fleet::{Fleet, PROXIES};
+use crate::fleet::Fleet;
+use crate::names::PROXIES;
 use crate::proxies::ProxyEnds;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

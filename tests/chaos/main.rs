@@ -8,12 +8,14 @@ mod drills;
 mod fleet;
 mod link;
 mod load;
+mod names;
 mod proxies;
 mod sums;
 
 use drills::Drills;
-use fleet::{ENCODERS, Fleet, PDS, PROXIES};
+use fleet::Fleet;
 use load::{Asked, Clients, LoadStats, Question, RequestEnd, questions};
+use names::{ENCODERS, PDS, PROXIES};
 use parking_lot::Mutex;
 use std::env;
 use std::fmt::Write as _;
@@ -55,72 +57,91 @@ async fn undisturbed(clients: &Clients, questions: &[Question]) -> Vec<String> {
     answers
 }
 
+/// The load of a run, which all clients share.
+struct Load {
+    /// Requests to send at least.
+    n: usize,
+    /// Indices of the questions with long answers.
+    long: Vec<usize>,
+    clients: Arc<Clients>,
+    questions: Arc<Vec<Question>>,
+    /// Answers without faults, one for each question.
+    expected: Vec<String>,
+    stats: Mutex<LoadStats>,
+    next: AtomicUsize,
+    /// True once every kind of drill was done.
+    drilled: AtomicBool,
+}
+
+impl Load {
+    /// Asks one question after the other until the run is over; the later clients ask for long answers only.
+    async fn ask(self: Arc<Self>, client: usize) {
+        let Self { questions, long, expected, .. } = &*self;
+        let asks_long = client >= CLIENTS;
+        for round in 0.. {
+            let i = match asks_long {
+                false => self.next.fetch_add(1, Ordering::Relaxed),
+                true => self.next.load(Ordering::Relaxed),
+            };
+            if i >= self.n && self.drilled.load(Ordering::Relaxed) {
+                return;
+            }
+            let (idx, i) = match asks_long {
+                // In an order that sends every question over each API and proxy.
+                false => ((i * 7 + i / questions.len()) % questions.len(), i),
+                true => (long[(client + round) % long.len()], client + round),
+            };
+            let asked = Instant::now();
+            let Asked { answer, n_again } = self.clients.ask(&questions[idx], i).await;
+            let end = match answer {
+                Ok(text) if text == expected[idx] => RequestEnd::Correct,
+                Ok(text) => RequestEnd::Wrong(format!("{text:?}, expected is {:?}", expected[idx])),
+                Err(end) => end,
+            };
+            {
+                let mut stats = self.stats.lock();
+                stats.n_again += n_again;
+                stats.count(&questions[idx].name, end, asked);
+            }
+            if !asks_long {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_lost_and_no_answer_is_wrong_under_faults() {
     let n = setting("CHAOS_REQUESTS", REQUESTS);
     let mut fleet = Fleet::start().await;
     let clients = Arc::new(Clients::connect(&fleet).await);
     let questions = Arc::new(questions());
-    let expected = Arc::new(undisturbed(&clients, &questions).await);
-    let stats = Arc::new(Mutex::new(LoadStats::default()));
-    let next = Arc::new(AtomicUsize::new(0));
-    let drilled = Arc::new(AtomicBool::new(false));
-    let started = Instant::now();
+    let expected = undisturbed(&clients, &questions).await;
     let is_long = |question: &Question| question.is_long;
-    let long: Vec<_> = (0..questions.len()).filter(|idx| is_long(&questions[*idx])).collect();
-    let workers: Vec<_> = (0..CLIENTS + LONG_CLIENTS)
-        .map(|client| {
-            let long = (client >= CLIENTS).then(|| long.clone());
-            let clients = clients.clone();
-            let questions = questions.clone();
-            let expected = expected.clone();
-            let stats = stats.clone();
-            let next = next.clone();
-            let drilled = drilled.clone();
-            tokio::spawn(async move {
-                for round in 0.. {
-                    let i = match long {
-                        None => next.fetch_add(1, Ordering::Relaxed),
-                        Some(_) => next.load(Ordering::Relaxed),
-                    };
-                    if i >= n && drilled.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let (idx, i) = match &long {
-                        // In an order that sends every question over each API and proxy.
-                        None => ((i * 7 + i / questions.len()) % questions.len(), i),
-                        Some(long) => (long[(client + round) % long.len()], client + round),
-                    };
-                    let asked = Instant::now();
-                    let Asked { answer, n_again } = clients.ask(&questions[idx], i).await;
-                    let end = match answer {
-                        Ok(text) if text == expected[idx] => RequestEnd::Correct,
-                        Ok(text) => RequestEnd::Wrong(format!("{text:?}, expected is {:?}", expected[idx])),
-                        Err(end) => end,
-                    };
-                    {
-                        let mut stats = stats.lock();
-                        stats.n_again += n_again;
-                        stats.count(&questions[idx].name, end, asked);
-                    }
-                    if long.is_none() {
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                }
-            })
-        })
-        .collect();
+    let load = Arc::new(Load {
+        n,
+        long: (0..questions.len()).filter(|idx| is_long(&questions[*idx])).collect(),
+        clients,
+        questions,
+        expected,
+        stats: Mutex::new(LoadStats::default()),
+        next: AtomicUsize::new(0),
+        drilled: AtomicBool::new(false),
+    });
+    let started = Instant::now();
+    let ask = |client| tokio::spawn(Arc::clone(&load).ask(client));
+    let workers: Vec<_> = (0..CLIENTS + LONG_CLIENTS).map(ask).collect();
     let mut drills = Drills::new(setting("CHAOS_SEED", 1) as u64);
     while !workers.iter().all(|w| w.is_finished()) {
         drills.one(&mut fleet).await;
-        drilled.store(drills.all_done(), Ordering::Relaxed);
+        load.drilled.store(drills.all_done(), Ordering::Relaxed);
     }
     for worker in workers {
         worker.await.expect("a client does not panic");
     }
     settle(&fleet).await;
     let exited = fleet.exited_members();
-    let mut stats = std::mem::take(&mut *stats.lock());
+    let mut stats = std::mem::take(&mut *load.stats.lock());
     let n = stats.ends.values().sum();
     let sums = fleet.metric_sums().await;
     let report = report(n, &mut stats, &drills, started.elapsed(), &sums);

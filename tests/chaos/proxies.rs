@@ -1,9 +1,9 @@
-//! What clients may know of the proxies: which was killed, and which is being replaced.
+//! The ends of proxies that clients may know of: kills, and replacements.
 //!
-//! The promise: a proxy that is told to end ends what it has accepted, and takes nothing more. One that is killed takes
+//! A proxy that is told to end ends what it has accepted, and takes nothing more. One that is killed takes
 //! its connections with it: its answers break off, and their clients send them again elsewhere.
 
-use crate::fleet::PROXIES;
+use crate::names::PROXIES;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Kills and replacements of each proxy, as the drills make them.

@@ -1,6 +1,6 @@
 //! Sums of metrics over the processes of a role, those included that have ended.
 
-use crate::fleet::{ENCODERS, PDS, PROXIES};
+use crate::names::{ENCODERS, PDS, PROXIES};
 use std::collections::BTreeMap;
 use triptych_tests::cluster::sum_series;
 

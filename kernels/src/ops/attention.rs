@@ -54,20 +54,6 @@ pub struct KvLayout {
     pub head_dim: usize,
 }
 
-/// The sequences of a step as they lie in a paged cache, in host memory: what
-/// [`StageBuilder::paged`](super::StageBuilder::paged) takes.
-#[derive(Clone, Copy, Debug)]
-pub struct PagedBatch<'a> {
-    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
-    pub query_start_loc: &'a [u32],
-    /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
-    pub table_start_loc: &'a [u32],
-    /// Block ids of all sequences one after another, each sequence's in the order of its tokens.
-    pub block_tables: &'a [u32],
-    /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
-    pub seq_lens: &'a [u32],
-}
-
 /// Query, key and value of [`Backend::attention`](super::Backend::attention).
 #[derive(Debug)]
 pub struct Qkv<'a, T> {

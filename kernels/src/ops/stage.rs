@@ -14,9 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::attention::PagedBatch;
 use super::error::{KernelError, Result};
-use crate::check;
+use crate::check::sizes;
 
 mod host;
 
@@ -73,6 +72,20 @@ pub struct Sequences {
     pub(crate) lens: SeqLens,
 }
 
+/// The sequences of a step as they lie in a paged cache, in host memory: what
+/// [`StageBuilder::paged`](super::StageBuilder::paged) takes.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedBatch<'a> {
+    /// Offsets of the sequences in the query rows, `[n_seqs + 1]`.
+    pub query_start_loc: &'a [u32],
+    /// Offsets of the sequences in `block_tables`, `[n_seqs + 1]`.
+    pub table_start_loc: &'a [u32],
+    /// Block ids of all sequences one after another, each sequence's in the order of its tokens.
+    pub block_tables: &'a [u32],
+    /// Keys of each sequence, the ones of this step included, `[n_seqs]`.
+    pub seq_lens: &'a [u32],
+}
+
 /// Sequences as they lie in a paged cache: a staged [`PagedBatch`].
 #[derive(Clone, Copy, Debug)]
 pub struct PagedSequences {
@@ -86,7 +99,7 @@ pub struct PagedSequences {
     pub(crate) lens: SeqLens,
 }
 
-/// What checks need of the numbers of queries and keys, `(n_queries, n_keys)` of a sequence.
+/// Bounds, for checks, of the numbers of queries and keys, `(n_queries, n_keys)` of a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SeqLens {
     /// Sequences.
@@ -138,7 +151,7 @@ impl StageBuilder {
     /// [`KernelError::Shape`] unless they start at 0 and never fall.
     pub fn offsets(&mut self, offsets: &[u32]) -> Result<Offsets> {
         let n_rows = offsets.last().map_or(0, |&end| end as usize);
-        check::offsets("stage", "offsets", offsets, n_rows)?;
+        sizes::offsets("stage", "offsets", offsets, n_rows)?;
         Ok(Offsets { place: self.push(offsets.iter().copied())?, n_rows })
     }
 
@@ -149,7 +162,7 @@ impl StageBuilder {
     pub fn sequences(&mut self, cu_seqlens_q: &[u32], cu_seqlens_k: &[u32]) -> Result<Sequences> {
         let queries = self.offsets(cu_seqlens_q)?;
         let keys = self.offsets(cu_seqlens_k)?;
-        check::same("stage", "n_seqs", &[keys.n_seqs()], &[queries.n_seqs()])?;
+        sizes::same("stage", "n_seqs", &[keys.n_seqs()], &[queries.n_seqs()])?;
         let lens = SeqLens::of(lens(cu_seqlens_q).zip(lens(cu_seqlens_k)));
         Ok(Sequences { queries, keys, lens })
     }
@@ -172,9 +185,9 @@ impl StageBuilder {
     pub fn paged(&mut self, batch: PagedBatch<'_>) -> Result<PagedSequences> {
         let PagedBatch { query_start_loc, table_start_loc, block_tables, seq_lens } = batch;
         let (queries, tables) = (self.offsets(query_start_loc)?, self.offsets(table_start_loc)?);
-        check::same("stage", "blocks of the tables", &[block_tables.len()], &[tables.n_rows])?;
-        check::same("stage", "table_start_loc", &[tables.n_seqs()], &[queries.n_seqs()])?;
-        check::same("stage", "seq_lens", &[seq_lens.len()], &[queries.n_seqs()])?;
+        sizes::same("stage", "blocks of the tables", &[block_tables.len()], &[tables.n_rows])?;
+        sizes::same("stage", "table_start_loc", &[tables.n_seqs()], &[queries.n_seqs()])?;
+        sizes::same("stage", "seq_lens", &[seq_lens.len()], &[queries.n_seqs()])?;
         for (n_blocks, &n_keys) in lens(table_start_loc).zip(seq_lens) {
             let (index, len) = (n_keys as usize, n_blocks * KV_BLOCK_TOKENS);
             if index > len {
@@ -192,9 +205,9 @@ impl StageBuilder {
     /// # Errors
     /// [`KernelError::Shape`] unless both are as many, and whole rows.
     pub fn angles(&mut self, cos: &[f32], sin: &[f32], n_pairs: usize) -> Result<Angles> {
-        check::same("stage", "cos and sin", &[sin.len()], &[cos.len()])?;
+        sizes::same("stage", "cos and sin", &[sin.len()], &[cos.len()])?;
         if n_pairs > 0 || !cos.is_empty() {
-            check::divides("stage", "angles", n_pairs, cos.len())?;
+            sizes::divides("stage", "angles", n_pairs, cos.len())?;
         }
         let [cos, sin] = [cos, sin].map(|values| self.push(values.iter().map(|value| value.to_bits())));
         Ok(Angles { cos: cos?, sin: sin?, n_pairs })

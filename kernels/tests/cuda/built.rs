@@ -1,4 +1,4 @@
-//! What is embedded: an image of each source, and its kernels in the source's names.
+//! The embedded images: one of each source, and its kernels in the source's names.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a device forbids ends a launch, with the kernel, the block, the thread and the line.
+//! Misuse that a device forbids: it ends the launch, with the kernel, the block, the thread and the line.
 
 use cudarc::driver::sys::CUresult::{self, *};
 

@@ -26,7 +26,7 @@ fn zeros(device: &Device) -> CudaSlice<u32> {
     x
 }
 
-/// What a second stream reads of a value that the first wrote, with or without an event between.
+/// The value that a second stream reads of one that the first wrote, with or without an event between.
 fn read_on_another_stream(seed: u64, with_event: bool) -> u32 {
     let device = Device::new(seed);
     let other = device.context.new_stream().expect("a stream");

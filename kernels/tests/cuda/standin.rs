@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libloading::Library;
 
-/// What the stand-in does beside the driver's entry points.
+/// Controls of the stand-in beside the driver's entry points.
 pub struct Standin {
     new_device: unsafe extern "C" fn(u64) -> c_int,
     fail: unsafe extern "C" fn(c_int, *const c_char, u32, c_int),
@@ -76,7 +76,7 @@ impl Standin {
         unsafe { (self.calls)(device as c_int, entry.as_ptr()) }
     }
 
-    /// What is left on a device.
+    /// Allocations that are left on a device.
     pub fn left(&self, device: usize) -> Left {
         let mut out = [0; 7];
         // SAFETY: the stand-in writes seven numbers.

@@ -8,24 +8,11 @@ use crate::output::Output;
 use crate::request::SequenceId;
 use crate::runner::Runner;
 use std::collections::VecDeque;
-use triptych_core::{EncoderOutput, Failure};
+use triptych_core::Failure;
 
-/// A pass over known tokens.
-#[derive(Clone, Debug)]
-pub struct AlignJob {
-    /// Id of the result; no sequence has it.
-    pub id: SequenceId,
-    /// Tokens, from position 0.
-    pub tokens: Vec<u32>,
-    /// Encoder output rows, `[n_tokens, hidden]`.
-    pub output: EncoderOutput,
-    /// First row to attend to.
-    pub first_row: u32,
-    /// Number of rows to attend to.
-    pub n_rows: u32,
-    /// Heads of cross-attention, as (layer, head).
-    pub heads: std::sync::Arc<[(u32, u32)]>,
-}
+pub(crate) mod job;
+
+pub use job::AlignJob;
 
 /// Passes that wait, and the one whose layers run.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Runs a plan on a decoder: block moves first, then projections, then one forward. It knows no scheduling.
 
-use crate::align::AlignJob;
+use crate::align::job::AlignJob;
 use crate::blocks::BlockPair;
 use crate::plan::{BlockMove, ProjectionChunk, StepPlan};
 use thiserror::Error;

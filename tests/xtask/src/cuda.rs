@@ -41,11 +41,11 @@ const SOURCES: &str = "kernels/src/cuda";
 const BUILT: &str = "kernels/src/cuda/built";
 /// The hash of the sources of what is embedded.
 const STAMP: &str = "kernels/src/cuda/built/sources.txt";
-/// Where the registers are listed, between two marks.
+/// The page that lists the registers, between two marks.
 const README: &str = "kernels/src/cuda/README.md";
 const MARKS: [&str; 2] = ["<!-- registers: written by cargo xtask cuda -->", "<!-- end of registers -->"];
 
-/// What `ptxas` says of a kernel on one target.
+/// Report of `ptxas` on a kernel on one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Usage {
     kernel: String,
@@ -196,7 +196,7 @@ fn list(usages: &[(String, Usage)]) -> Result<()> {
     Ok(())
 }
 
-/// What says of which sources, with which compiler and targets, something was built.
+/// Hash of the sources, the compiler and the targets of a build.
 fn stamp() -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut frame = |bytes: &[u8]| {

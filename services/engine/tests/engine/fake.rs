@@ -27,7 +27,7 @@ pub struct StepLog {
     pub cross_from: Option<Vec<u32>>,
     /// Rows of each call that projects.
     pub projections: Vec<usize>,
-    /// What ran, in order: `p` for rows projected, `s` for a step, `a` for a layer of an alignment.
+    /// Work in the order of its run: `p` for rows projected, `s` for a step, `a` for a layer of an alignment.
     pub order: String,
     /// Layers that an alignment still has, and its first token.
     pub aligns: Option<(u32, u32)>,

@@ -9,16 +9,18 @@ use crate::layers::{
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
+use std::ops::ControlFlow;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
+
+mod align_pass;
+mod staged_step;
 
 mod align;
 mod staged;
 
-use staged::StagedStep;
-
-use align::AlignPass;
-use std::ops::ControlFlow;
+use align_pass::AlignPass;
+use staged_step::StagedStep;
 
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {

@@ -15,7 +15,7 @@ use triptych_runtime::compute_arbiter::EncoderBudget;
 /// Layers of an alignment.
 const N_LAYERS: usize = 40;
 
-/// What computes at this moment, and what has.
+/// Work that computes at this moment, and work that has.
 #[derive(Default)]
 struct Cores {
     users: AtomicUsize,

@@ -156,7 +156,7 @@ struct Death {
     is_presumed: bool,
     aboard: HashMap<RequestFingerprint, Stage>,
     ids: HashMap<RequestId, RequestFingerprint>,
-    /// What its successor reported; `None`: nothing.
+    /// Report of its successor; `None`: nothing.
     report: Option<Report>,
     /// Requests that it is known to have died of, as far as anything is: they explain it.
     convicted: HashSet<RequestFingerprint>,

@@ -3,25 +3,13 @@
 //! It is run layer by layer, so that steps can run between. The layers run over keys and values of this pass alone. The
 //! back end returns the weights of the chosen heads beside their attention.
 
+use super::align_pass::{AlignPass, StagedAlign};
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
-use crate::layers::StagedPositions;
 use crate::spec::{CrossSpec, ItemsSpec};
 use std::ops::ControlFlow;
-use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen};
+use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, StageBuilder, Varlen};
 use triptych_kernels::{Backend, KernelError};
-
-/// The arrays of an alignment pass.
-struct StagedAlign<S> {
-    step: S,
-    ids: Indices,
-    positions: StagedPositions,
-    // Tokens among themselves, and with the encoder rows as keys.
-    own: Sequences,
-    cross: Sequences,
-    /// Cross-attention heads to report in each layer, with the places of their weights.
-    heads: Vec<(Indices, Vec<usize>)>,
-}
 
 /// Inputs of a layer in an alignment pass, beside its rows.
 struct AlignContext<'a, B: Backend> {
@@ -31,19 +19,6 @@ struct AlignContext<'a, B: Backend> {
     bias: ScoreBias<'a>,
     /// Cross-attention heads to report.
     heads: Indices,
-}
-
-/// A pass between two of its layers.
-pub(super) struct AlignPass<B: Backend> {
-    /// Encoder rows, `[n_rows, encoder_hidden]`.
-    rows: B::Tensor,
-    /// Output of the layers so far, `[n_tokens, hidden]`.
-    x: B::Tensor,
-    staged: StagedAlign<B::Step>,
-    next_layer: usize,
-    n_heads: usize,
-    /// Weights of the heads, `[n_heads, n_tokens, n_rows]`; zeros where a layer is still to come.
-    weights: Vec<f32>,
 }
 
 impl<B: Backend> TransformerDecoder<B> {

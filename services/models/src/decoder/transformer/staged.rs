@@ -1,32 +1,12 @@
 //! A step's input as the layers read it: every array on the back end, once.
 
+use super::staged_step::StagedStep;
 use super::{EmbedRows, StepInput, TransformerDecoder};
 use crate::decoder::cross_rows::CrossRows;
 use crate::error::ModelError;
-use crate::layers::StagedPositions;
 use crate::spec::ItemsSpec;
-use triptych_kernels::ops::{Indices, PagedSequences, StageBuilder};
+use triptych_kernels::ops::StageBuilder;
 use triptych_kernels::{Backend, KernelError};
-
-/// A step on a back end.
-pub(super) struct StagedStep<S> {
-    /// The arrays that the handles are of.
-    pub step: S,
-    /// Token of each row.
-    pub ids: Indices,
-    /// Rows that are encoder rows, in their order; `None` of none.
-    pub embeds: Option<Indices>,
-    /// Positions of the rows.
-    pub positions: StagedPositions,
-    /// Self-attention slot of each row.
-    pub slots: Indices,
-    /// Sequences and their blocks of self-attention KV.
-    pub own: PagedSequences,
-    /// Rows that cross-attend.
-    pub cross: CrossRows,
-    /// Rows to compute logits of.
-    pub logit_rows: Indices,
-}
 
 impl<B: Backend> TransformerDecoder<B> {
     /// Checks a step and takes its arrays to the back end.

@@ -19,7 +19,7 @@ const N_REQUESTS: usize = 6;
 const BAD: usize = 0;
 const REPEATED: usize = N_REQUESTS;
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     /// To be woken.
@@ -44,7 +44,7 @@ struct Asked {
 #[derive(Clone, Default)]
 struct Process {
     is_down: bool,
-    /// What it was starting when it died.
+    /// Requests that it was starting when it died.
     journal: Vec<RequestId>,
 }
 
