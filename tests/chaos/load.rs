@@ -259,7 +259,8 @@ pub struct LoadStats {
 
 impl LoadStats {
     /// Counts one outcome.
-    pub fn count(&mut self, question: &str, end: RequestEnd, started: Instant) {
+    pub fn count(&mut self, question: &str, end: RequestEnd, n_again: usize, started: Instant) {
+        self.n_again += n_again;
         let word = match end {
             RequestEnd::Correct => {
                 self.latencies.push(started.elapsed());

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use sums::{MetricSums, RESUMED};
+use tokio::task::JoinSet;
 use triptych_tests::cluster::sum_series;
 use triptych_tests::process::eventually;
 
@@ -57,87 +58,83 @@ async fn undisturbed(clients: &Clients, questions: &[Question]) -> Vec<String> {
     answers
 }
 
-/// The load of a run, which all clients share.
+/// The load of all clients.
 struct Load {
-    /// Requests to send at least.
-    n: usize,
-    /// Indices of the questions with long answers.
-    long: Vec<usize>,
-    clients: Arc<Clients>,
-    questions: Arc<Vec<Question>>,
-    /// Answers without faults, one for each question.
+    clients: Clients,
+    questions: Vec<Question>,
+    /// Answers of the cluster without faults.
     expected: Vec<String>,
     stats: Mutex<LoadStats>,
-    next: AtomicUsize,
-    /// True once every kind of drill was done.
-    drilled: AtomicBool,
+    /// Requests of the clients that ask for anything.
+    n_asked: AtomicUsize,
+    /// Nobody asks any more.
+    is_over: AtomicBool,
 }
 
 impl Load {
-    /// Asks one question after the other until the run is over; the later clients ask for long answers only.
-    async fn ask(self: Arc<Self>, client: usize) {
-        let Self { questions, long, expected, .. } = &*self;
-        let asks_long = client >= CLIENTS;
-        for round in 0.. {
-            let i = match asks_long {
-                false => self.next.fetch_add(1, Ordering::Relaxed),
-                true => self.next.load(Ordering::Relaxed),
-            };
-            if i >= self.n && self.drilled.load(Ordering::Relaxed) {
-                return;
-            }
-            let (idx, i) = match asks_long {
-                // In an order that sends every question over each API and proxy.
-                false => ((i * 7 + i / questions.len()) % questions.len(), i),
-                true => (long[(client + round) % long.len()], client + round),
-            };
-            let asked = Instant::now();
-            let Asked { answer, n_again } = self.clients.ask(&questions[idx], i).await;
-            let end = match answer {
-                Ok(text) if text == expected[idx] => RequestEnd::Correct,
-                Ok(text) => RequestEnd::Wrong(format!("{text:?}, expected is {:?}", expected[idx])),
-                Err(end) => end,
-            };
-            {
-                let mut stats = self.stats.lock();
-                stats.n_again += n_again;
-                stats.count(&questions[idx].name, end, asked);
-            }
-            if !asks_long {
-                tokio::time::sleep(PAUSE).await;
-            }
+    async fn new(fleet: &Fleet) -> Self {
+        let (clients, questions) = (Clients::connect(fleet).await, questions());
+        let expected = undisturbed(&clients, &questions).await;
+        let (stats, n_asked, is_over) = Default::default();
+        Self { clients, questions, expected, stats, n_asked, is_over }
+    }
+
+    /// Asks for anything, with pauses.
+    async fn ask_for_anything(&self) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let (i, n) = (self.n_asked.fetch_add(1, Ordering::Relaxed), self.questions.len());
+            // In an order that sends every question over each API and proxy.
+            self.ask((i * 7 + i / n) % n, i).await;
+            tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Asks for long answers, one after the other.
+    async fn ask_at_length(&self, client: usize) {
+        let is_long = |idx: &usize| self.questions[*idx].is_long;
+        let long: Vec<_> = (0..self.questions.len()).filter(is_long).collect();
+        let mut i = client;
+        while !self.is_over.load(Ordering::Relaxed) {
+            self.ask(long[i % long.len()], i).await;
+            i += 1;
+        }
+    }
+
+    async fn ask(&self, idx: usize, i: usize) {
+        let (question, expected, asked) = (&self.questions[idx], &self.expected[idx], Instant::now());
+        let Asked { answer, n_again } = self.clients.ask(question, i).await;
+        let end = match answer {
+            Ok(text) if text == *expected => RequestEnd::Correct,
+            Ok(text) => RequestEnd::Wrong(format!("{text:?}, expected is {expected:?}")),
+            Err(end) => end,
+        };
+        self.stats.lock().count(&question.name, end, n_again, asked);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_lost_and_no_answer_is_wrong_under_faults() {
-    let n = setting("CHAOS_REQUESTS", REQUESTS);
+    let at_least = setting("CHAOS_REQUESTS", REQUESTS);
     let mut fleet = Fleet::start().await;
-    let clients = Arc::new(Clients::connect(&fleet).await);
-    let questions = Arc::new(questions());
-    let expected = undisturbed(&clients, &questions).await;
-    let is_long = |question: &Question| question.is_long;
-    let load = Arc::new(Load {
-        n,
-        long: (0..questions.len()).filter(|idx| is_long(&questions[*idx])).collect(),
-        clients,
-        questions,
-        expected,
-        stats: Mutex::new(LoadStats::default()),
-        next: AtomicUsize::new(0),
-        drilled: AtomicBool::new(false),
-    });
+    let load = Arc::new(Load::new(&fleet).await);
     let started = Instant::now();
-    let ask = |client| tokio::spawn(Arc::clone(&load).ask(client));
-    let workers: Vec<_> = (0..CLIENTS + LONG_CLIENTS).map(ask).collect();
-    let mut drills = Drills::new(setting("CHAOS_SEED", 1) as u64);
-    while !workers.iter().all(|w| w.is_finished()) {
-        drills.one(&mut fleet).await;
-        load.drilled.store(drills.all_done(), Ordering::Relaxed);
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS + LONG_CLIENTS {
+        let load = Arc::clone(&load);
+        clients.spawn(async move {
+            match client < CLIENTS {
+                true => load.ask_for_anything().await,
+                false => load.ask_at_length(client).await,
+            }
+        });
     }
-    for worker in workers {
-        worker.await.expect("a client does not panic");
+    let mut drills = Drills::new(setting("CHAOS_SEED", 1) as u64);
+    while !drills.all_done() || load.n_asked.load(Ordering::Relaxed) < at_least {
+        drills.one(&mut fleet).await;
+    }
+    load.is_over.store(true, Ordering::Relaxed);
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("a client does not panic");
     }
     settle(&fleet).await;
     let exited = fleet.exited_members();
@@ -153,7 +150,6 @@ async fn no_request_is_lost_and_no_answer_is_wrong_under_faults() {
     assert!(stats.lost.is_empty(), "lost: {:#?}", stats.lost);
     assert!(stats.wrong.is_empty(), "wrong: {:#?}", stats.wrong);
     assert_eq!(stats.n("correct") + stats.n("typed error"), n);
-    assert!(drills.all_done(), "every kind of drill was done");
     let (resumed, at_least) = (sums.get(RESUMED), setting("CHAOS_RESUMED", RESUMED_AT_LEAST));
     assert!(resumed >= at_least as f64, "{resumed} streams were resumed, {at_least} at least are to be");
     assert!((stats.n("typed error") as f64) <= MAX_FAILED_SHARE * n as f64, "failed: {:#?}", stats.failures);

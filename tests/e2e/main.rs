@@ -3,6 +3,7 @@
 //! Each test starts a cluster of its own and ends it. Time matters only for timeouts.
 
 mod answers;
+mod ask;
 mod attacks;
 mod bad_input;
 mod bench;

@@ -45,7 +45,7 @@ pub fn sim(args: &SimArgs) -> Result<()> {
 /// If anything was lost or wrong.
 pub fn chaos(args: &ChaosArgs) -> Result<()> {
     servers::ensure()?;
-    run(&mut cargo(&["build", "--release"]))?;
+    run(&mut cargo(&["build", "--release", "-p", "triptych"]))?;
     let mut test = cargo(&["test", "--workspace", "--test", "chaos", "--", "--nocapture"]);
     test.env("TRIPTYCH_BIN", root().join("target/release/triptych"))
         .env("CHAOS_REQUESTS", args.requests.to_string())
