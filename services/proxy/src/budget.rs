@@ -2,7 +2,7 @@
 //! [`crate::request_machine::retry_budget`] behind a lock.
 
 use crate::request_machine::retry_budget::{RetryPolicy, RetryWindow};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// A shared retry budget.
@@ -17,6 +17,6 @@ impl RetryBudget {
 
     /// The account, held for one decision.
     pub fn window(&self) -> MutexGuard<'_, RetryWindow> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

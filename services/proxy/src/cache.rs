@@ -4,7 +4,8 @@
 //! A store that does not answer is as good as an empty one: the items are encoded again, and the request lives.
 
 use crate::request_machine::output::Wanted;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use triptych_core::{ContentKey, EncodedItem};
@@ -47,7 +48,7 @@ impl EncoderCache {
 
     /// Takes the lease of a key, see [`EcStore::acquire`]; `None` if the store has none or does not answer.
     pub async fn acquire(&self, key: &ContentKey, ttl: Duration) -> Option<Acquired> {
-        let asking = *self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let asking = *self.leases.lock();
         match asking {
             LeaseSupport::Never => return None,
             LeaseSupport::NotBefore(then) if Instant::now() < then => return None,
@@ -96,7 +97,7 @@ impl EncoderCache {
                 LeaseSupport::NotBefore(Instant::now() + AWAY)
             }
         };
-        *self.leases.lock().unwrap_or_else(PoisonError::into_inner) = asking;
+        *self.leases.lock() = asking;
         None
     }
 

@@ -9,8 +9,9 @@ use crate::fleet::Fleet;
 use crate::request_machine::action::EncodeAction;
 use crate::request_machine::encodes::{EncodeId, Encodes, Leave};
 use crate::request_machine::event::EncodeEvent;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -46,7 +47,7 @@ pub(super) struct EncodeTask {
 
 impl Parts {
     pub(super) fn in_flight(&self) -> MutexGuard<'_, InFlight> {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_flight.lock()
     }
 
     /// Tells an encode what happened.
@@ -83,11 +84,11 @@ impl Parts {
     }
 
     pub(super) fn peers_of(&self, worker: &WorkerId) -> Vec<String> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(worker).cloned().unwrap_or_default()
+        self.peers.lock().get(worker).cloned().unwrap_or_default()
     }
 
     pub(super) fn note_peers(&self, worker: &WorkerId, peers: &[String]) {
-        let mut known = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.peers.lock();
         if known.get(worker).map(Vec::as_slice) != Some(peers) {
             if known.len() >= MAX_PEERS {
                 // Workers come and go under new names; what is forgotten is reported again with the next answer.

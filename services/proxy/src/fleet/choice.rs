@@ -9,7 +9,7 @@ use super::size::{Forecast, Size};
 use super::state::FleetState;
 use super::view::{ItemSize, Sent};
 use super::worker::Worker;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::time;
 use triptych_core::WorkerId;
@@ -43,7 +43,7 @@ impl FleetState {
         let (_, worker) = able.get(index)?;
         let (work, forecast) = given(worker, want, size, now());
         if let Size::Request { prompt, .. } = size {
-            self.prefixes.lock().unwrap_or_else(PoisonError::into_inner).read(prompt, &worker.id);
+            self.prefixes.lock().read(prompt, &worker.id);
         }
         Some((Arc::clone(worker), Given { work, forecast, reason }))
     }
@@ -95,7 +95,7 @@ impl FleetState {
     }
 
     fn best<'a>(&self, able: &[Able<'a>], want: &Want, size: &Size) -> Option<Choice> {
-        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rng = self.rng.lock();
         match (want, size) {
             (Want::Encoder { .. }, size) => {
                 let (key, bytes) = match size {
@@ -113,7 +113,7 @@ impl FleetState {
                     Size::Request { items, prompt, .. } => (items.as_slice(), prompt),
                     Size::Item { .. } => (&[][..], &nothing),
                 };
-                let prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+                let prefixes = self.prefixes.lock();
                 let reader = prefixes.reader(prompt);
                 let loads: Vec<_> = able
                     .iter()

@@ -13,8 +13,9 @@ use super::reservation::Reservation;
 use super::score::choose_placement;
 use super::state::FleetState;
 use super::worker::Worker;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use triptych_core::{ContentKey, WorkerId};
 use triptych_runtime::discovery::Role;
 
@@ -58,7 +59,7 @@ impl Placement {
     }
 
     fn reservation(&self) -> MutexGuard<'_, Reservation> {
-        self.reservation.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reservation.lock()
     }
 }
 
@@ -99,7 +100,7 @@ impl FleetState {
         });
         let open: Vec<_> = open.map(|(_, worker)| worker).collect();
         // Held until it is reserved: who chooses next sees it.
-        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rng = self.rng.lock();
         let loads: Vec<_> = open.iter().map(|worker| worker.view().placement_load(&sizes, now)).collect();
         let worker = open.get(choose_placement(&loads, &mut *rng)?)?;
         let missing = worker.view().missing_us(&sizes);

@@ -7,9 +7,10 @@ use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
+use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::StdRng;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -36,7 +37,7 @@ pub(super) struct FleetState {
 
 impl FleetState {
     pub(super) fn workers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Arc<Worker>>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.workers.lock()
     }
 
     /// Makes the members those of the set; returns the new ones, which need a task.
@@ -97,7 +98,7 @@ impl FleetState {
     }
 
     pub(super) fn deaths(&self) -> MutexGuard<'_, Deaths> {
-        self.deaths.lock().unwrap_or_else(PoisonError::into_inner)
+        self.deaths.lock()
     }
 
     /// Nobody listens at its address.

@@ -1,7 +1,7 @@
 //! One worker: the connection to it, and what is known of it ([`super::view`]).
 
 use super::view::{Sent, View};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Error};
@@ -51,20 +51,20 @@ impl Worker {
     }
 
     pub(super) fn channel(&self) -> Channel {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.channel.lock().clone()
     }
 
     /// Drops the connection; the next use makes a new one.
     pub(super) fn reconnect(&self) {
         // The address was accepted when the worker was made.
         if let Ok(channel) = self.dialer.dial(&self.endpoint.address) {
-            *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = channel;
+            *self.channel.lock() = channel;
             self.redialed.notify_one();
         }
     }
 
     pub(super) fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.view.lock()
     }
 
     /// Gives it work. The number is for [`Worker::done`].

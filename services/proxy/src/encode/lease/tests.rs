@@ -9,7 +9,7 @@ use crate::request_machine::output::Origin;
 use crate::request_machine::policy::{TTL, lease_ttl};
 use crate::request_machine::tests::{item, wanted};
 use bytes::Bytes;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use triptych_core::EncodedItem;
 use triptych_core::item::{EncoderOutput, from_f32};
 use triptych_core::limits::Limits;
@@ -38,7 +38,7 @@ impl Fleet {
             cache: EncoderCache::new(store, 1 << 20),
             tasks: TaskTracker::new(),
             runtime: Handle::current(),
-            count: Arc::new(move |outcome| count.lock().unwrap().push(outcome)),
+            count: Arc::new(move |outcome| count.lock().push(outcome)),
         };
         (leases, counted)
     }
@@ -184,5 +184,5 @@ async fn a_lease_that_another_took_is_noticed() {
     fleet.store.release(&token).await.unwrap();
     sleep(TTL.0).await;
     assert!(lease.is_lost());
-    assert_eq!(counted.lock().unwrap().last(), Some(&LeaseOutcome::Lost));
+    assert_eq!(counted.lock().last(), Some(&LeaseOutcome::Lost));
 }
