@@ -9,7 +9,7 @@ mod attention;
 mod conv;
 
 pub(crate) use attention::{
-    attention, attention_weights, copy_blocks, kv_layout, layer, paged, swap, write_kv,
+    Attended, attention, attention_weights, copy_blocks, kv_layout, layer, paged, swap, write_kv,
 };
 pub(crate) use conv::{Planes, Windows, depthwise2d, unfold, unfold2d};
 

@@ -18,6 +18,7 @@ pub mod reference;
 pub mod cpu;
 
 pub use cpu::{CpuBackend, CpuConfig, Isa};
+pub use host::HostBias;
 pub use ops::{Backend, KernelError};
 pub use precision::Precision;
 #[cfg(feature = "reference")]

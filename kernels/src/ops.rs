@@ -21,7 +21,8 @@ mod stage;
 mod weights;
 
 pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, Qkv, Varlen};
-pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
+pub(crate) use bias::{BiasDims, LoadedDims};
+pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, StoredBias};
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
@@ -74,6 +75,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Norm: Send + Sync;
     /// Taps of a depthwise convolution.
     type Depthwise: Send + Sync;
+    /// A bias on attention scores.
+    type Bias: Send + Sync;
     /// A paged KV cache.
     type KvCache: Send;
     /// A paged KV cache in host memory, to swap with.
@@ -124,6 +127,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Takes a depthwise convolution's `weight [channels, 1, kernel, kernel]` and `bias [channels]`.
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>)
     -> Result<Self::Depthwise>;
+
+    /// Takes a bias on attention scores.
+    fn load_bias(&self, bias: StoredBias<'_>) -> Result<Self::Bias>;
 
     // Moving data.
 
@@ -215,7 +221,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qkv: Qkv<'_, Self::Tensor>,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Self::Tensor>;
     /// The same of queries, keys and values side by side, `[n_tokens, (n_heads + 2·n_kv_heads)·head_dim]`, as one projection
     /// gives them.
@@ -227,7 +233,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qkv: &Self::Tensor,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Self::Tensor> {
         let [q, kv] = shape.widths();
         check::same("fused_attention", "qkv width", &[self.dims(qkv).1], &[q + 2 * kv])?;
@@ -241,7 +247,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qk: [&Self::Tensor; 2],
         chosen: ChosenHeads,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Vec<f32>>;
     /// An empty cache, `layout.n_layers` by `layout.n_blocks` blocks.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
@@ -292,7 +298,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         &self,
         step: &Self::Step,
         q: &Self::Tensor,
-        kv: KvLayer<'_, Self::KvCache>,
+        kv: KvLayer<'_, Self::KvCache, Self::Bias, Self::Tensor>,
         shape: AttentionShape,
     ) -> Result<Self::Tensor>;
 }

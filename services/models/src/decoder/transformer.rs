@@ -196,11 +196,11 @@ struct LayerCaches<'a, C> {
 }
 
 /// Inputs of a layer beside its rows.
-struct StepContext<'a, S> {
-    staged: &'a StagedStep<S>,
+struct StepContext<'a, B: Backend> {
+    staged: &'a StagedStep<B::Step>,
     // Of the rows that the layer is given.
     cross: CrossRows,
-    bias: ScoreBias<'a>,
+    bias: ScoreBias<'a, B::Bias, B::Tensor>,
 }
 
 impl<B: Backend> DecoderLayer<B> {
@@ -245,7 +245,7 @@ impl<B: Backend> DecoderLayer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache>,
-        StepContext { staged, cross, bias }: StepContext<'_, B::Step>,
+        StepContext { staged, cross, bias }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let LayerCaches { own, cross: cross_cache } = caches;
         let step = &staged.step;

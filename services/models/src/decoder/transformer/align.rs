@@ -27,7 +27,7 @@ struct AlignContext<'a, B: Backend> {
     /// Encoder rows, `[n_rows, encoder_hidden]`.
     rows: &'a B::Tensor,
     staged: &'a StagedAlign<B::Step>,
-    bias: ScoreBias<'a>,
+    bias: ScoreBias<'a, B::Bias, B::Tensor>,
     /// Cross-attention heads to report.
     heads: Indices,
 }
