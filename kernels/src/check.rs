@@ -3,6 +3,8 @@
 //! Each function takes what an op was called with and gives the sizes that the op works with, so that a back
 //! end cannot compute with a number nobody checked. Nothing here touches a value of a tensor.
 
+use triptych_core::EncodedRows;
+
 use crate::ops::{Angles, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
@@ -67,6 +69,13 @@ pub(crate) fn offsets(op: &'static str, what: &'static str, offsets: &[u32], len
 /// Checks of `upload`.
 pub(crate) fn upload(n_values: usize, n_tokens: usize, width: usize) -> Result<()> {
     same("upload", "values", &[n_values], &[n_tokens.saturating_mul(width)])
+}
+
+/// Dimensions of the result of `upload_rows`.
+pub(crate) fn upload_rows(rows: &[EncodedRows<'_>]) -> Result<Dims> {
+    let width = rows.first().map_or(0, |rows| rows.hidden());
+    rows.iter().try_for_each(|rows| same("upload_rows", "width", &[rows.hidden()], &[width]))?;
+    Ok((rows.iter().map(|rows| rows.n_rows()).sum(), width))
 }
 
 /// An error unless columns `start .. start + width` exist.

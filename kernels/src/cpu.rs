@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use triptych_core::EncodedRows;
+
 use crate::check::{self, Attended, Dims};
 use crate::host::{BiasSlices, HostBias, HostVarlen};
 use crate::ops::{
@@ -208,6 +210,11 @@ impl Backend for CpuBackend {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CpuTensor> {
         check::upload(values.len(), n_tokens, width)?;
         Ok(CpuTensor::new(values, n_tokens, width))
+    }
+
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<CpuTensor> {
+        let (n_tokens, width) = check::upload_rows(rows)?;
+        Ok(CpuTensor::new(rows::widen(&self.context, rows, n_tokens * width), n_tokens, width))
     }
 
     fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {

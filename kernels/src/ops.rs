@@ -10,6 +10,8 @@
 //! Whatever ops index with (ids, slots, offsets, tables, angles) is staged once for a step ([`StageBuilder`]); ops take the
 //! step and handles of its arrays.
 
+use triptych_core::EncodedRows;
+
 use crate::check;
 
 mod attention;
@@ -137,6 +139,15 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn stage(&self, builder: StageBuilder) -> Result<Self::Step>;
     /// An activation from host memory, `[n_tokens, width]`.
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
+    /// Rows of encoder outputs, one output's under another's, widened from what they are stored as: `[Σ n_rows, hidden]`.
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<Self::Tensor>;
+    /// Zeros, `[n_tokens, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    fn zeros(&self, n_tokens: usize, width: usize) -> Result<Self::Tensor> {
+        self.upload(vec![0.0; n_tokens.saturating_mul(width)], n_tokens, width)
+    }
     /// The values in host memory, `[n_tokens, width]`, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
     /// As [`download`](Self::download), and drops the activation.

@@ -4,6 +4,7 @@
 //! the paged cache is rows of keys and values that attention gathers. Nothing is fused or kept between calls.
 
 use candle_core::Tensor;
+use triptych_core::EncodedRows;
 
 use crate::check::{self, Attended, Dims};
 use crate::host::{BiasSlices, HostBias, HostVarlen};
@@ -99,6 +100,11 @@ impl Backend for ReferenceBackend {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Tensor> {
         check::upload(values.len(), n_tokens, width)?;
         matrix("upload", values, (n_tokens, width))
+    }
+
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<Tensor> {
+        let dims = check::upload_rows(rows)?;
+        matrix("upload_rows", rows.iter().flat_map(|rows| rows.to_f32()).collect(), dims)
     }
 
     fn download(&self, x: &Tensor) -> Result<Vec<f32>> {

@@ -1,6 +1,6 @@
 //! Arguments that an op cannot take give an error, never a panic; no rows give no rows.
 
-use triptych_core::DType;
+use triptych_core::{DType, EncodedRows};
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
     Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, KvLayer, KvLayout,
@@ -74,6 +74,8 @@ pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
     let norm = load_norm(subject, NormKind::Rms, &[1.0; 3], None);
     shape_error(name, "too few values", b.upload(vec![0.0; 3], 2, 2));
     shape_error(name, "values past counting", b.upload(vec![], usize::MAX, 2));
+    let stored = |width| EncodedRows::new(DType::Bf16, width, &[0; 12]).expect("whole rows");
+    shape_error(name, "rows of two widths", b.upload_rows(&[stored(2), stored(3)]));
     shape_error(name, "width of x", b.linear(&x, &w, Activation::None, None));
     shape_error(name, "residual", b.linear(&y, &w, Activation::None, Some(&x)));
     shape_error(name, "width of a norm", b.norm(&x, &norm));

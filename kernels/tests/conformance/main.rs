@@ -53,6 +53,7 @@ on_every_backend! {
         weights_are_read_in_every_dtype_from_unaligned_bytes;
     moving:
         upload_and_download_are_inverse,
+        stored_rows_are_widened_from_every_dtype,
         tables_give_their_rows_in_every_dtype,
         a_large_table_gives_its_rows_within_the_step_of_a_byte,
         a_tied_table_gives_the_rows_of_one_of_its_own,

@@ -2,8 +2,10 @@
 
 use crate::align::AlignJob;
 use crate::blocks::BlockPair;
-use crate::plan::{BlockMove, StepPlan};
+use crate::plan::{BlockMove, ItemEmbedding, StepPlan};
+use std::ops::Range;
 use thiserror::Error;
+use triptych_core::{EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 
@@ -60,8 +62,8 @@ impl Runner {
     /// [`RunError`].
     pub fn align(&mut self, job: &AlignJob) -> Result<Vec<f32>, RunError> {
         let first = job.first_row as usize;
-        let rows = f32_rows(&job.output, first..first + job.n_rows as usize)?;
-        let input = AlignInput { tokens: &job.tokens, rows: &rows, heads: &job.heads };
+        let rows = encoded_rows(&job.output, first..first + job.n_rows as usize)?;
+        let input = AlignInput { tokens: &job.tokens, rows, heads: &job.heads };
         Ok(self.decoder.align(&input)?)
     }
 
@@ -73,20 +75,13 @@ impl Runner {
         self.move_blocks(&plan.moves)?;
         for projection in &plan.projections {
             let first = projection.key.first_row as usize;
-            let rows = f32_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
+            let rows = encoded_rows(&projection.output, first..first + projection.key.n_rows as usize)?;
             self.decoder.project_cross(rows, &projection.slots)?;
         }
         if plan.token_ids.is_empty() {
             return Ok(Vec::new());
         }
-        let rows: Vec<Vec<f32>> =
-            plan.embeds.iter().map(|e| f32_rows(&e.output, e.rows.clone())).collect::<Result<_, _>>()?;
-        let embeds: Vec<EmbedRows<'_>> = plan
-            .embeds
-            .iter()
-            .zip(&rows)
-            .map(|(embed, values)| EmbedRows { first_row: embed.first_row, values })
-            .collect();
+        let embeds: Vec<EmbedRows<'_>> = plan.embeds.iter().map(embed_rows).collect::<Result<_, _>>()?;
         let logits = self.decoder.forward(&StepInput {
             token_ids: &plan.token_ids,
             positions: &plan.positions,
@@ -122,11 +117,13 @@ fn indices(pair: BlockPair) -> (u32, u32) {
     (pair.from.index(), pair.to.index())
 }
 
-fn f32_rows(
-    output: &triptych_core::EncoderOutput,
-    rows: std::ops::Range<usize>,
-) -> Result<Vec<f32>, RunError> {
+fn embed_rows(embed: &ItemEmbedding) -> Result<EmbedRows<'_>, RunError> {
+    let rows = encoded_rows(&embed.output, embed.rows.clone())?;
+    Ok(EmbedRows { first_row: embed.first_row, rows })
+}
+
+fn encoded_rows(output: &EncoderOutput, rows: Range<usize>) -> Result<EncodedRows<'_>, RunError> {
     let first = rows.start;
     let end = rows.end;
-    output.rows_f32(first, rows.len()).ok_or(RunError::Rows { first, end })
+    output.encoded_rows(first, rows.len()).ok_or(RunError::Rows { first, end })
 }

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use triptych_core::EncodedRows;
 use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
@@ -131,7 +132,7 @@ impl StepLog {
         let mut next_row = 0;
         for embed in step.embeds {
             assert!(embed.first_row >= next_row, "item rows ascend and are disjoint");
-            for (i, row) in embed.values.chunks_exact(HIDDEN).enumerate() {
+            for (i, row) in embed.rows.to_f32().chunks_exact(HIDDEN).enumerate() {
                 values[embed.first_row + i] = hash_row(row);
                 next_row = embed.first_row + i + 1;
             }
@@ -188,14 +189,14 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: EncodedRows<'_>, slots: &[u32]) -> Result<(), ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_projection) {
             return Err(refusal());
         }
-        assert_eq!(rows.len(), slots.len() * HIDDEN);
+        assert_eq!([rows.n_rows(), rows.hidden()], [slots.len(), HIDDEN]);
         log.projections.push(slots.len());
-        for (row, slot) in rows.chunks_exact(HIDDEN).zip(slots) {
+        for (row, slot) in rows.to_f32().chunks_exact(HIDDEN).zip(slots) {
             log.cross_kv[*slot as usize] = Some(hash_row(row));
         }
         Ok(())

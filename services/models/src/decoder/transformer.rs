@@ -9,6 +9,7 @@ use crate::layers::{
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
+use triptych_core::EncodedRows;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
@@ -80,10 +81,8 @@ impl<B: Backend> TransformerDecoder<B> {
     fn embed(&self, staged: &StagedStep<B::Step>, embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
         let mut x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
         if let Some(rows) = staged.embeds {
-            let hidden = self.spec.stack.hidden;
-            let mut values = Vec::with_capacity(rows.len() * hidden);
-            embeds.iter().for_each(|embed| values.extend_from_slice(embed.values));
-            let values = self.backend.upload(values, rows.len(), hidden)?;
+            let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
+            let values = self.backend.upload_rows(&stored)?;
             self.backend.scatter_rows(&staged.step, &mut x, rows, &values)?;
         }
         Ok(x)
@@ -135,13 +134,18 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: EncodedRows<'_>, slots: &[u32]) -> Result<(), ModelError> {
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
             let expected = vec![0];
             let actual = vec![slots.len()];
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
-        let rows = self.backend.upload(rows, slots.len(), cross.encoder_hidden)?;
+        if [rows.n_rows(), rows.hidden()] != [slots.len(), cross.encoder_hidden] {
+            let expected = vec![slots.len(), cross.encoder_hidden];
+            let actual = vec![rows.n_rows(), rows.hidden()];
+            return Err(KernelError::Shape { op: "project_cross", what: "rows", expected, actual }.into());
+        }
+        let rows = self.backend.upload_rows(&[rows])?;
         let mut builder = StageBuilder::new();
         let slots = builder.indices(slots)?;
         let step = self.backend.stage(builder)?;

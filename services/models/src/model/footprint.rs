@@ -6,6 +6,7 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
+use triptych_core::EncodedRows;
 use triptych_kernels::cpu::{is_table_of_logits, table_bytes};
 use triptych_kernels::ops::*;
 use triptych_kernels::{CpuBackend, CpuConfig, Precision};
@@ -169,6 +170,9 @@ impl Backend for FootprintBackend {
     }
     fn upload(&self, _: Vec<f32>, _: usize, _: usize) -> Result<()> {
         refuse("upload")
+    }
+    fn upload_rows(&self, _: &[EncodedRows<'_>]) -> Result<()> {
+        refuse("upload_rows")
     }
     fn download(&self, _: &()) -> Result<Vec<f32>> {
         refuse("download")
