@@ -3,6 +3,8 @@
 //! Each function takes what an op was called with and gives the sizes that the op works with, so that a back
 //! end cannot compute with a number nobody checked. Nothing here touches a value of a tensor.
 
+use triptych_core::EncodedRows;
+
 use crate::ops::{Angles, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
@@ -10,7 +12,7 @@ mod conv;
 pub(crate) mod sizes;
 
 pub(crate) use attention::{
-    attention, attention_weights, copy_blocks, kv_layout, layer, paged, swap, write_kv,
+    Attended, attention, attention_weights, bias_tables, copy_blocks, kv_layout, layer, paged, swap, write_kv,
 };
 pub(crate) use conv::{Planes, Windows, depthwise2d, unfold, unfold2d};
 pub(crate) use sizes::{divides, indices, same};
@@ -34,6 +36,13 @@ pub(crate) fn ends(op: &'static str, what: &'static str, offsets: Offsets, len: 
 /// Checks of `upload`.
 pub(crate) fn upload(n_values: usize, n_tokens: usize, width: usize) -> Result<()> {
     same("upload", "values", &[n_values], &[n_tokens.saturating_mul(width)])
+}
+
+/// Dimensions of the result of `upload_rows`.
+pub(crate) fn upload_rows(rows: &[EncodedRows<'_>]) -> Result<Dims> {
+    let width = rows.first().map_or(0, |rows| rows.hidden());
+    rows.iter().try_for_each(|rows| same("upload_rows", "width", &[rows.hidden()], &[width]))?;
+    Ok((rows.iter().map(|rows| rows.n_rows()).sum(), width))
 }
 
 /// An error unless columns `start .. start + width` exist.

@@ -10,11 +10,14 @@
 
 use std::sync::Arc;
 
-use crate::check::{self, Dims};
-use crate::host::{HostBias, HostVarlen};
+use triptych_core::EncodedRows;
+
+use crate::check::{self, Attended, Dims};
+use crate::host::{BiasSlices, HostBias, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
-    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, StageBuilder, Unfold, Varlen, WeightView,
+    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
+    StoredBias, Unfold, Varlen, WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -144,6 +147,7 @@ impl Backend for CpuBackend {
     type Table = CpuTable;
     type Norm = CpuNorm;
     type Depthwise = CpuDepthwise;
+    type Bias = HostBias;
     type KvCache = CpuKvCache;
     type HostKvCache = CpuKvCache;
     type Step = HostStep;
@@ -195,6 +199,10 @@ impl Backend for CpuBackend {
         Ok(CpuDepthwise(stored::taps(weight, bias)?))
     }
 
+    fn load_bias(&self, bias: StoredBias<'_>) -> Result<HostBias> {
+        HostBias::load(bias)
+    }
+
     fn stage(&self, builder: StageBuilder) -> Result<HostStep> {
         Ok(builder.finish())
     }
@@ -202,6 +210,11 @@ impl Backend for CpuBackend {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CpuTensor> {
         check::upload(values.len(), n_tokens, width)?;
         Ok(CpuTensor::new(values, n_tokens, width))
+    }
+
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<CpuTensor> {
+        let (n_tokens, width) = check::upload_rows(rows)?;
+        Ok(CpuTensor::new(rows::widen(&self.context, rows, n_tokens * width), n_tokens, width))
     }
 
     fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {
@@ -308,10 +321,10 @@ impl Backend for CpuBackend {
         step: &HostStep,
         qkv: Qkv<'_, CpuTensor>,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, HostBias, CpuTensor>,
     ) -> Result<CpuTensor> {
-        check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, seqs)?;
-        let seqs = HostVarlen::of("attention", step, seqs)?;
+        check::attention([qkv.q.dims(), qkv.k.dims(), qkv.v.dims()], shape, attended(&seqs))?;
+        let seqs = HostVarlen::of("attention", step, seqs, materialized(seqs.bias))?;
         self.attend([qkv.q, qkv.k, qkv.v].map(Columns::all), shape, seqs)
     }
 
@@ -320,13 +333,13 @@ impl Backend for CpuBackend {
         step: &HostStep,
         qkv: &CpuTensor,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, HostBias, CpuTensor>,
     ) -> Result<CpuTensor> {
         let (n_tokens, width) = qkv.dims();
         let [q, kv] = shape.widths();
         check::same("fused_attention", "qkv width", &[width], &[q + 2 * kv])?;
-        check::attention([q, kv, kv].map(|width| (n_tokens, width)), shape, seqs)?;
-        let seqs = HostVarlen::of("fused_attention", step, seqs)?;
+        check::attention([q, kv, kv].map(|width| (n_tokens, width)), shape, attended(&seqs))?;
+        let seqs = HostVarlen::of("fused_attention", step, seqs, materialized(seqs.bias))?;
         self.attend([0, q, q + kv].map(|first| Columns { of: qkv, first }), shape, seqs)
     }
 
@@ -335,13 +348,13 @@ impl Backend for CpuBackend {
         step: &HostStep,
         qk: [&CpuTensor; 2],
         chosen: ChosenHeads,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, HostBias, CpuTensor>,
     ) -> Result<Vec<f32>> {
         let op = "attention_weights";
-        check::attention_weights(qk.map(CpuTensor::dims), chosen, seqs)?;
+        check::attention_weights(qk.map(CpuTensor::dims), chosen, attended(&seqs))?;
         let (context, qk) = (&self.context, qk.map(Columns::all));
-        let (heads, seqs) =
-            ((chosen.shape, step.indices(op, chosen.heads)?), HostVarlen::of(op, step, seqs)?);
+        let heads = (chosen.shape, step.indices(op, chosen.heads)?);
+        let seqs = HostVarlen::of(op, step, seqs, materialized(seqs.bias))?;
         match self.context.precision {
             Precision::Bf16 | Precision::Int8 | Precision::Int4 if self.context.isa.has_bf16_dot() => {
                 attention::weights::<Bf16Dot>(context, qk, heads, seqs)
@@ -399,14 +412,15 @@ impl Backend for CpuBackend {
         &self,
         step: &HostStep,
         q: &CpuTensor,
-        kv: KvLayer<'_, CpuKvCache>,
+        kv: KvLayer<'_, CpuKvCache, HostBias, CpuTensor>,
         shape: AttentionShape,
     ) -> Result<CpuTensor> {
         let op = "paged_attention";
         check::layer(op, kv.layer, kv.cache.layout())?;
-        check::paged(q.dims(), kv.cache.layout(), &kv, shape)?;
         let KvLayer { cache, layer, seqs, mask, bias } = kv;
-        let (batch, bias) = (step.paged(op, seqs)?, HostBias::of(op, step, bias)?);
+        let of_bias = bias.dims(HostBias::dims, CpuTensor::dims);
+        check::paged(q.dims(), cache.layout(), shape, Attended { seqs, mask, bias: of_bias })?;
+        let (batch, bias) = (step.paged(op, seqs)?, BiasSlices::of(op, step, bias, materialized(bias))?);
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),
@@ -419,5 +433,19 @@ impl Backend for CpuBackend {
             }
             Pages::Int8(pages) => attention::paged::<Int8Fma>(&self.context, pages, step),
         })
+    }
+}
+
+/// What checks need of sequences.
+fn attended(seqs: &Varlen<'_, HostBias, CpuTensor>) -> Attended<Sequences> {
+    let Varlen { seqs, mask, bias } = *seqs;
+    Attended { seqs, mask, bias: bias.dims(HostBias::dims, CpuTensor::dims) }
+}
+
+/// Values of a bias that is an activation.
+fn materialized<'a>(bias: ScoreBias<'a, HostBias, CpuTensor>) -> &'a [f32] {
+    match bias {
+        ScoreBias::Materialized(values) => values.data(),
+        ScoreBias::None | ScoreBias::Loaded(_) | ScoreBias::Chosen(..) => &[],
     }
 }

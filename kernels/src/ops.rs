@@ -10,6 +10,8 @@
 //! Whatever ops index with (ids, slots, offsets, tables, angles) is staged once for a step ([`StageBuilder`]); ops take the
 //! step and handles of its arrays.
 
+use triptych_core::EncodedRows;
+
 use crate::check;
 
 mod attention;
@@ -21,7 +23,8 @@ mod stage;
 mod weights;
 
 pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
-pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, SharedBias};
+pub(crate) use bias::{BiasDims, LoadedDims};
+pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, StoredBias};
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
@@ -74,6 +77,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Norm: Send + Sync;
     /// Taps of a depthwise convolution.
     type Depthwise: Send + Sync;
+    /// A bias on attention scores.
+    type Bias: Send + Sync;
     /// A paged KV cache.
     type KvCache: Send;
     /// A paged KV cache in host memory, to swap with.
@@ -125,12 +130,24 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>)
     -> Result<Self::Depthwise>;
 
+    /// Takes a bias on attention scores.
+    fn load_bias(&self, bias: StoredBias<'_>) -> Result<Self::Bias>;
+
     // Moving data.
 
     /// Takes the arrays of a step, or of an encoder batch. Ops take them by the handles that the builder gave.
     fn stage(&self, builder: StageBuilder) -> Result<Self::Step>;
     /// An activation from host memory, `[n_tokens, width]`.
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Self::Tensor>;
+    /// Rows of encoder outputs, one output's under another's, widened from what they are stored as: `[Σ n_rows, hidden]`.
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<Self::Tensor>;
+    /// Zeros, `[n_tokens, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::upload`].
+    fn zeros(&self, n_tokens: usize, width: usize) -> Result<Self::Tensor> {
+        self.upload(vec![0.0; n_tokens.saturating_mul(width)], n_tokens, width)
+    }
     /// The values in host memory, `[n_tokens, width]`, row-major.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
     /// As [`download`](Self::download), and drops the activation.
@@ -215,7 +232,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qkv: Qkv<'_, Self::Tensor>,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Self::Tensor>;
     /// The same of queries, keys and values side by side, `[n_tokens, (n_heads + 2·n_kv_heads)·head_dim]`, as one projection
     /// gives them.
@@ -227,7 +244,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qkv: &Self::Tensor,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Self::Tensor> {
         let [q, kv] = shape.widths();
         check::same("fused_attention", "qkv width", &[self.dims(qkv).1], &[q + 2 * kv])?;
@@ -241,13 +258,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
         step: &Self::Step,
         qk: [&Self::Tensor; 2],
         chosen: ChosenHeads,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, Self::Bias, Self::Tensor>,
     ) -> Result<Vec<f32>>;
     /// An empty cache, `layout.n_layers` by `layout.n_blocks` blocks.
     fn kv_cache(&self, layout: KvLayout) -> Result<Self::KvCache>;
     /// Bytes of one block of such a cache, all layers together.
     fn kv_block_bytes(&self, layout: KvLayout) -> usize;
-    /// Writes row `i` of `k` and `v`, `[n_tokens, n_kv_heads·head_dim]`, to slot `i` of `to`.
+    /// Writes row `i` of `k` and `v`, `[n_tokens, n_kv_heads·head_dim]`, to slot `i` of `to`. No slot comes twice.
     fn write_kv(
         &self,
         step: &Self::Step,
@@ -292,7 +309,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         &self,
         step: &Self::Step,
         q: &Self::Tensor,
-        kv: KvLayer<'_, Self::KvCache>,
+        kv: KvLayer<'_, Self::KvCache, Self::Bias, Self::Tensor>,
         shape: AttentionShape,
     ) -> Result<Self::Tensor>;
 }

@@ -4,12 +4,14 @@
 //! the paged cache is rows of keys and values that attention gathers. Nothing is fused or kept between calls.
 
 use candle_core::Tensor;
+use triptych_core::EncodedRows;
 
-use crate::check::{self, Dims};
-use crate::host::HostVarlen;
+use crate::check::{self, Attended, Dims};
+use crate::host::{BiasSlices, HostBias, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
-    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, StageBuilder, Unfold, Varlen, WeightView,
+    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
+    StoredBias, Unfold, Varlen, WeightView,
 };
 use crate::stored;
 
@@ -42,6 +44,7 @@ impl Backend for ReferenceBackend {
     type Table = Tensor;
     type Norm = ReferenceNorm;
     type Depthwise = ReferenceDepthwise;
+    type Bias = HostBias;
     type KvCache = ReferenceKvCache;
     type HostKvCache = ReferenceKvCache;
     type Step = HostStep;
@@ -86,6 +89,10 @@ impl Backend for ReferenceBackend {
         Ok(ReferenceDepthwise(stored::taps(weight, bias)?))
     }
 
+    fn load_bias(&self, bias: StoredBias<'_>) -> Result<HostBias> {
+        HostBias::load(bias)
+    }
+
     fn stage(&self, builder: StageBuilder) -> Result<HostStep> {
         Ok(builder.finish())
     }
@@ -93,6 +100,11 @@ impl Backend for ReferenceBackend {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<Tensor> {
         check::upload(values.len(), n_tokens, width)?;
         matrix("upload", values, (n_tokens, width))
+    }
+
+    fn upload_rows(&self, rows: &[EncodedRows<'_>]) -> Result<Tensor> {
+        let dims = check::upload_rows(rows)?;
+        matrix("upload_rows", rows.iter().flat_map(|rows| rows.to_f32()).collect(), dims)
     }
 
     fn download(&self, x: &Tensor) -> Result<Vec<f32>> {
@@ -195,10 +207,12 @@ impl Backend for ReferenceBackend {
         step: &HostStep,
         qkv: Qkv<'_, Tensor>,
         shape: AttentionShape,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, HostBias, Tensor>,
     ) -> Result<Tensor> {
-        check::attention([dims(qkv.q), dims(qkv.k), dims(qkv.v)], shape, seqs)?;
-        attention::block_diagonal(qkv, shape, HostVarlen::of("attention", step, seqs)?)
+        let op = "attention";
+        check::attention([dims(qkv.q), dims(qkv.k), dims(qkv.v)], shape, attended(&seqs))?;
+        let materialized = materialized(op, seqs.bias)?;
+        attention::block_diagonal(qkv, shape, HostVarlen::of(op, step, seqs, &materialized)?)
     }
 
     fn attention_weights(
@@ -206,11 +220,12 @@ impl Backend for ReferenceBackend {
         step: &HostStep,
         qk: [&Tensor; 2],
         chosen: ChosenHeads,
-        seqs: Varlen<'_>,
+        seqs: Varlen<'_, HostBias, Tensor>,
     ) -> Result<Vec<f32>> {
         let op = "attention_weights";
-        check::attention_weights(qk.map(dims), chosen, seqs)?;
-        let (heads, seqs) = (step.indices(op, chosen.heads)?, HostVarlen::of(op, step, seqs)?);
+        check::attention_weights(qk.map(dims), chosen, attended(&seqs))?;
+        let (heads, materialized) = (step.indices(op, chosen.heads)?, materialized(op, seqs.bias)?);
+        let seqs = HostVarlen::of(op, step, seqs, &materialized)?;
         attention::chosen_weights(qk, chosen.shape, heads, seqs)
     }
 
@@ -259,9 +274,35 @@ impl Backend for ReferenceBackend {
         &self,
         step: &HostStep,
         q: &Tensor,
-        kv: KvLayer<'_, ReferenceKvCache>,
+        kv: KvLayer<'_, ReferenceKvCache, HostBias, Tensor>,
         shape: AttentionShape,
     ) -> Result<Tensor> {
-        attention::paged(step, q, kv, shape)
+        let op = "paged_attention";
+        let KvLayer { cache, layer, seqs, mask, bias } = kv;
+        check::layer(op, layer, cache.layout)?;
+        let of_bias = bias.dims(HostBias::dims, dims);
+        check::paged(dims(q), cache.layout, shape, Attended { seqs, mask, bias: of_bias })?;
+        let materialized = materialized(op, bias)?;
+        let bias = BiasSlices::of(op, step, bias, &materialized)?;
+        attention::paged(
+            q,
+            attention::Pages { cache, layer, batch: step.paged(op, seqs)? },
+            shape,
+            (mask, bias),
+        )
+    }
+}
+
+/// What checks need of sequences.
+fn attended(seqs: &Varlen<'_, HostBias, Tensor>) -> Attended<Sequences> {
+    let Varlen { seqs, mask, bias } = *seqs;
+    Attended { seqs, mask, bias: bias.dims(HostBias::dims, dims) }
+}
+
+/// Values of a bias that is an activation.
+fn materialized(op: &'static str, bias: ScoreBias<'_, HostBias, Tensor>) -> Result<Vec<f32>> {
+    match bias {
+        ScoreBias::Materialized(x) => values(op, x),
+        ScoreBias::None | ScoreBias::Loaded(_) | ScoreBias::Chosen(..) => Ok(Vec::new()),
     }
 }

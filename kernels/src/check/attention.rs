@@ -4,8 +4,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::{Dims, below, divides, ends, indices, same};
 use crate::ops::{
-    AttentionShape, ChosenHeads, Indices, KernelError, KvLayer, KvLayout, Mask, Result, ScoreBias, SeqLens,
-    SharedBias, Varlen,
+    AttentionShape, BiasDims, ChosenHeads, Indices, KernelError, KvLayout, LoadedDims, Mask, PagedSequences,
+    Result, SeqLens, Sequences,
 };
 
 /// Checks that heads divide and widths fit.
@@ -29,14 +29,30 @@ fn enough_keys(op: &'static str, mask: Mask, lens: SeqLens) -> Result<()> {
     }
 }
 
+/// Sequences of attention, as far as checks look at them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attended<S> {
+    pub(crate) seqs: S,
+    pub(crate) mask: Mask,
+    pub(crate) bias: BiasDims,
+}
+
 /// Checks of `attention`; `dims` are those of q, k and v.
-pub(crate) fn attention([q, k, v]: [Dims; 3], shape: AttentionShape, seqs: Varlen<'_>) -> Result<()> {
+pub(crate) fn attention(
+    [q, k, v]: [Dims; 3],
+    shape: AttentionShape,
+    seqs: Attended<Sequences>,
+) -> Result<()> {
     same("attention", "v", &[v.0, v.1], &[k.0, k.1])?;
     queries_and_keys("attention", [q, k], shape, seqs)
 }
 
 /// Checks of `attention_weights`; `dims` are those of q and k.
-pub(crate) fn attention_weights(dims: [Dims; 2], chosen: ChosenHeads, seqs: Varlen<'_>) -> Result<()> {
+pub(crate) fn attention_weights(
+    dims: [Dims; 2],
+    chosen: ChosenHeads,
+    seqs: Attended<Sequences>,
+) -> Result<()> {
     let op = "attention_weights";
     below(op, "head", chosen.heads, chosen.shape.n_heads)?;
     queries_and_keys(op, dims, chosen.shape, seqs)
@@ -47,7 +63,7 @@ fn queries_and_keys(
     op: &'static str,
     [q, k]: [Dims; 2],
     shape: AttentionShape,
-    seqs: Varlen<'_>,
+    seqs: Attended<Sequences>,
 ) -> Result<()> {
     heads(op, shape, q.1)?;
     same(op, "k width", &[k.1], &[shape.n_kv_heads.saturating_mul(shape.head_dim)])?;
@@ -58,31 +74,41 @@ fn queries_and_keys(
 }
 
 /// An error unless a bias has a value for every score of sequences of these lengths.
-fn bias(op: &'static str, bias: ScoreBias<'_>, n_heads: usize, lens: SeqLens) -> Result<()> {
+fn bias(op: &'static str, bias: BiasDims, n_heads: usize, lens: SeqLens) -> Result<()> {
     match bias {
-        ScoreBias::None => Ok(()),
-        ScoreBias::Relative(relative) => same(op, "heads of the bias", &[relative.n_heads()], &[n_heads]),
-        ScoreBias::Alibi(slopes) => same(op, "slopes", &[slopes.len()], &[n_heads]),
-        ScoreBias::Materialized(values) => {
-            same(op, "values of the bias", &[values.len()], &[n_heads.saturating_mul(lens.n_scores)])
+        BiasDims::None => Ok(()),
+        BiasDims::Loaded(LoadedDims::Heads(of_bias)) => same(op, "heads of the bias", &[of_bias], &[n_heads]),
+        BiasDims::Materialized(n_values) => {
+            same(op, "values of the bias", &[n_values], &[n_heads.saturating_mul(lens.n_scores)])
         }
-        ScoreBias::Shared(SharedBias { tables, table_of }) => {
-            if let Some(table_of) = table_of {
-                same(op, "table_of", &[table_of.len()], &[lens.n_seqs])?;
-            }
-            let Some((n_q, n_k)) = lens.first else { return Ok(()) };
-            if let Some(other) = lens.other {
-                same(op, "queries and keys of a shared bias", &[other.0, other.1], &[n_q, n_k])?;
-            }
-            match (n_heads.saturating_mul(n_q).saturating_mul(n_k), table_of) {
-                (0, _) => Ok(()),
-                (n, None) => same(op, "values of the bias", &[tables.len()], &[n]),
-                (n, Some(table_of)) => {
-                    below(op, "bias table", table_of, divides(op, "bias tables", n, tables.len())?)
-                }
-            }
+        BiasDims::Loaded(LoadedDims::Tables([n_tables, of_one @ ..])) => {
+            same(op, "bias tables", &[n_tables], &[1])?;
+            table(op, of_one, n_heads, lens)
         }
+        BiasDims::Chosen(LoadedDims::Tables([n_tables, of_one @ ..]), table_of) => {
+            same(op, "table_of", &[table_of.len()], &[lens.n_seqs])?;
+            below(op, "bias table", table_of, n_tables)?;
+            table(op, of_one, n_heads, lens)
+        }
+        BiasDims::Chosen(LoadedDims::Heads(_), table_of) => same(op, "table_of", &[table_of.len()], &[]),
     }
+}
+
+/// An error unless bias tables have as many values as their dimensions say.
+pub(crate) fn bias_tables(n_values: usize, dims: [usize; 4]) -> Result<()> {
+    let expected = dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
+    if expected == Some(n_values) {
+        return Ok(());
+    }
+    let (expected, actual) = (dims.to_vec(), vec![n_values]);
+    Err(KernelError::Shape { op: "load_bias", what: "tables", expected, actual })
+}
+
+/// An error unless a table `[n_heads, n_q, n_k]` fits each sequence.
+fn table(op: &'static str, dims: [usize; 3], n_heads: usize, lens: SeqLens) -> Result<()> {
+    [lens.first, lens.other].into_iter().flatten().try_for_each(|(n_q, n_k)| {
+        same(op, "heads, queries and keys of a bias table", &dims, &[n_heads, n_q, n_k])
+    })
 }
 
 /// An error if a cache of this layout cannot be addressed. Returns its slots, all layers together.
@@ -136,7 +162,12 @@ pub(crate) fn swap(op: &'static str, [from, to]: [KvLayout; 2], pairs: &[(u32, u
 }
 
 /// Checks of `paged_attention`; the layer is checked by [`layer`].
-pub(crate) fn paged<C>(q: Dims, layout: KvLayout, kv: &KvLayer<'_, C>, shape: AttentionShape) -> Result<()> {
+pub(crate) fn paged(
+    q: Dims,
+    layout: KvLayout,
+    shape: AttentionShape,
+    kv: Attended<PagedSequences>,
+) -> Result<()> {
     let op = "paged_attention";
     heads(op, shape, q.1)?;
     let (cache, asked) = ([layout.n_kv_heads, layout.head_dim], [shape.n_kv_heads, shape.head_dim]);

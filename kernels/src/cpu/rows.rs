@@ -1,5 +1,7 @@
 //! Ops that move rows or treat each alone: gathers, columns, gates.
 
+use triptych_core::EncodedRows;
+
 use super::context::Context;
 use super::math::Gate;
 use super::matrix::{CpuTensor, unwritten};
@@ -22,6 +24,19 @@ pub(super) fn gather(context: &Context, x: &CpuTensor, rows: &[u32]) -> CpuTenso
         }
     });
     CpuTensor::new(out, rows.len(), width)
+}
+
+/// The values of stored rows, `n_values` in all.
+pub(super) fn widen(context: &Context, rows: &[EncodedRows<'_>], n_values: usize) -> Vec<f32> {
+    let mut out = unwritten(n_values);
+    let mut rest = out.as_mut_slice();
+    for rows in rows {
+        let width = rows.hidden();
+        let (own, after) = rest.split_at_mut(rows.n_rows() * width);
+        context.pool.rows(own, width, width / VALUES_PER_NS, |first, out| rows.widen(first, out));
+        rest = after;
+    }
+    out
 }
 
 /// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.

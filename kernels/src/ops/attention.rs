@@ -66,19 +66,27 @@ pub struct Qkv<'a, T> {
 }
 
 /// Sequences of [`Backend::attention`](super::Backend::attention).
-#[derive(Clone, Copy, Debug)]
-pub struct Varlen<'a> {
+#[derive(Debug)]
+pub struct Varlen<'a, L, T> {
     /// Offsets of each sequence's queries and keys.
     pub seqs: Sequences,
     /// The keys of a sequence that each of its queries may attend to.
     pub mask: Mask,
     /// Bias added to the scores.
-    pub bias: ScoreBias<'a>,
+    pub bias: ScoreBias<'a, L, T>,
+}
+
+impl<L, T> Copy for Varlen<'_, L, T> {}
+
+impl<L, T> Clone for Varlen<'_, L, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
 }
 
 /// One layer of a cache, to read.
 #[derive(Debug)]
-pub struct KvLayer<'a, C> {
+pub struct KvLayer<'a, C, L, T> {
     /// The cache.
     pub cache: &'a C,
     /// Index of the layer.
@@ -88,7 +96,7 @@ pub struct KvLayer<'a, C> {
     /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
     pub mask: Mask,
     /// Bias added to the scores.
-    pub bias: ScoreBias<'a>,
+    pub bias: ScoreBias<'a, L, T>,
 }
 
 /// Slots of one layer of a cache, to write; slot = block id · `KV_BLOCK_TOKENS` + place in the block.

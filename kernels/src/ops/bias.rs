@@ -10,36 +10,92 @@ use super::stage::Indices;
 use super::weights::WeightView;
 use crate::stored;
 
-/// A bias added to each score before the softmax.
+/// A bias as a loader hands it over.
+#[derive(Clone, Debug)]
+pub enum StoredBias<'a> {
+    /// T5's: a learned number for each bucket of distances and each head.
+    Relative {
+        /// `[n_buckets, n_heads]`.
+        table: WeightView<'a>,
+        /// Rule by which distances fall into buckets.
+        rule: BucketRule,
+    },
+    /// `−slope · |distance|`; a slope for each query head, `[n_heads]`. Press et al.,
+    /// <https://arxiv.org/abs/2108.12409>.
+    Alibi(&'a [f32]),
+    /// Numbers for sequences of one size, as windows of an image have. Minus infinity hides a key; a query that sees none
+    /// gives zeros.
+    Tables {
+        /// `[n_tables, n_heads, n_q, n_k]`, row-major.
+        values: Vec<f32>,
+        /// `[n_tables, n_heads, n_q, n_k]`.
+        dims: [usize; 4],
+    },
+}
+
+/// A bias added to each score before the softmax; `L` is loaded, `T` an activation.
 ///
 /// Query `i` of a sequence of `n_q` queries and `n_k` keys stands at position `n_k − n_q + i`, key `j` at `j`; a
 /// distance is the key's position minus the query's. It is so in [`Backend::attention`](super::Backend::attention)
 /// and in [`Backend::paged_attention`](super::Backend::paged_attention), under any mask.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum ScoreBias<'a> {
+#[derive(Debug, Default)]
+pub enum ScoreBias<'a, L, T> {
     /// No bias.
     #[default]
     None,
-    /// A learned number for each bucket of distances and each head.
-    Relative(&'a RelativeBias),
-    /// `−slope · |distance|`; a slope for each query head, `[n_heads]`. Press et al.,
-    /// <https://arxiv.org/abs/2108.12409>.
-    Alibi(&'a [f32]),
-    /// `[n_heads, n_q, n_k]` of each sequence, one after another. Minus infinity hides a key; a query that sees
-    /// none gives zeros.
-    Materialized(&'a [f32]),
-    /// As [`Materialized`](Self::Materialized), with few tables for many sequences of one size, as windows of an
-    /// image have.
-    Shared(SharedBias<'a>),
+    /// A loaded bias. One of tables has one, for all sequences.
+    Loaded(&'a L),
+    /// A loaded bias of tables, and the index of the table that each sequence adds, `[n_seqs]`.
+    Chosen(&'a L, Indices),
+    /// An activation of any dimensions whose values are `[n_heads, n_q, n_k]` of each sequence, one after another. Minus
+    /// infinity hides a key; a query that sees none gives zeros.
+    Materialized(&'a T),
 }
 
-/// Tables that sequences share. All sequences of the call have the same `n_q` and `n_k`.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedBias<'a> {
+impl<L, T> Copy for ScoreBias<'_, L, T> {}
+
+impl<L, T> Clone for ScoreBias<'_, L, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+/// Dimensions of a loaded bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadedDims {
+    /// A function of the distance for each of so many heads.
+    Heads(usize),
     /// `[n_tables, n_heads, n_q, n_k]`.
-    pub tables: &'a [f32],
-    /// Index of the table that each sequence adds, `[n_seqs]`; `None`: there is one for all.
-    pub table_of: Option<Indices>,
+    Tables([usize; 4]),
+}
+
+/// What checks need of a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BiasDims {
+    None,
+    Loaded(LoadedDims),
+    Chosen(LoadedDims, Indices),
+    /// Number of values.
+    Materialized(usize),
+}
+
+impl<L, T> ScoreBias<'_, L, T> {
+    /// What checks need, from the dimensions of what is loaded and of an activation.
+    pub(crate) fn dims(
+        self,
+        loaded: impl FnOnce(&L) -> LoadedDims,
+        activation: impl FnOnce(&T) -> (usize, usize),
+    ) -> BiasDims {
+        match self {
+            Self::None => BiasDims::None,
+            Self::Loaded(bias) => BiasDims::Loaded(loaded(bias)),
+            Self::Chosen(bias, table_of) => BiasDims::Chosen(loaded(bias), table_of),
+            Self::Materialized(values) => {
+                let (n_tokens, width) = activation(values);
+                BiasDims::Materialized(n_tokens.saturating_mul(width))
+            }
+        }
+    }
 }
 
 /// Keys that have buckets of their own.

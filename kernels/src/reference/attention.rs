@@ -6,8 +6,8 @@ use super::cache::ReferenceKvCache;
 use super::rows::product;
 use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
-use crate::host::{HostBias, HostVarlen};
-use crate::ops::{AttentionShape, HostStep, KvLayer, Mask, Qkv, RelativeBias, Result};
+use crate::host::{BiasSlices, HostVarlen};
+use crate::ops::{AttentionShape, Mask, PagedBatch, Qkv, RelativeBias, Result};
 
 /// Attention inside each sequence: `q: [Σq, n_heads·head_dim]`, `k`, `v: [Σk, n_kv_heads·head_dim]`.
 pub(super) fn block_diagonal(
@@ -63,25 +63,29 @@ fn each_sequence<'a>(
     Ok(())
 }
 
-/// Attention of each sequence over its keys in the cache, `q: [Σq, n_heads·head_dim]`.
+/// Sequences in a layer of a cache.
+pub(super) struct Pages<'a> {
+    pub(super) cache: &'a ReferenceKvCache,
+    pub(super) layer: usize,
+    pub(super) batch: PagedBatch<'a>,
+}
+
+/// Attention of each sequence over its keys in the cache; the caller checked the arguments. `q: [Σq, n_heads·head_dim]`.
 pub(super) fn paged(
-    step: &HostStep,
     q: &Tensor,
-    kv: KvLayer<'_, ReferenceKvCache>,
+    Pages { cache, layer, batch }: Pages<'_>,
     shape: AttentionShape,
+    (mask, bias): (Mask, BiasSlices<'_>),
 ) -> Result<Tensor> {
     let op = "paged_attention";
-    check::layer(op, kv.layer, kv.cache.layout)?;
-    check::paged(dims(q), kv.cache.layout, &kv, shape)?;
-    let (batch, bias) = (step.paged(op, kv.seqs)?, HostBias::of(op, step, kv.bias)?);
     let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
     let mut biases = Biases::new(bias, shape);
     let outs = (0..batch.seq_lens.len()).map(|i| {
         let rows = range(batch.query_start_loc, i);
         let table = &batch.block_tables[range(batch.table_start_loc, i)];
-        let keys = kv.cache.gather(kv.layer, table, batch.seq_lens[i] as usize)?;
+        let keys = cache.gather(layer, table, batch.seq_lens[i] as usize)?;
         let bias = biases.next(i, (rows.len(), batch.seq_lens[i] as usize));
-        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, kv.mask, bias)
+        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, mask, bias)
     });
     stack(op, outs.collect::<Result<_>>()?, dims(q))
 }
@@ -161,7 +165,7 @@ fn softmax(scores: &Tensor) -> candle_core::Result<Tensor> {
 
 /// The bias of each sequence in turn.
 struct Biases<'a> {
-    bias: HostBias<'a>,
+    bias: BiasSlices<'a>,
     n_heads: usize,
     /// Numbers taken by the sequences before.
     taken: usize,
@@ -178,7 +182,7 @@ enum SequenceBias<'a> {
 }
 
 impl<'a> Biases<'a> {
-    fn new(bias: HostBias<'a>, shape: AttentionShape) -> Self {
+    fn new(bias: BiasSlices<'a>, shape: AttentionShape) -> Self {
         Self { bias, n_heads: shape.n_heads, taken: 0 }
     }
 
@@ -186,14 +190,14 @@ impl<'a> Biases<'a> {
     fn next(&mut self, i: usize, (n_queries, n_keys): (usize, usize)) -> SequenceBias<'a> {
         let n = self.n_heads * n_queries * n_keys;
         match self.bias {
-            HostBias::None => SequenceBias::None,
-            HostBias::Relative(relative) => SequenceBias::Relative(relative),
-            HostBias::Alibi(slopes) => SequenceBias::Alibi(slopes),
-            HostBias::Materialized(values) => {
+            BiasSlices::None => SequenceBias::None,
+            BiasSlices::Relative(relative) => SequenceBias::Relative(relative),
+            BiasSlices::Alibi(slopes) => SequenceBias::Alibi(slopes),
+            BiasSlices::Materialized(values) => {
                 self.taken += n;
                 SequenceBias::Values(&values[self.taken - n..self.taken])
             }
-            HostBias::Shared { tables, table_of } => {
+            BiasSlices::Tables { tables, table_of } => {
                 let table = table_of.map_or(0, |table_of| table_of[i] as usize);
                 SequenceBias::Values(&tables[table * n..][..n])
             }

@@ -1,9 +1,7 @@
 //! Biases with their data, and the plain number that each adds to a score.
 
 use triptych_kernels::KernelError;
-use triptych_kernels::ops::{
-    BucketRule, BucketSides, Indices, RelativeBias, ScoreBias, SharedBias, StageBuilder,
-};
+use triptych_kernels::ops::{Backend, BucketRule, BucketSides, Indices, ScoreBias, StageBuilder, StoredBias};
 
 use crate::oracle::Score;
 use crate::subject::{Stored, values};
@@ -12,11 +10,31 @@ use crate::subject::{Stored, values};
 #[derive(Clone)]
 pub enum Added {
     None,
-    /// With the stored table, `[n_buckets, n_heads]`, and the sides.
-    Relative(RelativeBias, Vec<f32>, BucketSides),
+    /// The stored table, `[n_buckets, n_heads]`, and the sides.
+    Relative(Vec<f32>, BucketSides),
     Alibi(Vec<f32>),
     Materialized(Vec<f32>),
+    /// Tables of sequences of one size, and the table of each.
     Shared(Vec<f32>, Vec<u32>),
+}
+
+/// A bias on a back end.
+pub enum OnBackend<B: Backend> {
+    None,
+    Loaded(B::Bias),
+    Materialized(B::Tensor),
+}
+
+impl<B: Backend> OnBackend<B> {
+    /// The bias as an op takes it, with what [`Added::stage`] gave.
+    pub fn view(&self, table_of: Option<Indices>) -> ScoreBias<'_, B::Bias, B::Tensor> {
+        match (self, table_of) {
+            (Self::None, _) => ScoreBias::None,
+            (Self::Loaded(bias), None) => ScoreBias::Loaded(bias),
+            (Self::Loaded(bias), Some(table_of)) => ScoreBias::Chosen(bias, table_of),
+            (Self::Materialized(values), _) => ScoreBias::Materialized(values),
+        }
+    }
 }
 
 /// Few buckets and a short reach, so that short sequences see all of them and distances beyond.
@@ -33,10 +51,7 @@ fn starts(sides: BucketSides) -> &'static [u64] {
 
 impl Added {
     pub fn relative(n_heads: usize, sides: BucketSides) -> Self {
-        let table = scaled(5, N_BUCKETS * n_heads);
-        let stored = Stored::f32(&table, &[N_BUCKETS, n_heads]);
-        let rule = BucketRule { max_distance: MAX_DISTANCE, sides };
-        Self::Relative(RelativeBias::new(stored.view(), rule).expect("a table that fits"), table, sides)
+        Self::Relative(scaled(5, N_BUCKETS * n_heads), sides)
     }
 
     pub fn alibi(n_heads: usize) -> Self {
@@ -60,11 +75,34 @@ impl Added {
     pub fn name(&self) -> &'static str {
         match self {
             Self::None => "no bias",
-            Self::Relative(_, _, BucketSides::Both) => "relative",
-            Self::Relative(_, _, BucketSides::Past) => "relative to the past",
+            Self::Relative(_, BucketSides::Both) => "relative",
+            Self::Relative(_, BucketSides::Past) => "relative to the past",
             Self::Alibi(_) => "alibi",
             Self::Materialized(_) => "materialized",
             Self::Shared(..) => "shared",
+        }
+    }
+
+    /// Loads the bias for sequences of these lengths, or makes it an activation.
+    pub fn load<B: Backend>(&self, backend: &B, n_heads: usize, lens: &[(usize, usize)]) -> OnBackend<B> {
+        let load = |bias| OnBackend::Loaded(backend.load_bias(bias).expect("a bias that fits"));
+        match self {
+            Self::None => OnBackend::None,
+            Self::Relative(table, sides) => {
+                let stored = Stored::f32(table, &[N_BUCKETS, n_heads]);
+                let rule = BucketRule { max_distance: MAX_DISTANCE, sides: *sides };
+                load(StoredBias::Relative { table: stored.view(), rule })
+            }
+            Self::Alibi(slopes) => load(StoredBias::Alibi(slopes)),
+            Self::Materialized(values) => {
+                let x = backend.upload(values.clone(), values.len(), 1);
+                OnBackend::Materialized(x.expect("an activation"))
+            }
+            Self::Shared(tables, _) => {
+                let (n_q, n_k) = lens[0];
+                let n_tables = tables.len() / (n_heads * n_q * n_k);
+                load(StoredBias::Tables { values: tables.clone(), dims: [n_tables, n_heads, n_q, n_k] })
+            }
         }
     }
 
@@ -73,17 +111,6 @@ impl Added {
         match self {
             Self::Shared(_, table_of) => builder.indices(table_of).map(Some),
             _ => Ok(None),
-        }
-    }
-
-    /// The bias as an op takes it, with what [`Self::stage`] gave.
-    pub fn view(&self, table_of: Option<Indices>) -> ScoreBias<'_> {
-        match self {
-            Self::None => ScoreBias::None,
-            Self::Relative(bias, ..) => ScoreBias::Relative(bias),
-            Self::Alibi(slopes) => ScoreBias::Alibi(slopes),
-            Self::Materialized(values) => ScoreBias::Materialized(values),
-            Self::Shared(tables, _) => ScoreBias::Shared(SharedBias { tables, table_of }),
         }
     }
 
@@ -106,8 +133,8 @@ impl Added {
     pub fn at(&self, score: Score) -> f64 {
         match self {
             Self::None => 0.0,
-            Self::Relative(bias, table, sides) => {
-                let (n_heads, distance) = (bias.n_heads(), score.distance());
+            Self::Relative(table, sides) => {
+                let (n_heads, distance) = (table.len() / N_BUCKETS, score.distance());
                 let passed = |d: u64| starts(*sides).iter().filter(|&&start| start <= d).count();
                 let bucket = match sides {
                     BucketSides::Both if distance > 0 => N_BUCKETS / 2 + passed(distance.unsigned_abs()),

@@ -53,7 +53,8 @@ pub fn attention_over_one_projection_is_that_over_its_parts<B: Backend>(subject:
         let width = seqs.q_width() + 2 * seqs.kv_width();
         let qkv = subject.tensor(&rows, seqs.n_queries(), width);
         let (step, staged) = stage(&subject.backend, |builder| seqs.stage(builder));
-        let fused = subject.backend.fused_attention(&step, &qkv, seqs.shape, seqs.varlen(staged));
+        let bias = seqs.load_bias(&subject.backend);
+        let fused = subject.backend.fused_attention(&step, &qkv, seqs.shape, seqs.varlen(staged, &bias));
         let fused = fused.expect("attention");
         let fused = subject.backend.download(&fused).expect("download");
         assert_eq!(fused, apart, "{}: {:?}", subject.name, seqs.shape);

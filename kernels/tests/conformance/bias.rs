@@ -130,8 +130,8 @@ fn weigh<B: Backend>(subject: &Subject<B>, seqs: &Sequences, heads: &[u32]) -> V
     let k = subject.tensor(&seqs.k, seqs.n_keys(), seqs.kv_width());
     let (step, (heads, staged)) =
         stage(&subject.backend, |builder| Ok((builder.indices(heads)?, seqs.stage(builder)?)));
-    let chosen = ChosenHeads { shape: seqs.shape, heads };
-    subject.backend.attention_weights(&step, [&q, &k], chosen, seqs.varlen(staged)).expect("weights")
+    let (chosen, bias) = (ChosenHeads { shape: seqs.shape, heads }, seqs.load_bias(&subject.backend));
+    subject.backend.attention_weights(&step, [&q, &k], chosen, seqs.varlen(staged, &bias)).expect("weights")
 }
 
 pub fn weights_are_those_of_attention<B: Backend>(subject: &Subject<B>) {

@@ -1,13 +1,14 @@
 //! Arguments that an op cannot take give an error, never a panic; no rows give no rows.
 
-use triptych_core::DType;
+use triptych_core::{DType, EncodedRows};
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
     Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, KvLayer, KvLayout,
-    KvSlots, LinearPart, Mask, NormKind, PagedBatch, Qkv, RelativeBias, RopePairs, RopeShape, ScoreBias,
-    SharedBias, StageBuilder, Unfold, Varlen, WeightView,
+    KvSlots, LinearPart, Mask, NormKind, PagedBatch, Qkv, RopePairs, RopeShape, ScoreBias, StageBuilder,
+    StoredBias, Unfold, Varlen, WeightView,
 };
 
+use crate::added::OnBackend;
 use crate::conv::load_depthwise;
 use crate::linear::layer;
 use crate::rows::load_norm;
@@ -73,6 +74,8 @@ pub fn shapes_that_do_not_agree_are_refused<B: Backend>(subject: &Subject<B>) {
     let norm = load_norm(subject, NormKind::Rms, &[1.0; 3], None);
     shape_error(name, "too few values", b.upload(vec![0.0; 3], 2, 2));
     shape_error(name, "values past counting", b.upload(vec![], usize::MAX, 2));
+    let stored = |width| EncodedRows::new(DType::Bf16, width, &[0; 12]).expect("whole rows");
+    shape_error(name, "rows of two widths", b.upload_rows(&[stored(2), stored(3)]));
     shape_error(name, "width of x", b.linear(&x, &w, Activation::None, None));
     shape_error(name, "residual", b.linear(&y, &w, Activation::None, Some(&x)));
     shape_error(name, "width of a norm", b.norm(&x, &norm));
@@ -249,61 +252,68 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
 pub fn biases_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
     let name = subject.name.as_str();
     let x = subject.tensor(&[1.0; 12], 3, 4);
-    let attend = |cu_seqlens: &[u32], bias: &Bias<'_>| {
-        let (step, (seqs, bias)) =
-            stage(&subject.backend, |builder| Ok((builder.self_sequences(cu_seqlens)?, bias(builder)?)));
-        let seqs = Varlen { seqs, mask: Mask::Full, bias };
-        subject.backend.attention(&step, Qkv { q: &x, k: &x, v: &x }, shape(2, 2, 2), seqs)
+    let b = &subject.backend;
+    let attend = |cu_seqlens: &[u32], bias: &OnBackend<B>, table_of: Option<&[u32]>| {
+        let (step, (seqs, table_of)) = stage(b, |builder| {
+            let seqs = builder.self_sequences(cu_seqlens)?;
+            Ok((seqs, table_of.map(|table_of| builder.indices(table_of)).transpose()?))
+        });
+        let seqs = Varlen { seqs, mask: Mask::Full, bias: bias.view(table_of) };
+        b.attention(&step, Qkv { q: &x, k: &x, v: &x }, shape(2, 2, 2), seqs)
     };
     let layout = KvLayout { n_layers: 1, n_blocks: 1, n_kv_heads: 2, head_dim: 2 };
-    let cache = subject.backend.kv_cache(layout).expect("a cache");
-    let paged = |bias: &Bias<'_>| {
+    let cache = b.kv_cache(layout).expect("a cache");
+    let paged = |bias: &OnBackend<B>, table_of: Option<&[u32]>| {
         let batch = PagedBatch {
             query_start_loc: &[0, 3],
             table_start_loc: &[0, 1],
             block_tables: &[0],
             seq_lens: &[5],
         };
-        let (step, (seqs, bias)) =
-            stage(&subject.backend, |builder| Ok((builder.paged(batch)?, bias(builder)?)));
+        let (step, (seqs, table_of)) = stage(b, |builder| {
+            Ok((builder.paged(batch)?, table_of.map(|table_of| builder.indices(table_of)).transpose()?))
+        });
+        let bias = bias.view(table_of);
         let kv = KvLayer { cache: &cache, layer: 0, seqs, mask: Mask::Full, bias };
-        subject.backend.paged_attention(&step, &x, kv, shape(2, 2, 2))
+        b.paged_attention(&step, &x, kv, shape(2, 2, 2))
     };
-    let zeros = [0.0; 64];
+    let loaded = |bias: StoredBias<'_>| OnBackend::<B>::Loaded(b.load_bias(bias).expect("a bias"));
+    let values = |n: usize| OnBackend::<B>::Materialized(subject.tensor(&vec![0.0; n], n, 1));
+    let rule = BucketRule { max_distance: 20, sides: BucketSides::Both };
     for n in [1, 3] {
         let table = Stored::f32(&vec![0.0; 8 * n], &[8, n]);
-        let rule = BucketRule { max_distance: 20, sides: BucketSides::Both };
-        let relative = RelativeBias::new(table.view(), rule).expect("a table");
-        let relative: &Bias<'_> = &|_| Ok(ScoreBias::Relative(&relative));
-        shape_error(name, "heads of a relative bias", attend(&[0, 3], relative));
-        let slopes: &Bias<'_> = &|_| Ok(ScoreBias::Alibi(&zeros[..n]));
-        shape_error(name, "slopes", attend(&[0, 3], slopes));
-        shape_error(name, "slopes over pages", paged(slopes));
-        let (few, many) = (&zeros[..10 + n], &zeros[..28 + n]);
-        shape_error(name, "values", attend(&[0, 1, 3], &|_| Ok(ScoreBias::Materialized(few))));
-        shape_error(name, "values over pages", paged(&|_| Ok(ScoreBias::Materialized(many))));
+        let relative = loaded(StoredBias::Relative { table: table.view(), rule });
+        shape_error(name, "heads of a relative bias", attend(&[0, 3], &relative, None));
+        let slopes = loaded(StoredBias::Alibi(&[0.0; 3][..n]));
+        shape_error(name, "slopes", attend(&[0, 3], &slopes, None));
+        shape_error(name, "slopes over pages", paged(&slopes, None));
+        shape_error(name, "values", attend(&[0, 1, 3], &values(10 + n), None));
+        shape_error(name, "values over pages", paged(&values(28 + n), None));
     }
-    assert!(attend(&[0, 1, 3], &|_| Ok(ScoreBias::Materialized(&zeros[..10]))).is_ok(), "{name}");
-    assert!(paged(&|_| Ok(ScoreBias::Materialized(&zeros[..30]))).is_ok(), "{name}");
-    let shared = |n: usize, table_of: Option<&'static [u32]>| {
-        let tables = &zeros[..n];
-        move |builder: &mut StageBuilder| {
-            let table_of = table_of.map(|table_of| builder.indices(table_of)).transpose()?;
-            Ok(ScoreBias::Shared(SharedBias { tables, table_of }))
-        }
-    };
-    assert!(paged(&shared(60, Some(&[1]))).is_ok(), "{name}");
-    assert!(paged(&shared(30, None)).is_ok(), "{name}");
-    shape_error(name, "one of two tables", paged(&shared(60, None)));
-    shape_error(name, "tables of sequences", attend(&[0, 3], &shared(18, Some(&[0, 0]))));
-    shape_error(name, "sequences of two sizes", attend(&[0, 1, 3], &shared(8, Some(&[0, 0]))));
-    shape_error(name, "part of a table", attend(&[0, 3], &shared(19, Some(&[0]))));
-    index_error(name, "number of a table", attend(&[0, 3], &shared(18, Some(&[1]))));
-    index_error(name, "number of a table over pages", paged(&shared(60, Some(&[2]))));
-}
+    assert!(attend(&[0, 1, 3], &values(10), None).is_ok(), "{name}");
+    assert!(paged(&values(30), None).is_ok(), "{name}");
+    let slopes = loaded(StoredBias::Alibi(&[0.0; 2]));
+    assert!(attend(&[0, 3], &slopes, None).is_ok(), "{name}");
+    shape_error(name, "tables of slopes", attend(&[0, 3], &slopes, Some(&[0])));
 
-/// Adds the tables of a bias to a step, and gives the bias.
-type Bias<'a> = dyn Fn(&mut StageBuilder) -> Result<ScoreBias<'a>, KernelError> + 'a;
+    let tables = |dims: [usize; 4]| StoredBias::Tables { values: vec![0.0; dims.iter().product()], dims };
+    let (one, two) = (loaded(tables([1, 2, 3, 5])), loaded(tables([2, 2, 3, 5])));
+    assert!(paged(&two, Some(&[1])).is_ok() && paged(&one, None).is_ok(), "{name}");
+    shape_error(name, "one of two tables", paged(&two, None));
+    index_error(name, "number of a table over pages", paged(&two, Some(&[2])));
+    let square = loaded(tables([1, 2, 3, 3]));
+    assert!(attend(&[0, 3], &square, Some(&[0])).is_ok(), "{name}");
+    shape_error(name, "tables of sequences", attend(&[0, 3], &square, Some(&[0, 0])));
+    index_error(name, "number of a table", attend(&[0, 3], &square, Some(&[1])));
+    shape_error(name, "sequences of two sizes", attend(&[0, 1, 3], &loaded(tables([1, 2, 1, 1])), None));
+    shape_error(name, "another size", attend(&[0, 3], &loaded(tables([1, 2, 3, 2])), None));
+    shape_error(name, "heads of tables", attend(&[0, 3], &loaded(tables([1, 1, 3, 3])), None));
+    for dims in [[1, 2, 3, 4], [usize::MAX, 2, 2, 2]] {
+        shape_error(name, "part of a table", b.load_bias(StoredBias::Tables { values: vec![0.0; 19], dims }));
+    }
+    let table = Stored::f32(&[0.0; 4], &[2, 2]);
+    shape_error(name, "few buckets", b.load_bias(StoredBias::Relative { table: table.view(), rule }));
+}
 
 pub fn convolutions_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
     let (b, name) = (&subject.backend, subject.name.as_str());

@@ -9,7 +9,7 @@
 //! ```text
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 //! export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max'
-//! cargo test --package triptych-kernels --lib --test conformance --target aarch64-unknown-linux-gnu
+//! cargo test --package triptych-kernels --target aarch64-unknown-linux-gnu
 //! ```
 //!
 //! `max` has all sets, `neoverse-n1` all but `neoni8mm`, and `cortex-a53` neither dot product of bytes. It takes minutes.
@@ -53,6 +53,7 @@ on_every_backend! {
         weights_are_read_in_every_dtype_from_unaligned_bytes;
     moving:
         upload_and_download_are_inverse,
+        stored_rows_are_widened_from_every_dtype,
         tables_give_their_rows_in_every_dtype,
         a_large_table_gives_its_rows_within_the_step_of_a_byte,
         a_tied_table_gives_the_rows_of_one_of_its_own,

@@ -1,6 +1,7 @@
 //! Ops that move values and compute nothing: what comes out is bit for bit what went in.
 
-use triptych_core::DType;
+use triptych_core::item::rows_from_f32;
+use triptych_core::{DType, EncodedRows};
 use triptych_kernels::ops::{Activation, Backend, LinearPart};
 
 use crate::subject::{Stored, Subject, stage, through, values};
@@ -12,6 +13,24 @@ pub fn upload_and_download_are_inverse<B: Backend>(subject: &Subject<B>) {
         let x = values(1, n * width);
         subject.close("an upload", &subject.tensor(&x, n, width), (&x, n, width), 0.0);
     }
+}
+
+pub fn stored_rows_are_widened_from_every_dtype<B: Backend>(subject: &Subject<B>) {
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::I8, DType::F8] {
+        for width in WIDTHS {
+            let stored = [0, 1, 300].map(|n| rows_from_f32(&values(n as u64 + 1, n * width), width, dtype));
+            let rows: Vec<_> = stored
+                .iter()
+                .map(|bytes| EncodedRows::new(dtype, width, bytes).expect("whole rows"))
+                .collect();
+            let x = subject.backend.upload_rows(&rows).expect("rows of one width");
+            let expect: Vec<f32> = rows.iter().flat_map(|rows| rows.to_f32()).collect();
+            subject.close(&format!("{dtype} rows of {width}"), &x, (&expect, 301, width), 0.0);
+        }
+    }
+    let zeros = subject.backend.zeros(3, 5).expect("zeros");
+    subject.close("zeros", &zeros, (&[0.0; 15], 3, 5), 0.0);
+    subject.close("no rows", &subject.backend.upload_rows(&[]).expect("none"), (&[], 0, 0), 0.0);
 }
 
 pub fn tables_give_their_rows_in_every_dtype<B: Backend>(subject: &Subject<B>) {

@@ -82,7 +82,8 @@ pub fn attend<B: Backend>(
     };
     let (step, (paged, table_of)) =
         stage(&subject.backend, |builder| Ok((builder.paged(batch)?, seqs.bias.stage(builder)?)));
-    let kv = KvLayer { cache, layer, seqs: paged, mask: seqs.mask, bias: seqs.bias.view(table_of) };
+    let bias = seqs.load_bias(&subject.backend);
+    let kv = KvLayer { cache, layer, seqs: paged, mask: seqs.mask, bias: bias.view(table_of) };
     subject.backend.paged_attention(&step, &q, kv, seqs.shape).expect("paged attention")
 }
 

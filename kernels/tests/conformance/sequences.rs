@@ -3,7 +3,7 @@
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{self, AttentionShape, Backend, Indices, Mask, Qkv, StageBuilder, Varlen};
 
-use crate::added::Added;
+use crate::added::{Added, OnBackend};
 use crate::oracle;
 use crate::subject::{Subject, stage, values};
 
@@ -115,9 +115,18 @@ impl Sequences {
         Ok((builder.sequences(&queries, &keys)?, self.bias.stage(builder)?))
     }
 
-    /// The sequences as an op takes them, with what [`Self::stage`] gave.
-    pub fn varlen(&self, (seqs, table_of): (ops::Sequences, Option<Indices>)) -> Varlen<'_> {
-        Varlen { seqs, mask: self.mask, bias: self.bias.view(table_of) }
+    /// The bias on a back end.
+    pub fn load_bias<B: Backend>(&self, backend: &B) -> OnBackend<B> {
+        self.bias.load(backend, self.shape.n_heads, &self.lens)
+    }
+
+    /// The sequences as an op takes them, with what [`Self::stage`] and [`Self::load_bias`] gave.
+    pub fn varlen<'a, B: Backend>(
+        &self,
+        (seqs, table_of): (ops::Sequences, Option<Indices>),
+        bias: &'a OnBackend<B>,
+    ) -> Varlen<'a, B::Bias, B::Tensor> {
+        Varlen { seqs, mask: self.mask, bias: bias.view(table_of) }
     }
 
     pub fn attend<B: Backend>(&self, subject: &Subject<B>, backend: &B) -> B::Tensor {
@@ -126,8 +135,8 @@ impl Sequences {
         let (k, v) =
             (subject.tensor(&self.k, n_k, self.kv_width()), subject.tensor(&self.v, n_k, self.kv_width()));
         let (step, staged) = stage(backend, |builder| self.stage(builder));
-        let qkv = Qkv { q: &q, k: &k, v: &v };
-        backend.attention(&step, qkv, self.shape, self.varlen(staged)).expect("attention")
+        let (qkv, bias) = (Qkv { q: &q, k: &k, v: &v }, self.load_bias(backend));
+        backend.attention(&step, qkv, self.shape, self.varlen(staged, &bias)).expect("attention")
     }
 
     pub fn check<B: Backend>(&self, subject: &Subject<B>) {

@@ -58,7 +58,8 @@ pub fn where_an_array_lies_does_not_matter<B: Backend>(subject: &Subject<B>) {
     let step = subject.backend.stage(builder).expect("a step");
     let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
     let [k, v] = [&seqs.k, &seqs.v].map(|x| subject.tensor(x, seqs.n_keys(), seqs.kv_width()));
-    let qkv = Qkv { q: &q, k: &k, v: &v };
-    let roomy = subject.backend.attention(&step, qkv, seqs.shape, seqs.varlen(staged)).expect("attention");
+    let (qkv, bias) = (Qkv { q: &q, k: &k, v: &v }, seqs.load_bias(&subject.backend));
+    let roomy = subject.backend.attention(&step, qkv, seqs.shape, seqs.varlen(staged, &bias));
+    let roomy = roomy.expect("attention");
     assert_eq!(subject.bits(&roomy), packed, "{}", subject.name);
 }

@@ -159,29 +159,133 @@ impl EncoderOutput {
         &self.rows
     }
 
+    /// Rows `first .. first + n` as they are stored. `None` past the end.
+    pub fn encoded_rows(&self, first: usize, n: usize) -> Option<EncodedRows<'_>> {
+        EncodedRows::new(self.item.dtype, self.item.hidden as usize, &self.rows)?.slice(first, n)
+    }
+
     /// Rows `first .. first + n` as f32, `[n, hidden]`. `None` past the end.
     pub fn rows_f32(&self, first: usize, n: usize) -> Option<Vec<f32>> {
-        let (item, end) = (&self.item, first.checked_add(n)?);
-        let width = item.hidden as usize * item.dtype.size();
-        let (scales, rows) = self.rows.split_at_checked(item.scales_len()?)?;
-        let bytes = rows.get(first.checked_mul(width)?..end.checked_mul(width)?)?;
-        if !item.dtype.is_scaled() {
-            return Some(to_f32(bytes, item.dtype));
+        Some(self.encoded_rows(first, n)?.to_f32())
+    }
+}
+
+/// Rows of an encoder output as they are stored: `[n_rows, hidden]`, row-major, little-endian, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub struct EncodedRows<'a> {
+    dtype: DType,
+    hidden: usize,
+    n_rows: usize,
+    /// A scale for each row, in f32; empty for a type without. As many bytes as `n_rows` says, as `data` has.
+    scales: &'a [u8],
+    data: &'a [u8],
+}
+
+impl<'a> EncodedRows<'a> {
+    /// The rows in `bytes`, which [`EncoderOutput::rows`] describes. `None` unless they are whole rows.
+    pub fn new(dtype: DType, hidden: usize, bytes: &'a [u8]) -> Option<Self> {
+        let scale = if dtype.is_scaled() { SCALE_BYTES } else { 0 };
+        let row = hidden.checked_mul(dtype.size())?.checked_add(scale)?;
+        let n_rows = bytes.len().checked_div(row)?;
+        if n_rows * row != bytes.len() {
+            return None;
         }
-        let scales = to_f32(scales.get(first * SCALE_BYTES..end * SCALE_BYTES)?, DType::F32);
-        Some(quantized::widen(bytes, &scales, item.dtype))
+        let (scales, data) = bytes.split_at_checked(n_rows * scale)?;
+        Some(Self { dtype, hidden, n_rows, scales, data })
+    }
+
+    /// Rows `first .. first + n`. `None` past the end.
+    pub fn slice(self, first: usize, n: usize) -> Option<Self> {
+        let end = first.checked_add(n).filter(|end| *end <= self.n_rows)?;
+        let scale = if self.dtype.is_scaled() { SCALE_BYTES } else { 0 };
+        let row = self.hidden * self.dtype.size();
+        Some(Self {
+            n_rows: n,
+            scales: self.scales.get(first * scale..end * scale)?,
+            data: self.data.get(first * row..end * row)?,
+            ..self
+        })
+    }
+
+    /// Element type.
+    pub fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    /// Width of a row.
+    pub fn hidden(self) -> usize {
+        self.hidden
+    }
+
+    /// Number of rows.
+    pub fn n_rows(self) -> usize {
+        self.n_rows
+    }
+
+    /// The scales, `[n_rows]` in f32, little-endian; empty for a type without.
+    pub fn scales(self) -> &'a [u8] {
+        self.scales
+    }
+
+    /// The elements, `[n_rows, hidden]`, little-endian.
+    pub fn data(self) -> &'a [u8] {
+        self.data
+    }
+
+    /// Widens rows from `first` on to f32, as many as `out` has room for.
+    pub fn widen(self, first: usize, out: &mut [f32]) {
+        let row = (self.hidden * self.dtype.size()).max(1);
+        let rows = self.data.chunks_exact(row).skip(first);
+        let scales = self.scales.as_chunks::<SCALE_BYTES>().0.iter().skip(first);
+        let rows = rows.zip(scales.map(Some).chain(std::iter::repeat(None)));
+        for (out, (bytes, scale)) in out.chunks_exact_mut(self.hidden.max(1)).zip(rows) {
+            match scale {
+                None => widen_elements(bytes, self.dtype, out),
+                Some(scale) => quantized::widen(bytes, f32::from_le_bytes(*scale), self.dtype, out),
+            }
+        }
+    }
+
+    /// All rows as f32, `[n_rows, hidden]`.
+    pub fn to_f32(self) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_rows * self.hidden];
+        self.widen(0, &mut out);
+        out
+    }
+}
+
+/// Widens little-endian elements; those of a scaled type without their scale.
+fn widen_elements(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (value, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*b);
+            }
+        }
+        DType::Bf16 => {
+            for (value, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        DType::F16 => {
+            for (value, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = f16::from_le_bytes(*b).to_f32();
+            }
+        }
+        DType::I8 | DType::F8 => {
+            for (value, b) in out.iter_mut().zip(bytes) {
+                *value = quantized::value(*b, dtype);
+            }
+        }
     }
 }
 
 /// Widens little-endian elements to f32; those of a scaled type without their scale. A trailing partial element is
 /// dropped.
 pub fn to_f32(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        DType::Bf16 => bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-        DType::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-        DType::I8 | DType::F8 => bytes.iter().map(|b| quantized::value(*b, dtype)).collect(),
-    }
+    let mut out = vec![0.0; bytes.len() / dtype.size()];
+    widen_elements(bytes, dtype, &mut out);
+    out
 }
 
 /// Narrows rows of `hidden` values to `dtype`, as [`EncoderOutput`] holds them.
@@ -249,6 +353,26 @@ mod tests {
             }
             assert_eq!(out.rows_f32(1, 3), None);
             assert_eq!(out.rows_f32(0, 3).unwrap().len(), 9);
+            let mut middle = [0.0; 6];
+            out.encoded_rows(0, 3).unwrap().widen(1, &mut middle);
+            assert_eq!(middle[..3], out.rows_f32(1, 1).unwrap());
+            assert_eq!(out.encoded_rows(1, 1).unwrap().scales().len(), 4);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_whole_rows_are_none() {
+        for (dtype, hidden, n_bytes, n_rows) in [
+            (DType::F32, 3, 24, Some(2)),
+            (DType::F32, 3, 23, None),
+            (DType::Bf16, 3, 0, Some(0)),
+            (DType::I8, 3, 14, Some(2)),
+            (DType::I8, 3, 12, None),
+            (DType::F16, 0, 4, None),
+            (DType::F32, usize::MAX, 4, None),
+        ] {
+            let rows = EncodedRows::new(dtype, hidden, &[0; 24][..n_bytes]).map(EncodedRows::n_rows);
+            assert_eq!(rows, n_rows, "{dtype} {hidden} {n_bytes}");
         }
     }
 

@@ -24,7 +24,7 @@ pub mod timeline;
 pub use backoff::Backoff;
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
-pub use item::{EncodedItem, EncoderOutput, Extent, WindowSpan};
+pub use item::{EncodedItem, EncodedRows, EncoderOutput, Extent, WindowSpan};
 pub use key::{ContentKey, Fingerprint, Owner, PrefixKey, TenantId};
 pub use modality::Modality;
 pub use options::{ItemForm, ItemOptions};

@@ -2,8 +2,10 @@
 
 use crate::align::job::AlignJob;
 use crate::blocks::BlockPair;
-use crate::plan::{BlockMove, ProjectionChunk, StepPlan};
+use crate::plan::{BlockMove, ItemEmbedding, ProjectionChunk, StepPlan};
+use std::ops::Range;
 use thiserror::Error;
+use triptych_core::{EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
 
@@ -60,8 +62,8 @@ impl Runner {
     /// [`RunError`].
     pub fn begin_align(&mut self, job: &AlignJob) -> Result<(), RunError> {
         let first = job.first_row as usize;
-        let rows = f32_rows(&job.output, first..first + job.n_rows as usize)?;
-        let input = AlignInput { tokens: &job.tokens, rows: &rows, heads: &job.heads };
+        let rows = encoded_rows(&job.output, first..first + job.n_rows as usize)?;
+        let input = AlignInput { tokens: &job.tokens, rows, heads: &job.heads };
         Ok(self.decoder.begin_align(&input)?)
     }
 
@@ -83,14 +85,7 @@ impl Runner {
         if plan.token_ids.is_empty() {
             return Ok(Vec::new());
         }
-        let rows: Vec<Vec<f32>> =
-            plan.embeds.iter().map(|e| f32_rows(&e.output, e.rows.clone())).collect::<Result<_, _>>()?;
-        let embeds: Vec<EmbedRows<'_>> = plan
-            .embeds
-            .iter()
-            .zip(&rows)
-            .map(|(embed, values)| EmbedRows { first_row: embed.first_row, values })
-            .collect();
+        let embeds: Vec<EmbedRows<'_>> = plan.embeds.iter().map(embed_rows).collect::<Result<_, _>>()?;
         let logits = self.decoder.forward(&StepInput {
             token_ids: &plan.token_ids,
             positions: &plan.positions,
@@ -110,14 +105,13 @@ impl Runner {
 impl Runner {
     /// One call for all rows: of several small items they are one product with each layer's weights.
     fn project(&mut self, chunks: &[ProjectionChunk]) -> Result<(), RunError> {
-        let Some((first, others)) = chunks.split_first() else { return Ok(()) };
-        let mut rows = f32_rows(&first.output, first.output_rows())?;
-        let mut slots = first.slots.clone();
-        for chunk in others {
-            rows.extend(f32_rows(&chunk.output, chunk.output_rows())?);
-            slots.extend(&chunk.slots);
+        if chunks.is_empty() {
+            return Ok(());
         }
-        Ok(self.decoder.project_cross(rows, &slots)?)
+        let rows = chunks.iter().map(|chunk| encoded_rows(&chunk.output, chunk.output_rows()));
+        let rows: Vec<EncodedRows<'_>> = rows.collect::<Result<_, _>>()?;
+        let slots: Vec<u32> = chunks.iter().flat_map(|chunk| &chunk.slots).copied().collect();
+        Ok(self.decoder.project_cross(&rows, &slots)?)
     }
 
     /// Consecutive moves of one kind are one call; their order is kept.
@@ -138,11 +132,13 @@ fn indices(pair: BlockPair) -> (u32, u32) {
     (pair.from.index(), pair.to.index())
 }
 
-fn f32_rows(
-    output: &triptych_core::EncoderOutput,
-    rows: std::ops::Range<usize>,
-) -> Result<Vec<f32>, RunError> {
+fn embed_rows(embed: &ItemEmbedding) -> Result<EmbedRows<'_>, RunError> {
+    let rows = encoded_rows(&embed.output, embed.rows.clone())?;
+    Ok(EmbedRows { first_row: embed.first_row, rows })
+}
+
+fn encoded_rows(output: &EncoderOutput, rows: Range<usize>) -> Result<EncodedRows<'_>, RunError> {
     let first = rows.start;
     let end = rows.end;
-    output.rows_f32(first, rows.len()).ok_or(RunError::Rows { first, end })
+    output.encoded_rows(first, rows.len()).ok_or(RunError::Rows { first, end })
 }

@@ -6,6 +6,7 @@
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
+use triptych_core::EncodedRows;
 pub use triptych_kernels::ops::PagedBatch;
 
 mod head;
@@ -42,8 +43,8 @@ pub struct DecoderInfo {
 pub struct EmbedRows<'a> {
     /// First row of the step they replace.
     pub first_row: usize,
-    /// `[n, encoder_hidden]`, row-major.
-    pub values: &'a [f32],
+    /// `[n, encoder_hidden]`, as they are stored.
+    pub rows: EncodedRows<'a>,
 }
 
 /// One step, flat: the tokens of all sequences concatenated, without padding.
@@ -75,8 +76,8 @@ pub struct StepInput<'a> {
 pub struct AlignInput<'a> {
     /// The tokens, from position 0, `[n_tokens]`.
     pub tokens: &'a [u32],
-    /// Encoder output rows, `[n_rows, encoder_hidden]`, row-major.
-    pub rows: &'a [f32],
+    /// Encoder output rows, `[n_rows, encoder_hidden]`, as they are stored.
+    pub rows: EncodedRows<'a>,
     /// Heads to report, as (layer, head), `[n_heads]`.
     pub heads: &'a [(u32, u32)],
 }
@@ -105,13 +106,13 @@ pub trait Decoder: Send {
 
     /// Projects encoder output to the keys and values of every layer that cross-attends.
     ///
-    /// `rows: [slots.len(), encoder_hidden]`, row-major, are taken without a copy; row `i` goes to cross slot
-    /// `slots[i]`. Rows are independent: of one or several encoder outputs, in one call or several, each gives the
-    /// same keys and values.
+    /// `rows` are taken as they are stored, `[slots.len(), encoder_hidden]` in all; row `i` goes to cross slot `slots[i]`.
+    /// Rows are independent: of one or several encoder outputs, in one call or several, each gives the same keys and
+    /// values.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for wrong shapes or slots, or a decoder without cross-attention.
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError>;
+    fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError>;
 
     /// Runs a step and returns logits `[logit_rows.len(), vocab]`, row-major.
     ///

@@ -4,12 +4,12 @@
 //! table of its head with constants on either side, an ALiBi a straight line, and the other kinds a run of
 //! their own table.
 
-use crate::host::HostBias;
+use crate::host::BiasSlices;
 
 /// A bias with the places of each sequence's numbers.
 #[derive(Clone, Debug)]
 pub(super) struct RowBias<'a> {
-    bias: HostBias<'a>,
+    bias: BiasSlices<'a>,
     /// Index of the first number of each sequence; empty if the kind has none of a sequence's own.
     starts: Vec<usize>,
 }
@@ -45,20 +45,20 @@ impl ScoreRow {
 impl<'a> RowBias<'a> {
     /// A bias over sequences of these numbers of queries and keys; the caller checked that it fits.
     pub(super) fn new(
-        bias: HostBias<'a>,
+        bias: BiasSlices<'a>,
         n_heads: usize,
         lens: impl Iterator<Item = (usize, usize)>,
     ) -> Self {
         let starts = match bias {
-            HostBias::None | HostBias::Relative(_) | HostBias::Alibi(_) => Vec::new(),
-            HostBias::Materialized(_) => lens
+            BiasSlices::None | BiasSlices::Relative(_) | BiasSlices::Alibi(_) => Vec::new(),
+            BiasSlices::Materialized(_) => lens
                 .scan(0, |next, (n_queries, n_keys)| {
                     let start = *next;
                     *next += n_heads * n_queries * n_keys;
                     Some(start)
                 })
                 .collect(),
-            HostBias::Shared { table_of, .. } => {
+            BiasSlices::Tables { table_of, .. } => {
                 let table = |seq: usize| table_of.map_or(0, |table_of| table_of[seq] as usize);
                 lens.enumerate().map(|(seq, (n_q, n_k))| table(seq) * n_heads * n_q * n_k).collect()
             }
@@ -68,23 +68,23 @@ impl<'a> RowBias<'a> {
 
     /// `true` if nothing is added.
     pub(super) fn is_none(&self) -> bool {
-        matches!(self.bias, HostBias::None)
+        matches!(self.bias, BiasSlices::None)
     }
 
     /// Adds the bias to the scores of a row.
     #[inline(always)]
     pub(super) fn add(&self, row: ScoreRow, scores: &mut [f32]) {
         match self.bias {
-            HostBias::None => {}
-            HostBias::Relative(relative) => {
+            BiasSlices::None => {}
+            BiasSlices::Relative(relative) => {
                 let max = relative.max_distance() as isize;
                 add_clamped(relative.head(row.head), row.first_distance() + max, scores);
             }
-            HostBias::Alibi(slopes) => add_line(slopes[row.head], row.first_distance(), scores),
-            HostBias::Materialized(values) => {
+            BiasSlices::Alibi(slopes) => add_line(slopes[row.head], row.first_distance(), scores),
+            BiasSlices::Materialized(values) => {
                 add_run(&values[self.starts[row.seq] + row.place()..], scores);
             }
-            HostBias::Shared { tables, .. } => {
+            BiasSlices::Tables { tables, .. } => {
                 add_run(&tables[self.starts[row.seq] + row.place()..], scores);
             }
         }

@@ -6,7 +6,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use crate::cpu::cell::PANEL;
 use crate::cpu::kv::Columns;
-use crate::host::HostBias;
+use crate::host::BiasSlices;
 use crate::ops::{AttentionShape, Mask, PagedBatch};
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the L2 cache.
@@ -25,7 +25,7 @@ pub(crate) struct Step<'a> {
     pub(crate) q: Columns<'a>,
     pub(crate) layer: usize,
     pub(crate) mask: Mask,
-    pub(crate) bias: HostBias<'a>,
+    pub(crate) bias: BiasSlices<'a>,
     pub(crate) shape: AttentionShape,
     pub(crate) batch: PagedBatch<'a>,
     /// `true` if pages may be in several tables.

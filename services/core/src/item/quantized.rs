@@ -40,11 +40,11 @@ pub(super) fn narrow(values: &[f32], hidden: usize, dtype: DType) -> Vec<u8> {
     bytes
 }
 
-/// Rows as f32, each multiplied by its scale; as many rows as scales.
-pub(super) fn widen(bytes: &[u8], scales: &[f32], dtype: DType) -> Vec<f32> {
-    let Some(hidden) = bytes.len().checked_div(scales.len()).filter(|n| *n > 0) else { return Vec::new() };
-    let rows = bytes.chunks_exact(hidden).zip(scales);
-    rows.flat_map(|(row, scale)| row.iter().map(move |b| value(*b, dtype) * scale)).collect()
+/// A row as f32, multiplied by its scale.
+pub(super) fn widen(row: &[u8], scale: f32, dtype: DType, out: &mut [f32]) {
+    for (wide, b) in out.iter_mut().zip(row) {
+        *wide = value(*b, dtype) * scale;
+    }
 }
 
 /// One element without its scale.
@@ -109,9 +109,11 @@ mod tests {
     fn a_row_of_zeros_stays_zero_and_nan_is_kept() {
         for dtype in [DType::I8, DType::F8] {
             let bytes = narrow(&[0.0, 0.0, f32::NAN, 1.0], 2, dtype);
-            let scales: Vec<f32> =
-                bytes[..8].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            let rows = widen(&bytes[8..], &scales, dtype);
+            let scales = bytes[..8].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+            let mut rows = [1.0; 4];
+            for ((row, scale), out) in bytes[8..].chunks(2).zip(scales).zip(rows.chunks_mut(2)) {
+                widen(row, scale, dtype, out);
+            }
             assert_eq!(rows[..2], [0.0, 0.0]);
             assert!(rows[2].is_nan());
         }

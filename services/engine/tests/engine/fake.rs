@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use triptych_core::EncodedRows;
 use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
@@ -136,7 +137,7 @@ impl StepLog {
         let mut next_row = 0;
         for embed in step.embeds {
             assert!(embed.first_row >= next_row, "item rows ascend and are disjoint");
-            for (i, row) in embed.values.chunks_exact(HIDDEN).enumerate() {
+            for (i, row) in embed.rows.to_f32().chunks_exact(HIDDEN).enumerate() {
                 values[embed.first_row + i] = hash_row(row);
                 next_row = embed.first_row + i + 1;
             }
@@ -193,11 +194,13 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_projection) {
             return Err(refusal());
         }
+        assert!(rows.iter().all(|rows| rows.hidden() == HIDDEN));
+        let rows: Vec<f32> = rows.iter().flat_map(|rows| rows.to_f32()).collect();
         assert_eq!(rows.len(), slots.len() * HIDDEN);
         log.projections.push(slots.len());
         log.order.push('p');

@@ -10,6 +10,7 @@ use crate::layers::{
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::ops::ControlFlow;
+use triptych_core::EncodedRows;
 use triptych_kernels::ops::{Activation, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
@@ -87,10 +88,8 @@ impl<B: Backend> TransformerDecoder<B> {
     fn embed(&self, staged: &StagedStep<B::Step>, embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
         let mut x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
         if let Some(rows) = staged.embeds {
-            let hidden = self.spec.stack.hidden;
-            let mut values = Vec::with_capacity(rows.len() * hidden);
-            embeds.iter().for_each(|embed| values.extend_from_slice(embed.values));
-            let values = self.backend.upload(values, rows.len(), hidden)?;
+            let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
+            let values = self.backend.upload_rows(&stored)?;
             self.backend.scatter_rows(&staged.step, &mut x, rows, &values)?;
         }
         Ok(x)
@@ -143,13 +142,19 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
             let expected = vec![0];
             let actual = vec![slots.len()];
             return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
         };
-        let rows = self.backend.upload(rows, slots.len(), cross.encoder_hidden)?;
+        let rows = self.backend.upload_rows(rows)?;
+        let actual = self.backend.dims(&rows);
+        if actual != (slots.len(), cross.encoder_hidden) {
+            let expected = vec![slots.len(), cross.encoder_hidden];
+            let actual = vec![actual.0, actual.1];
+            return Err(KernelError::Shape { op: "project_cross", what: "rows", expected, actual }.into());
+        }
         let mut builder = StageBuilder::new();
         let slots = builder.indices(slots)?;
         let step = self.backend.stage(builder)?;
@@ -218,11 +223,11 @@ struct LayerCaches<'a, C> {
 }
 
 /// Inputs of a layer beside its rows.
-struct StepContext<'a, S> {
-    staged: &'a StagedStep<S>,
+struct StepContext<'a, B: Backend> {
+    staged: &'a StagedStep<B::Step>,
     // Of the rows that the layer is given.
     cross: CrossRows,
-    bias: ScoreBias<'a>,
+    bias: ScoreBias<'a, B::Bias, B::Tensor>,
 }
 
 impl<B: Backend> DecoderLayer<B> {
@@ -267,7 +272,7 @@ impl<B: Backend> DecoderLayer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache>,
-        StepContext { staged, cross, bias }: StepContext<'_, B::Step>,
+        StepContext { staged, cross, bias }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let LayerCaches { own, cross: cross_cache } = caches;
         let step = &staged.step;

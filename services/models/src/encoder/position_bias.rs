@@ -11,6 +11,7 @@ use crate::layers::Loader;
 use crate::spec::{PositionBiasSpec, PositionBiasTable};
 use std::sync::Arc;
 use triptych_kernels::Backend;
+use triptych_kernels::ops::StoredBias;
 
 /// Entries beside those of offsets: learned row to patch, patch to learned row, learned row to itself.
 const LEARNED: usize = 3;
@@ -27,7 +28,7 @@ pub(super) fn offset([down, across]: [usize; 2], from: usize, to: usize) -> usiz
     y * (2 * across - 1) + x
 }
 
-/// The bias of a layer, `[n_heads, n, n]`, with `n` patches and the learned row before them. `shared` is that of an
+/// The bias of a layer, one table `[n_heads, n, n]`, with `n` patches and the learned row before them. `shared` is that of an
 /// earlier layer.
 ///
 /// # Errors
@@ -37,15 +38,18 @@ pub(super) fn load<B: Backend>(
     layer: &Loader<'_, B>,
     spec: &PositionBiasSpec,
     n_heads: usize,
-    shared: Option<&Arc<[f32]>>,
-) -> Result<Arc<[f32]>, ModelError> {
+    shared: Option<&Arc<B::Bias>>,
+) -> Result<Arc<B::Bias>, ModelError> {
     let shape = [n_offsets(spec.grid) + LEARNED, n_heads];
     let table = match (spec.table, shared) {
         (PositionBiasTable::Shared(_), Some(bias)) => return Ok(bias.clone()),
         (PositionBiasTable::Shared(name), None) => top.bare_values(name, &shape)?,
         (PositionBiasTable::PerLayer(name), _) => layer.bare_values(name, &shape)?,
     };
-    Ok(with_learned_row(&table, spec.grid, n_heads).into())
+    let n = spec.grid[0] * spec.grid[1] + 1;
+    let values = with_learned_row(&table, spec.grid, n_heads);
+    let bias = StoredBias::Tables { values, dims: [1, n_heads, n, n] };
+    Ok(Arc::new(top.backend().load_bias(bias)?))
 }
 
 fn with_learned_row(table: &[f32], grid: [usize; 2], n_heads: usize) -> Vec<f32> {

@@ -136,7 +136,7 @@ impl<B: Backend> TiledEncoder<B> {
         let patch_values: usize = self.tiles.patch.iter().product();
         let patches = backend.upload(values, rows.patches.len(), patch_values)?;
         let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
-        let zeros = |n: usize| backend.upload(vec![0.0; n * hidden], n, hidden);
+        let zeros = |n: usize| backend.zeros(n, hidden);
         // Rows of tiles first; filling rows stay zero.
         let mut x = zeros(rows.placed.len())?;
         backend.scatter_rows(step, &mut x, rows.patches, &patches)?;

@@ -14,7 +14,7 @@ use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, ScoreBias, SharedBias, StageBuilder, Varlen};
+use triptych_kernels::ops::{Activation, Mask, ScoreBias, StageBuilder, Varlen};
 
 /// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
 /// any back end needs to be busy.
@@ -39,7 +39,7 @@ struct EncoderLayer<B: Backend> {
     feed_forward: FeedForward<B>,
     full_attention: bool,
     // `[n_heads, n, n]`, the same for every image.
-    bias: Option<Arc<[f32]>>,
+    bias: Option<Arc<B::Bias>>,
 }
 
 struct PatchMerger<B: Backend> {
@@ -208,14 +208,15 @@ impl<B: Backend> EncoderLayer<B> {
         backend: &B,
         step: &B::Step,
         x: &B::Tensor,
-        rows: AttentionRows<'_>,
+        rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let bias = match &self.bias {
-            Some(tables) => ScoreBias::Shared(SharedBias { tables, table_of: None }),
+            Some(bias) => ScoreBias::Loaded(bias.as_ref()),
             None => rows.seqs.bias,
         };
-        let rows = AttentionRows { seqs: Varlen { bias, ..rows.seqs }, ..rows };
+        let seqs = Varlen { bias, ..rows.seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
+            let rows = AttentionRows { seqs, rotation: rows.rotation };
             let context = self.attention.inside(backend, step, input, rows)?;
             self.attention.output(backend, &context, residual)
         })?;

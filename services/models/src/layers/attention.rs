@@ -14,10 +14,9 @@ pub struct SelfAttention<B: Backend> {
 }
 
 /// Rows that attend to each other.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionRows<'a> {
+pub struct AttentionRows<'a, B: Backend> {
     /// Their sequences.
-    pub seqs: Varlen<'a>,
+    pub seqs: Varlen<'a, B::Bias, B::Tensor>,
     /// Rotation of queries and keys.
     pub rotation: Option<Rotation>,
 }
@@ -112,7 +111,7 @@ impl<B: Backend> SelfAttention<B> {
         backend: &B,
         step: &B::Step,
         x: &B::Tensor,
-        rows: AttentionRows<'_>,
+        rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let AttentionRows { seqs, rotation } = rows;
         if rotation.is_none() {

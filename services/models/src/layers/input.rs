@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Indices, RelativeBias, ScoreBias, StageBuilder, WeightView};
+use triptych_kernels::ops::{Indices, ScoreBias, StageBuilder, StoredBias, WeightView};
 
 /// Positions and norm before the first layer of a stack.
 pub struct InputLayer<B: Backend> {
@@ -21,7 +21,7 @@ enum PositionEncoding<B: Backend> {
     },
     Rotary(Rotary),
     /// Biases on scores: of each layer, or one for all.
-    Relative(Vec<RelativeBias>),
+    Relative(Vec<B::Bias>),
 }
 
 /// Positions of the rows of a step, as a stack reads them.
@@ -139,10 +139,10 @@ impl<B: Backend> InputLayer<B> {
     }
 
     /// Bias on the scores of self-attention in layer `layer`.
-    pub fn score_bias(&self, layer: usize) -> ScoreBias<'_> {
+    pub fn score_bias(&self, layer: usize) -> ScoreBias<'_, B::Bias, B::Tensor> {
         match &self.encoding {
             PositionEncoding::Relative(biases) => {
-                biases.get(layer).or(biases.last()).map_or(ScoreBias::None, ScoreBias::Relative)
+                biases.get(layer).or(biases.last()).map_or(ScoreBias::None, ScoreBias::Loaded)
             }
             PositionEncoding::Absent | PositionEncoding::Table { .. } | PositionEncoding::Rotary(_) => {
                 ScoreBias::None
@@ -156,9 +156,10 @@ fn load_relative<B: Backend>(
     name: &str,
     relative: &RelativeSpec,
     stack: &StackSpec,
-) -> Result<RelativeBias, ModelError> {
+) -> Result<B::Bias, ModelError> {
     let shape = [relative.n_buckets, stack.attention.shape.n_heads];
-    Ok(RelativeBias::new(layer.matrix(name, &shape)?.view(), relative.rule)?)
+    let table = layer.matrix(name, &shape)?;
+    Ok(layer.backend().load_bias(StoredBias::Relative { table: table.view(), rule: relative.rule })?)
 }
 
 /// `sin(p / 10000^(2i / hidden))` for all `i`, then the cosines, in each row `p`: `[n_rows, hidden]`.

@@ -6,6 +6,7 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
+use triptych_core::EncodedRows;
 use triptych_kernels::cpu::{is_table_of_logits, table_bytes};
 use triptych_kernels::ops::*;
 use triptych_kernels::{CpuBackend, CpuConfig, Precision};
@@ -93,6 +94,7 @@ impl Backend for FootprintBackend {
     type Table = ();
     type Norm = ();
     type Depthwise = ();
+    type Bias = ();
     type KvCache = ();
     type HostKvCache = ();
     type Step = ();
@@ -141,6 +143,19 @@ impl Backend for FootprintBackend {
         bias.into_iter().for_each(|b| self.wide(b));
         Ok(())
     }
+    fn load_bias(&self, bias: StoredBias<'_>) -> Result<()> {
+        let n = match bias {
+            StoredBias::Relative { table, rule } => {
+                let n_heads = table.shape.last().copied().unwrap_or_default();
+                n_heads * (2 * rule.max_distance + 1)
+            }
+            StoredBias::Alibi(slopes) => slopes.len(),
+            StoredBias::Tables { dims, .. } => dims.iter().product(),
+        };
+        // Elements are counted as they are stored: of what is laid out from a table there are many times more.
+        self.add(0, n * size_of::<f32>());
+        Ok(())
+    }
     fn kv_cache(&self, _: KvLayout) -> Result<()> {
         Ok(())
     }
@@ -155,6 +170,9 @@ impl Backend for FootprintBackend {
     }
     fn upload(&self, _: Vec<f32>, _: usize, _: usize) -> Result<()> {
         refuse("upload")
+    }
+    fn upload_rows(&self, _: &[EncodedRows<'_>]) -> Result<()> {
+        refuse("upload_rows")
     }
     fn download(&self, _: &()) -> Result<Vec<f32>> {
         refuse("download")
@@ -207,10 +225,16 @@ impl Backend for FootprintBackend {
     fn depthwise2d(&self, _: &(), _: &(), _: Conv2d) -> Result<()> {
         refuse("depthwise2d")
     }
-    fn attention(&self, _: &(), _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_>) -> Result<()> {
+    fn attention(&self, _: &(), _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_, (), ()>) -> Result<()> {
         refuse("attention")
     }
-    fn attention_weights(&self, _: &(), _: [&(); 2], _: ChosenHeads, _: Varlen<'_>) -> Result<Vec<f32>> {
+    fn attention_weights(
+        &self,
+        _: &(),
+        _: [&(); 2],
+        _: ChosenHeads,
+        _: Varlen<'_, (), ()>,
+    ) -> Result<Vec<f32>> {
         refuse("attention_weights")
     }
     fn write_kv(&self, _: &(), _: KvSlots<'_, ()>, _: [&(); 2]) -> Result<()> {
@@ -228,7 +252,7 @@ impl Backend for FootprintBackend {
     fn swap_in(&self, _: &(), _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("swap_in")
     }
-    fn paged_attention(&self, _: &(), _: &(), _: KvLayer<'_, ()>, _: AttentionShape) -> Result<()> {
+    fn paged_attention(&self, _: &(), _: &(), _: KvLayer<'_, (), (), ()>, _: AttentionShape) -> Result<()> {
         refuse("paged_attention")
     }
 }

@@ -3,6 +3,9 @@
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
+use triptych_core::item::rows_from_f32;
+use triptych_core::{DType, EncodedRows};
 use triptych_kernels::{CpuBackend, CpuConfig, Precision};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
@@ -79,6 +82,16 @@ impl Case {
 }
 
 /// The CPU back end on two threads and the best instruction set of this machine.
+/// Rows of `hidden` values in f32, as [`encoded`] reads them.
+pub fn stored(values: &[f32], hidden: usize) -> Arc<[u8]> {
+    rows_from_f32(values, hidden, DType::F32)
+}
+
+/// Rows of `hidden` values as an encoder output has them.
+pub fn encoded(bytes: &[u8], hidden: usize) -> EncodedRows<'_> {
+    EncodedRows::new(DType::F32, hidden, bytes).expect("whole rows")
+}
+
 pub fn cpu(precision: Precision) -> CpuBackend {
     CpuBackend::new(CpuConfig { threads: 2, precision, ..CpuConfig::default() }).expect("a back end")
 }

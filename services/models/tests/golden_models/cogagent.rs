@@ -2,7 +2,8 @@
 //!
 //! Only the block is built, as a spec; the model around it is in no release of transformers, and no family serves it.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu, encoded, stored};
+use std::sync::Arc;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::Backend;
 use triptych_kernels::Precision;
@@ -94,17 +95,21 @@ fn load<B: Backend>(case: &Case, backend: &B) -> TransformerDecoder<B> {
 
 /// A request of a case: rows that stand among the tokens after the first, and rows that are cross-attended to.
 struct Request {
-    low: Vec<f32>,
-    high: Vec<f32>,
+    low: Arc<[u8]>,
+    high: Arc<[u8]>,
     tokens: Vec<u32>,
 }
 
 fn requests(case: &Case) -> Vec<Request> {
     let prompt: Vec<u32> = serde_json::from_value(case.json["prompt"].clone()).expect("tokens");
-    let values = |i: usize, name: &str| case.values(&format!("{i}.{name}")).1;
-    (0..2)
-        .map(|i| Request { low: values(i, "low"), high: values(i, "high"), tokens: prompt.clone() })
-        .collect()
+    let rows =
+        |i: usize, name: &str, width| stored(&case.values(&format!("{i}.{name}")).1, size(case, width));
+    let request = |i| Request {
+        low: rows(i, "low", "hidden"),
+        high: rows(i, "high", "high_hidden"),
+        tokens: prompt.clone(),
+    };
+    (0..2).map(request).collect()
 }
 
 /// Blocks of every request: enough for any sequence here, one behind the other.
@@ -124,7 +129,8 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
     for (i, request) in requests.iter().enumerate() {
         let first = request.tokens.len() - n_tokens;
         if first == 0 {
-            embeds.push(EmbedRows { first_row: token_ids.len() + 1, values: &request.low });
+            let rows = encoded(&request.low, size(case, "hidden"));
+            embeds.push(EmbedRows { first_row: token_ids.len() + 1, rows });
         }
         token_ids.extend_from_slice(&request.tokens[first..]);
         positions.extend((first..request.tokens.len()).map(|p| [p as u32; 3]));
@@ -133,7 +139,7 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
         blocks.extend((i * BLOCKS..(i + 1) * BLOCKS).map(|block| block as u32));
         table_start_loc.push(blocks.len() as u32);
         lens.push(request.tokens.len() as u32);
-        cross_lens.push((request.high.len() / size(case, "high_hidden")) as u32);
+        cross_lens.push(encoded(&request.high, size(case, "high_hidden")).n_rows() as u32);
     }
     let batch = |seq_lens| PagedBatch {
         query_start_loc: &query_start_loc,
@@ -160,10 +166,11 @@ fn project(decoder: &mut dyn Decoder, case: &Case, requests: &[Request]) {
     let n_blocks = BLOCKS * requests.len();
     decoder.allocate_kv(n_blocks, n_blocks).expect("room for caches");
     for (i, request) in requests.iter().enumerate() {
-        let n_rows = request.high.len() / size(case, "high_hidden");
+        let rows = encoded(&request.high, size(case, "high_hidden"));
+        let n_rows = rows.n_rows();
         let first = i * BLOCKS * KV_BLOCK_TOKENS;
         let slots: Vec<u32> = (first..first + n_rows).map(|slot| slot as u32).collect();
-        decoder.project_cross(request.high.clone(), &slots).expect("rows fit");
+        decoder.project_cross(&[rows], &slots).expect("rows fit");
     }
 }
 

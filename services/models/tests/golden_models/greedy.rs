@@ -1,5 +1,7 @@
 //! A few sequences decoded greedily over block tables that are kept as simple as can be.
 
+use crate::case::{encoded, stored};
+use std::sync::Arc;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::PagedBatch;
 use triptych_models::decoder::{Decoder, EmbedRows, StepInput};
@@ -150,7 +152,8 @@ fn admit<'a>(
         let n_rows = s.cross.len() / s.hidden;
         if info.cross_attention && n_rows > 0 {
             let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
-            decoder.project_cross(s.cross.clone(), &slots).expect("encoder rows fit");
+            let rows = stored(&s.cross, s.hidden);
+            decoder.project_cross(&[encoded(&rows, s.hidden)], &slots).expect("encoder rows fit");
         }
         let tokens = s.prompt.clone();
         let starts_at = i * mix.stagger;
@@ -173,7 +176,7 @@ struct Batch {
     n_tokens: Vec<usize>,
     token_ids: Vec<u32>,
     positions: Vec<[u32; 3]>,
-    embeds: Vec<(usize, Vec<f32>)>,
+    embeds: Vec<(usize, usize, Arc<[u8]>)>,
     slots: Vec<u32>,
     query_start_loc: Vec<u32>,
     own: Tables,
@@ -237,8 +240,8 @@ impl Batch {
             let from = first.max(*at);
             let to = end.min(at + rows.len() / hidden);
             if from < to {
-                let values = rows[(from - at) * hidden..(to - at) * hidden].to_vec();
-                self.embeds.push((first_row + from - first, values));
+                let rows = stored(&rows[(from - at) * hidden..(to - at) * hidden], hidden);
+                self.embeds.push((first_row + from - first, hidden, rows));
             }
         }
         self.own.push(&s.blocks, end);
@@ -253,7 +256,10 @@ impl Batch {
         let embeds: Vec<EmbedRows<'_>> = self
             .embeds
             .iter()
-            .map(|(first_row, values)| EmbedRows { first_row: *first_row, values })
+            .map(|(first_row, hidden, rows)| EmbedRows {
+                first_row: *first_row,
+                rows: encoded(rows, *hidden),
+            })
             .collect();
         decoder
             .forward(&StepInput {

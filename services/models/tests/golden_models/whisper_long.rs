@@ -1,6 +1,6 @@
 //! Long-form Whisper, beyond one pass, against transformers' own functions.
 
-use crate::case::{Case, assert_within, cpu, max_error};
+use crate::case::{Case, assert_within, cpu, encoded, max_error, stored};
 use serde_json::Value;
 use triptych_core::Modality;
 use triptych_core::prompt::SpeechFallback;
@@ -47,13 +47,16 @@ fn alignments_match<B: Backend>(backend: &B) {
             let tokens = ids(&one["tokens"]);
             let n_prompt = number(&one["n_prompt"]);
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
-            let input = AlignInput { tokens: &tokens, rows: &rows, heads: &facts.alignment_heads };
+            let hidden = encoder.hidden();
+            let bytes = stored(&rows, hidden);
+            let input =
+                AlignInput { tokens: &tokens, rows: encoded(&bytes, hidden), heads: &facts.alignment_heads };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
             if i < 2 {
                 let what = format!("{name} {} weights of {i}", backend.name());
                 assert_within(&what, max_error(&weights, &long.values(&format!("align.{i}")).1), WEIGHTS);
             }
-            let n_rows = rows.len() / encoder.hidden();
+            let n_rows = rows.len() / hidden;
             let heads = weights.chunks_exact(tokens.len() * n_rows);
             let free: Vec<f32> = heads.flat_map(|head| &head[n_prompt * n_rows..]).copied().collect();
             let weights = AttentionWeights {
@@ -91,15 +94,16 @@ fn heads_that_are_not_there_are_refused() {
     let case = Case::open(CASES[0]);
     let backend = cpu(Precision::F32);
     let mut decoder = case.model().load_decoder(&backend).expect("decoder weights");
-    let rows = vec![0.0; 36 * 4];
-    let mut align = |tokens: &[u32], rows: &[f32], heads: &[(u32, u32)]| {
+    let bytes = stored(&[0.0; 36 * 4], 36);
+    let rows = encoded(&bytes, 36);
+    let mut align = |tokens: &[u32], rows, heads: &[(u32, u32)]| {
         decoder.align(&AlignInput { tokens, rows, heads }).is_err()
     };
-    assert!(!align(&[1, 2], &rows, &[(0, 0)]));
-    assert!(align(&[1, 2], &rows, &[(1, 0)]) && align(&[1, 2], &rows, &[(0, 3)]));
-    assert!(
-        align(&[1, 2], &rows[1..], &[(0, 0)]) && align(&[1, 2], &[], &[(0, 0)]) && align(&[], &rows, &[])
-    );
+    assert!(!align(&[1, 2], rows, &[(0, 0)]));
+    assert!(align(&[1, 2], rows, &[(1, 0)]) && align(&[1, 2], rows, &[(0, 3)]));
+    let wide = encoded(&bytes, 48);
+    let none = encoded(&[], 36);
+    assert!(align(&[1, 2], wide, &[(0, 0)]) && align(&[1, 2], none, &[(0, 0)]) && align(&[], rows, &[]));
 }
 
 #[test]

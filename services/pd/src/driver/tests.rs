@@ -4,7 +4,9 @@ use super::*;
 use crate::meters::MetricFamilies;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use triptych_core::item::from_f32;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncodedRows, EncoderOutput, Extent, Fingerprint, Modality,
+};
 use triptych_engine::EngineConfig;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
@@ -74,7 +76,7 @@ impl Decoder for AligningDecoder {
         Ok(())
     }
 
-    fn project_cross(&mut self, _: Vec<f32>, _: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, _: &[EncodedRows<'_>], _: &[u32]) -> Result<(), ModelError> {
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{DType, EncodedItem, EncoderOutput, Modality, TenantId};
+use triptych_core::{DType, EncodedItem, EncodedRows, EncoderOutput, Modality, TenantId};
 use triptych_engine::{
     Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId, SequenceRequest,
 };
@@ -185,7 +185,7 @@ impl Decoder for Timed {
         self.decoder.allocate_host(n_blocks)
     }
 
-    fn project_cross(&mut self, rows: Vec<f32>, slots: &[u32]) -> Result<(), ModelError> {
+    fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
         self.time(|decoder| decoder.project_cross(rows, slots))
     }
 

@@ -5,6 +5,8 @@ use super::grid::{Arrays, Grid, StepCase};
 use super::progress::Progress;
 use super::settings::ProfileSettings;
 use crate::curves::{Spread, StepPoint};
+use triptych_core::item::rows_from_f32;
+use triptych_core::{DType, EncodedRows};
 use triptych_models::ModelError;
 use triptych_models::decoder::Decoder;
 
@@ -17,12 +19,15 @@ pub fn forwards(
 ) -> Result<Vec<StepPoint>, ProfileError> {
     decoder.allocate_kv(grid.self_blocks, grid.cross_blocks)?;
     let info = decoder.info();
-    let rows = vec![0.01; grid.cross_rows as usize * info.encoder_hidden];
+    let hidden = info.encoder_hidden;
+    let bytes = rows_from_f32(&vec![0.01; grid.cross_rows as usize * hidden], hidden, DType::F32);
     let run = |case: &StepCase| {
         let arrays = Arrays::new(case, grid.cross_rows);
         if case.projected > 0 {
-            let projected = &rows[..case.projected as usize * info.encoder_hidden];
-            decoder.project_cross(projected.to_vec(), &arrays.projected_slots)?;
+            let rows = EncodedRows::new(DType::F32, hidden, &bytes);
+            let projected = rows.and_then(|rows| rows.slice(0, case.projected as usize));
+            let projected = projected.expect("the grid projects at most the rows of an item");
+            decoder.project_cross(&[projected], &arrays.projected_slots)?;
         }
         decoder.forward(&arrays.input(&info)).map(drop)
     };

@@ -6,7 +6,7 @@
 use super::align_pass::{AlignPass, StagedAlign};
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
-use crate::spec::{CrossSpec, ItemsSpec};
+use crate::spec::ItemsSpec;
 use std::ops::ControlFlow;
 use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, StageBuilder, Varlen};
 use triptych_kernels::{Backend, KernelError};
@@ -16,7 +16,7 @@ struct AlignContext<'a, B: Backend> {
     /// Encoder rows, `[n_rows, encoder_hidden]`.
     rows: &'a B::Tensor,
     staged: &'a StagedAlign<B::Step>,
-    bias: ScoreBias<'a>,
+    bias: ScoreBias<'a, B::Bias, B::Tensor>,
     /// Cross-attention heads to report.
     heads: Indices,
 }
@@ -24,9 +24,9 @@ struct AlignContext<'a, B: Backend> {
 impl<B: Backend> TransformerDecoder<B> {
     /// See [`Decoder::begin_align`](super::Decoder::begin_align).
     pub(super) fn begin_pass(&self, input: &AlignInput<'_>) -> Result<AlignPass<B>, ModelError> {
-        let cross = self.check_align(input)?;
-        let n_rows = input.rows.len() / cross.encoder_hidden;
-        let rows = self.backend.upload(input.rows.to_vec(), n_rows, cross.encoder_hidden)?;
+        self.check_align(input)?;
+        let n_rows = input.rows.n_rows();
+        let rows = self.backend.upload_rows(&[input.rows])?;
         let staged = self.stage_align(input, n_rows)?;
         let x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
         let x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
@@ -79,22 +79,23 @@ impl<B: Backend> TransformerDecoder<B> {
         Ok(StagedAlign { step: self.backend.stage(builder)?, ids, positions, own, cross, heads })
     }
 
-    fn check_align(&self, input: &AlignInput<'_>) -> Result<&CrossSpec, ModelError> {
+    fn check_align(&self, input: &AlignInput<'_>) -> Result<(), ModelError> {
         let shape = |what, expected: Vec<usize>, actual: Vec<usize>| {
             ModelError::from(KernelError::Shape { op: "align", what, expected, actual })
         };
         let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
-            return Err(shape("rows", vec![0], vec![input.rows.len()]));
+            return Err(shape("rows", vec![0], vec![input.rows.n_rows()]));
         };
         let width = cross.encoder_hidden;
-        if input.rows.is_empty() || !input.rows.len().is_multiple_of(width) || input.tokens.is_empty() {
-            return Err(shape("rows", vec![width], vec![input.tokens.len(), input.rows.len()]));
+        let (n_rows, hidden) = (input.rows.n_rows(), input.rows.hidden());
+        if n_rows == 0 || hidden != width || input.tokens.is_empty() {
+            return Err(shape("rows", vec![1, 1, width], vec![input.tokens.len(), n_rows, hidden]));
         }
         let sizes = [self.layers.len(), cross.attention.shape.n_heads];
         let inside = |(layer, head): &(u32, u32)| (*layer as usize) < sizes[0] && (*head as usize) < sizes[1];
         match input.heads.iter().find(|head| !inside(head)) {
             Some((layer, head)) => Err(shape("heads", sizes.to_vec(), vec![*layer as usize, *head as usize])),
-            None => Ok(cross),
+            None => Ok(()),
         }
     }
 }

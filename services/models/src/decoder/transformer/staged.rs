@@ -17,7 +17,7 @@ impl<B: Backend> TransformerDecoder<B> {
         self.check(input)?;
         let mut builder = StageBuilder::new();
         let ids = builder.indices(input.token_ids)?;
-        let embed_rows = embed_rows(input.embeds, self.spec.stack.hidden);
+        let embed_rows = embed_rows(input.embeds);
         let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
         let rows = input.positions.iter().map(|[t, ..]| *t);
         let positions = self.input_layer.stage(&mut builder, rows, input.positions)?;
@@ -43,7 +43,7 @@ impl<B: Backend> TransformerDecoder<B> {
         shape("positions", n_tokens, step.positions.len())?;
         shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
         for embed in step.embeds {
-            shape("embeds", 0, embed.values.len() % self.spec.stack.hidden)?;
+            shape("width of embeds", self.spec.stack.hidden, embed.rows.hidden())?;
         }
         let n_seqs = step.self_kv.seq_lens.len();
         if let Some(from) = step.cross_from {
@@ -65,8 +65,8 @@ impl<B: Backend> TransformerDecoder<B> {
     }
 }
 
-/// Rows of the step that encoder rows of `hidden` values replace.
-fn embed_rows(embeds: &[EmbedRows<'_>], hidden: usize) -> Vec<u32> {
-    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.values.len() / hidden;
+/// Rows of the step that encoder rows replace.
+fn embed_rows(embeds: &[EmbedRows<'_>]) -> Vec<u32> {
+    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.rows.n_rows();
     embeds.iter().flat_map(rows).map(|row| row as u32).collect()
 }

@@ -39,7 +39,7 @@ pub(super) fn joined<B: Backend>(
     let dims: Vec<(usize, usize)> = parts.iter().map(|part| backend.dims(part)).collect();
     let n_rows = dims.iter().map(|d| d.0).sum::<usize>();
     let width = dims.first().map_or(0, |d| d.1);
-    let mut all = backend.upload(vec![0.0; n_rows * width], n_rows, width)?;
+    let mut all = backend.zeros(n_rows, width)?;
     for (part, rows) in parts.iter().zip(places) {
         backend.scatter_rows(step, &mut all, *rows, part)?;
     }

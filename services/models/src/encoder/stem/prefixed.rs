@@ -93,7 +93,7 @@ impl<B: Backend> PrefixedPatchStem<B> {
         let patches = backend.upload(values, n_patches, self.patch_values)?;
         let patches = backend.linear(&patches, &self.projection, Activation::None, None)?;
         let n_rows = n_patches + units.len() * self.prefix.len();
-        let mut x = backend.upload(vec![0.0; n_rows * self.hidden], n_rows, self.hidden)?;
+        let mut x = backend.zeros(n_rows, self.hidden)?;
         backend.scatter_rows(step, &mut x, rows.patches, &patches)?;
         for (table, places) in self.prefix.iter().zip(&rows.prefix) {
             let learned = backend.embed(step, table, rows.learned)?;

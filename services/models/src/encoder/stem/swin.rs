@@ -12,7 +12,7 @@ use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
 use crate::spec::{NormSpec, StackNames, SwinSpec};
-use triptych_kernels::ops::{Activation, Indices, Mask, Qkv, ScoreBias, SharedBias, StageBuilder, Varlen};
+use triptych_kernels::ops::{Activation, Indices, Mask, Qkv, ScoreBias, StageBuilder, StoredBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
 /// Added to the score of a pair that only the shift brought into one window.
@@ -39,8 +39,8 @@ struct SwinLayer<B: Backend> {
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     shift: usize,
-    // `[n_tables, n_heads, n, n]`: one table, or one for each kind of seam of a shifted grid.
-    bias: Vec<f32>,
+    // One table, or one for each kind of seam of a shifted grid.
+    bias: B::Bias,
 }
 
 /// Images of a run in a step.
@@ -157,7 +157,7 @@ impl<B: Backend> SwinStage<B> {
                 feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
                 feed_forward: FeedForward::load(&loader, names, stack)?,
                 shift,
-                bias: bias(&table, spec.window, shift),
+                bias: loader.backend().load_bias(bias(&table, spec.window, shift))?,
             })
         };
         let merge = match idx + 1 < spec.stages.len() {
@@ -203,8 +203,7 @@ impl<B: Backend> SwinLayer<B> {
         x: &B::Tensor,
         windows: &StagedWindows,
     ) -> Result<B::Tensor, ModelError> {
-        let table_of = Some(windows.seams);
-        let bias = ScoreBias::Shared(SharedBias { tables: &self.bias, table_of });
+        let bias = ScoreBias::Chosen(&self.bias, windows.seams);
         let seqs = Varlen { seqs: windows.seqs, mask: Mask::Full, bias };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let cut = windows.cut.apply(backend, step, input)?;
@@ -220,11 +219,12 @@ impl<B: Backend> SwinLayer<B> {
 
 /// Tables `[n_tables, n_heads, n, n]` from a stored `[n_offsets, n_heads]`: one, or for a shifted grid one for each kind
 /// of seam, in the order of [`WindowPartition::seams`].
-fn bias(table: &[f32], side: usize, shift: usize) -> Vec<f32> {
+fn bias(table: &[f32], side: usize, shift: usize) -> StoredBias<'static> {
     let n = side * side;
     let n_heads = table.len() / n_offsets([side; 2]).max(1);
     let seams = if shift > 0 { 0..4 } else { 0..1 };
-    let mut tables = Vec::with_capacity(seams.len() * n_heads * n * n);
+    let dims = [seams.len(), n_heads, n, n];
+    let mut tables = Vec::with_capacity(dims.iter().product());
     for seam in seams {
         let region = |place: usize| {
             let down = seam & 2 != 0 && place / side >= side - shift;
@@ -238,7 +238,7 @@ fn bias(table: &[f32], side: usize, shift: usize) -> Vec<f32> {
             }
         }
     }
-    tables
+    StoredBias::Tables { values: tables, dims }
 }
 
 #[cfg(test)]
@@ -247,8 +247,10 @@ mod tests {
 
     #[test]
     fn a_seam_separates_its_sides() {
-        let tables = bias(&[0.0; 9], 2, 1);
-        assert_eq!(tables.len(), 4 * 16);
+        let StoredBias::Tables { values: tables, dims } = bias(&[0.0; 9], 2, 1) else {
+            unreachable!("tables")
+        };
+        assert_eq!((tables.len(), dims), (4 * 16, [4, 1, 4, 4]));
         let apart = |seam: usize, from: usize, to: usize| tables[seam * 16 + from * 4 + to] < 0.0;
         assert!((0..16).all(|i| !apart(0, i / 4, i % 4)));
         // Across: the right column is the grid's left end.

@@ -145,7 +145,7 @@ impl Cut {
             Self::Gathered(rows) => Ok(backend.gather_rows(step, x, rows)?),
             Self::Padded { n_rows, places } => {
                 let width = backend.dims(x).1;
-                let mut placed = backend.upload(vec![0.0; n_rows * width], n_rows, width)?;
+                let mut placed = backend.zeros(n_rows, width)?;
                 backend.scatter_rows(step, &mut placed, places, x)?;
                 Ok(placed)
             }
