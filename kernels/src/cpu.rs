@@ -436,7 +436,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// What checks need of sequences.
+/// Sequences, as far as checks look at them.
 fn attended(seqs: &Varlen<'_, HostBias, CpuTensor>) -> Attended<Sequences> {
     let Varlen { seqs, mask, bias } = *seqs;
     Attended { seqs, mask, bias: bias.dims(HostBias::dims, CpuTensor::dims) }

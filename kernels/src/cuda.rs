@@ -1,8 +1,31 @@
-//! The parts of the CUDA back end that exist: the kernels as they are built.
+//! The back end on CUDA devices: kernels of its own, large products by cublasLt.
 //!
 //! Sources, launches and registers of the kernels: `cuda/README.md` beside this file. Nothing of CUDA is needed to build this,
-//! nor to start it: cudarc looks a library up when it is first called.
+//! nor to start it: libraries are looked up when a device is asked for.
 
+mod arguments;
+mod attention;
+mod backend;
+mod bias;
+mod cublaslt;
+mod device;
+mod element;
+mod error;
 mod images;
+mod kv;
+mod linear;
+mod memory;
+mod packing;
+mod queue;
+mod rows;
+mod staging;
+mod tensor;
 
+pub use backend::{CudaBackend, CudaConfig};
+pub use bias::CudaBias;
+pub use device::{DeviceMemory, device_count};
 pub use images::{IMAGES, Image};
+pub use kv::{CudaHostKvCache, CudaKvCache};
+pub use linear::CudaLinear;
+pub use rows::{CudaDepthwise, CudaNorm, CudaTable};
+pub use tensor::{CudaStep, CudaTensor};

@@ -293,7 +293,7 @@ impl Backend for ReferenceBackend {
     }
 }
 
-/// What checks need of sequences.
+/// Sequences, as far as checks look at them.
 fn attended(seqs: &Varlen<'_, HostBias, Tensor>) -> Attended<Sequences> {
     let Varlen { seqs, mask, bias } = *seqs;
     Attended { seqs, mask, bias: bias.dims(HostBias::dims, dims) }

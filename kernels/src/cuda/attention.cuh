@@ -28,7 +28,7 @@ DEVICE void attention_bf16(bf16* out, const bf16* q, const Keys& keys, const Hea
   uint32_t seq = blockIdx.z, head = blockIdx.y;
   uint32_t first_row = keys.query_start[seq], n_queries = keys.query_start[seq + 1] - first_row;
   uint32_t first = blockIdx.x * kQueryTile;
-  if (first >= n_queries) return;
+  if (first >= n_queries || !keys.takes(n_queries)) return;
   uint32_t kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
   Scores scores(heads, bias, seq, head, n_queries, n_keys);
   uint32_t last = first + kQueryTile < n_queries ? first + kQueryTile - 1 : n_queries - 1;

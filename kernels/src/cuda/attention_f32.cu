@@ -23,7 +23,7 @@ DEVICE void attention(float* out, const float* q, const Keys& keys, const Heads&
   uint32_t seq = blockIdx.z, head = blockIdx.y;
   uint32_t first_row = keys.query_start[seq], n_queries = keys.query_start[seq + 1] - first_row;
   uint32_t first = blockIdx.x * kF32Queries;
-  if (first >= n_queries) return;
+  if (first >= n_queries || !keys.takes(n_queries)) return;
   uint32_t row = first + warp, kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
   bool is_there = row < n_queries;
   Scores scores(heads, bias, seq, head, n_queries, n_keys);

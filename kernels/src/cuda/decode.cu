@@ -49,7 +49,7 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   uint32_t group = heads.n_heads / heads.n_kv_heads, first_query = keys.query_start[seq];
   uint32_t n_queries = keys.query_start[seq + 1] - first_query, n_rows = n_queries * group, n_keys = keys.n_keys(seq);
   uint32_t first_row = blockIdx.y / heads.n_kv_heads * kRows;
-  if (first_row >= n_rows || split * kSplitKeys >= n_keys) return;
+  if (first_row >= n_rows || split * kSplitKeys >= n_keys || !keys.takes(n_queries)) return;
   uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   bf16* tile = reinterpret_cast<bf16*>(shared) + warp * 2 * kTile;
 
@@ -148,8 +148,9 @@ DECODE(256)
 // Joins the splits of each row in order: `out: [Σ queries, n_heads head_dim]`. Grid: (queries of the longest sequence, n_heads,
 // n_seqs).
 KERNEL(kDecodeThreads, join_splits_bf16, (bf16 * out, Parts parts, PagedSequences sequences, Heads heads, uint32_t out_stride)) {
-  uint32_t seq = blockIdx.z, head = blockIdx.y, query = sequences.query_start[seq] + blockIdx.x;
-  if (query >= sequences.query_start[seq + 1]) return;
+  uint32_t seq = blockIdx.z, head = blockIdx.y, first_query = sequences.query_start[seq], query = first_query + blockIdx.x;
+  uint32_t n_queries = sequences.query_start[seq + 1] - first_query;
+  if (blockIdx.x >= n_queries || !sequences.takes(n_queries)) return;
   uint32_t n_splits = div_up(sequences.seq_lens[seq], kSplitKeys);
   uint64_t first = parts.at(query, head, heads.n_heads, 0);
   float largest = -INFINITY;

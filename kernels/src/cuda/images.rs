@@ -17,9 +17,10 @@ macro_rules! image {
 }
 
 /// One for each source.
-pub static IMAGES: [Image; 11] = [
+pub static IMAGES: [Image; 12] = [
     image!("attention"),
     image!("attention_f32"),
+    image!("attention_weights"),
     image!("choose"),
     image!("conv"),
     image!("decode"),

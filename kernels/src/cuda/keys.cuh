@@ -13,6 +13,7 @@ struct RaggedKeys {
   uint32_t k_stride, v_stride;
   uint32_t head_dim;
 
+  DEVICE bool takes(uint32_t) const { return true; }
   DEVICE uint32_t n_keys(uint32_t seq) const { return key_start[seq + 1] - key_start[seq]; }
   DEVICE const T* key(uint32_t seq, uint32_t head, uint32_t i) const {
     return k + uint64_t{key_start[seq] + i} * k_stride + head * head_dim;
@@ -31,6 +32,7 @@ struct PagedKeys {
   PagedSequences sequences;
   const uint32_t* query_start;
 
+  DEVICE bool takes(uint32_t n_queries) const { return sequences.takes(n_queries); }
   DEVICE uint32_t n_keys(uint32_t seq) const { return sequences.seq_lens[seq]; }
   DEVICE uint64_t at(uint32_t seq, uint32_t head, uint32_t i) const {
     return pages.at(sequences.block_tables[sequences.table_start[seq] + i / kPageTokens], head, i % kPageTokens);

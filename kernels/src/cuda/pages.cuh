@@ -32,4 +32,8 @@ struct PagedSequences {
   // [n_seqs + 1]: first entry of each sequence in `block_tables`.
   const uint32_t* table_start;
   const uint32_t* block_tables;
+  // A launch leaves out sequences of fewer or of more queries: another launch takes them.
+  uint32_t min_queries, max_queries;
+
+  DEVICE bool takes(uint32_t n_queries) const { return n_queries >= min_queries && n_queries <= max_queries; }
 };

@@ -14,6 +14,19 @@ DEVICE float warp_max(float x) {
   return x;
 }
 
+// The maximum over a block of `Threads`, in every thread. `scratch: [Threads / 32]` in shared memory is free again afterwards.
+template <int Threads>
+DEVICE float block_max(float x, float* scratch) {
+  x = warp_max(x);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = x;
+  sync_block();
+  float largest = scratch[0];
+  UNROLL
+  for (int warp = 1; warp < Threads / kWarp; warp++) largest = fmaxf(largest, scratch[warp]);
+  sync_block();
+  return largest;
+}
+
 // The sum over a block of `Threads`, in every thread. `scratch: [Threads / 32]` in shared memory is free again afterwards.
 template <int Threads>
 DEVICE float block_sum(float x, float* scratch) {

@@ -69,7 +69,7 @@ pub(crate) enum LoadedDims {
     Tables([usize; 4]),
 }
 
-/// What checks need of a bias.
+/// Dimensions of a bias, for checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BiasDims {
     None,
@@ -80,7 +80,7 @@ pub(crate) enum BiasDims {
 }
 
 impl<L, T> ScoreBias<'_, L, T> {
-    /// What checks need, from the dimensions of what is loaded and of an activation.
+    /// Dimensions for checks, from those of what is loaded and of an activation.
     pub(crate) fn dims(
         self,
         loaded: impl FnOnce(&L) -> LoadedDims,

@@ -38,6 +38,22 @@ pub enum KernelError {
     /// An instruction set that was set by the caller and that the machine lacks.
     #[error("instruction set {0} is not on this machine")]
     Isa(&'static str),
+    /// The device has no room. What was asked for was not done; the device can be used further.
+    #[error("{op}: out of device memory ({message})")]
+    OutOfMemory {
+        /// The op.
+        op: &'static str,
+        /// The driver's message.
+        message: String,
+    },
+    /// The device gives errors from now on, and its memory is lost: the process has to be replaced.
+    #[error("{op}: the device is lost ({message})")]
+    DeviceLost {
+        /// The op.
+        op: &'static str,
+        /// The driver's message.
+        message: String,
+    },
     /// An error of a library that the back end uses.
     #[error("{op}: {message}")]
     Library {

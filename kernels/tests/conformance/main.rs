@@ -38,6 +38,9 @@ macro_rules! on_every_backend {
             for subject in subject::cpus() {
                 $module::$check(&subject);
             }
+            for subject in subject::cudas() {
+                $module::$check(&subject);
+            }
         }
     )+)+};
 }

@@ -1,5 +1,7 @@
 //! The paged cache.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -51,16 +53,21 @@ pub fn filled<B: Backend>(
     cache
 }
 
-/// Writes the keys of `seqs`.
+/// Writes the keys of `seqs`; of several sequences over one slot, those of the last.
 pub fn write<B: Backend>(
     subject: &Subject<B>,
     seqs: &Sequences,
     tables: &Tables,
     to: (&mut B::KvCache, usize),
 ) {
-    let (n_keys, width) = (seqs.n_keys(), seqs.kv_width());
-    let (k, v) = (subject.tensor(&seqs.k, n_keys, width), subject.tensor(&seqs.v, n_keys, width));
-    let (step, slots) = subject.indices(&tables.slots(seqs));
+    let (width, slots) = (seqs.kv_width(), tables.slots(seqs));
+    let last: BTreeMap<u32, usize> = slots.iter().enumerate().map(|(row, slot)| (*slot, row)).collect();
+    let rows = |x: &[f32]| {
+        let rows: Vec<f32> = last.values().flat_map(|row| &x[row * width..][..width]).copied().collect();
+        subject.tensor(&rows, last.len(), width)
+    };
+    let (k, v) = (rows(&seqs.k), rows(&seqs.v));
+    let (step, slots) = subject.indices(&last.keys().copied().collect::<Vec<u32>>());
     let to = KvSlots { cache: to.0, layer: to.1, slots };
     subject.backend.write_kv(&step, to, [&k, &v]).expect("write");
 }

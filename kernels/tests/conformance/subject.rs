@@ -2,15 +2,23 @@
 
 use triptych_core::DType;
 use triptych_kernels::ops::{Backend, Indices, StageBuilder, WeightView};
-use triptych_kernels::{CpuBackend, CpuConfig, Isa, KernelError, Precision, ReferenceBackend};
+use triptych_kernels::{
+    CpuBackend, CpuConfig, CudaBackend, CudaConfig, Isa, KernelError, Precision, ReferenceBackend,
+};
+
+use triptych_cuda_standin::Standin;
 
 /// A back end under test.
 pub struct Subject<B> {
     /// For messages.
     pub name: String,
+    /// The device of the stand-in that it runs on.
+    device: Option<usize>,
     pub backend: B,
     /// Error of products, relative to one plus the value.
     pub products: f32,
+    /// Error of an activation, relative to one plus the value, where activations are rounded.
+    pub activations: f32,
     /// `true` if keys and values are the same in pages as outside; bytes in pages are rounded more.
     pub keeps_pages: bool,
     /// Element type in which a table of f32 is kept.
@@ -24,8 +32,10 @@ pub fn reference() -> Subject<ReferenceBackend> {
     let backend = ReferenceBackend::new();
     Subject {
         name: "reference".to_owned(),
+        device: None,
         backend,
         products: 2e-5,
+        activations: 0.0,
         keeps_pages: true,
         tables: DType::F32,
         other_threads: backend,
@@ -46,9 +56,45 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
         let name = format!("cpu {} {precision:?}", isa.as_str());
         let keeps_pages = !matches!(precision, Precision::Int8 | Precision::Int4);
         let tables = if precision == Precision::F32 { DType::F32 } else { DType::Bf16 };
-        Subject { name, backend: with(3), products, keeps_pages, tables, other_threads: with(1) }
+        Subject {
+            name,
+            device: None,
+            backend: with(3),
+            products,
+            activations: 0.0,
+            keeps_pages,
+            tables,
+            other_threads: with(1),
+        }
     })
     .collect()
+}
+
+/// CUDA on the stand-in for its driver, in every precision.
+pub fn cudas() -> Vec<Subject<CudaBackend>> {
+    let precisions = [
+        (Precision::F32, 2e-5, 0.0),
+        (Precision::Bf16, 3e-2, 3e-2),
+        (Precision::Int8, 4e-2, 3e-2),
+        (Precision::Int4, 0.15, 3e-2),
+    ];
+    let subject = |(precision, products, activations)| {
+        let device = Standin::get().new_device(precision as u64);
+        let backend = CudaBackend::new(CudaConfig { device, precision }).expect("a device of the stand-in");
+        let is_f32 = precision == Precision::F32;
+        Subject {
+            name: format!("cuda {precision:?}"),
+            device: Some(device),
+            other_threads: backend.clone(),
+            backend,
+            products,
+            activations,
+            // Few queries over pages are computed by a kernel of their own.
+            keeps_pages: is_f32,
+            tables: if is_f32 { DType::F32 } else { DType::Bf16 },
+        }
+    };
+    precisions.map(subject).into()
 }
 
 /// A step with the arrays that `add` puts into it, and their handles.
@@ -75,12 +121,16 @@ impl<B: Backend> Subject<B> {
         stage(&self.backend, |builder| builder.indices(indices))
     }
 
-    /// An error unless `actual` has the dimensions and, nearly, the values expected.
+    /// An error unless `actual` has the dimensions and, nearly, the values expected; rounded activations are allowed their
+    /// own error.
     #[track_caller]
     pub fn close(&self, what: &str, actual: &B::Tensor, expect: (&[f32], usize, usize), tolerance: f32) {
         let (values, n_tokens, width) = expect;
+        let tolerance = tolerance.max(self.activations);
         assert_eq!(self.backend.dims(actual), (n_tokens, width), "{}: dimensions of {what}", self.name);
-        let actual = self.backend.download(actual).expect("download");
+        let actual = self.backend.download(actual);
+        let actual =
+            actual.unwrap_or_else(|error| panic!("{}: {what}: {error}: {}", self.name, self.fault()));
         assert_eq!(actual.len(), values.len(), "{}: values of {what}", self.name);
         for (i, (&a, &e)) in actual.iter().zip(values).enumerate() {
             let near = (a - e).abs() <= tolerance * (1.0 + e.abs());
@@ -88,9 +138,16 @@ impl<B: Backend> Subject<B> {
         }
     }
 
+    /// The cause of an error of the device under test, where the stand-in knows it.
+    fn fault(&self) -> String {
+        self.device.map_or_else(String::new, |device| Standin::get().fault(device))
+    }
+
     /// The bits of an activation.
     pub fn bits(&self, x: &B::Tensor) -> Vec<u32> {
-        self.backend.download(x).expect("download").into_iter().map(f32::to_bits).collect()
+        let values = self.backend.download(x);
+        let values = values.unwrap_or_else(|error| panic!("{}: {error}: {}", self.name, self.fault()));
+        values.into_iter().map(f32::to_bits).collect()
     }
 }
 

@@ -33,6 +33,8 @@ struct PagedSequences {
     seq_lens: u64,
     table_start: u64,
     block_tables: u64,
+    min_queries: u32,
+    max_queries: u32,
 }
 
 impl Plain for PagedSequences {}
@@ -340,7 +342,15 @@ impl<T: Element> Paged<T> {
     fn keys(&self, device: &Device) -> PagedKeys {
         let [query_start, seq_lens, table_start, block_tables] =
             self.slices.each_ref().map(|s| address(device, s));
-        let sequences = PagedSequences { query_start, seq_lens, table_start, block_tables };
+        let all = (0, u32::MAX);
+        let sequences = PagedSequences {
+            query_start,
+            seq_lens,
+            table_start,
+            block_tables,
+            min_queries: all.0,
+            max_queries: all.1,
+        };
         PagedKeys { pages: self.cache.pages, sequences, query_start }
     }
 }

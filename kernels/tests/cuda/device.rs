@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, 
 
 use triptych_kernels::cuda::IMAGES;
 
-use crate::standin::{Left, Standin};
+use triptych_cuda_standin::{Left, Standin};
 
 /// A device that no other test uses, one stream, and the kernels.
 pub struct Device {

@@ -22,6 +22,7 @@ macro_rules! for_each_element {
 }
 
 mod attention;
+mod backend;
 mod built;
 mod cache;
 mod choose;
@@ -37,5 +38,4 @@ mod oracle;
 mod norm;
 mod order;
 mod rows;
-mod standin;
 mod stored_rows;

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUresult};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
 
 use crate::device::{Device, Shape};
-use crate::standin::{Left, Standin};
+use triptych_cuda_standin::{Left, Standin};
 
 const SHAPE: Shape = Shape { grid: [1, 1, 1], threads: 32, shared_bytes: 0 };
 /// Seeds of each test of order: of so many, at least one shows what may happen.

@@ -1,4 +1,7 @@
-//! The stand-in libraries: built once from their sources, and loaded before cudarc looks for the real ones.
+//! Libraries that stand in for the CUDA driver and cublasLt where there is no GPU: built once from the sources in
+//! `kernels/tests/cuda/`, whose README says what they check, and loaded before cudarc looks for the real ones.
+//!
+//! They run the very kernels of `kernels/src/cuda/`, on the CPU. Tests need g++ for them, and no CUDA.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
@@ -23,12 +26,19 @@ pub struct Standin {
 /// Things of a device that nobody has given back.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Left {
+    /// Allocations of device memory.
     pub allocations: usize,
+    /// Allocations of pinned host memory.
     pub pinned: usize,
+    /// Streams.
     pub streams: usize,
+    /// Events.
     pub events: usize,
+    /// Loaded modules.
     pub modules: usize,
+    /// Graphs.
     pub graphs: usize,
+    /// Instantiated graphs.
     pub executables: usize,
 }
 
@@ -53,6 +63,11 @@ impl Standin {
             let fault = *cuda.get(b"standin_fault").expect("a symbol of the stand-in");
             Self { new_device, fail, calls, left, fault, _libraries: [cuda, cublas] }
         }
+    }
+
+    /// The folder of `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
+    pub fn folders() -> [PathBuf; 2] {
+        build().map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
     }
 
     /// A device that no test has had before; the seed decides the order of everything on it.
@@ -108,7 +123,14 @@ const KERNEL_FLAGS: [&str; 8] = [
 ];
 
 fn folder(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").join(path)
+}
+
+/// Folder of what is built: `tmp` of the target folder that the test's executable lies in.
+fn built() -> PathBuf {
+    let own = std::env::current_exe().expect("an executable has a path");
+    let target = own.ancestors().find(|path| path.join("CACHEDIR.TAG").is_file());
+    target.expect("tests lie in cargo's target folder").join("tmp/cuda-standin")
 }
 
 /// Set by `mutants.py`: a folder of kernels with a fault in one of them.
@@ -150,7 +172,7 @@ fn with_includes(source: &Path) -> Vec<PathBuf> {
 
 /// Compiles what has changed and links both libraries: `[libcuda, libcublasLt]`.
 fn build() -> [PathBuf; 2] {
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-standin");
+    let out = built();
     fs::create_dir_all(&out).expect("a folder for objects");
     let kernels = [sources(&kernels(), "cu"), sources(&folder("tests/cuda/misuse"), "cu")].concat();
     let runtime = ["tests/cuda/host", "tests/cuda/driver"].map(|path| sources(&folder(path), "cpp")).concat();

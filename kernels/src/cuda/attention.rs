@@ -1,0 +1,290 @@
+//! Attention inside sequences, over pages, and the weights of chosen heads.
+//!
+//! In bf16 a sequence of few queries in a step (decoding) goes to the kernel that splits its keys among blocks, any other to
+//! the one that keeps a tile of queries. Each sequence is judged by itself, so what a row gives depends on its own sequence.
+
+use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys};
+use super::bias::{CudaBias, LaunchBias, Lens, score_starts};
+use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_bytes, decode_shared_bytes};
+use super::element::Element;
+use super::kv::CudaKvCache;
+use super::queue::{Argument, Launch, Queue};
+use super::tensor::{CudaStep, CudaTensor};
+use crate::ops::{
+    AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedSequences as StagedPages, Result,
+    ScoreBias, Sequences, Varlen,
+};
+
+/// Rows, queries times heads that share a key head, of one block of the decoding kernel.
+const DECODE_ROWS: usize = 16;
+
+/// Keys of a split of the decoding kernel.
+const SPLIT_KEYS: usize = 256;
+
+/// The widest head that there is a kernel for.
+const MAX_HEAD: usize = 256;
+
+/// Rows of queries, keys and values; strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QkvRows {
+    pub(super) q: u64,
+    pub(super) k: u64,
+    pub(super) v: u64,
+    pub(super) q_stride: usize,
+    pub(super) kv_stride: usize,
+}
+
+/// The kernel for a head's width, and its shared memory.
+fn of_width(
+    functions: &[Function; HEAD_WIDTHS.len()],
+    head_dim: usize,
+    shared_bytes: fn(usize) -> u32,
+) -> (Function, u32) {
+    let index = HEAD_WIDTHS.iter().position(|width| *width >= head_dim).unwrap_or(HEAD_WIDTHS.len() - 1);
+    (functions[index], shared_bytes(HEAD_WIDTHS[index]))
+}
+
+fn check_head(op: &'static str, head_dim: usize) -> Result<()> {
+    if head_dim <= MAX_HEAD {
+        return Ok(());
+    }
+    Err(KernelError::Shape { op, what: "head_dim", expected: vec![MAX_HEAD], actual: vec![head_dim] })
+}
+
+fn heads(shape: AttentionShape, mask: Mask) -> Heads {
+    Heads {
+        n_heads: shape.n_heads as u32,
+        n_kv_heads: shape.n_kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        scale: shape.scale,
+        is_causal: u32::from(mask == Mask::Causal),
+        window: 0,
+    }
+}
+
+/// Kernel, threads, shared memory, and queries of a block of attention over tiles of queries.
+fn tiles(queue: &Queue, head_dim: usize, is_paged: bool) -> (Function, u32, u32, usize) {
+    let kernels = &queue.device().kernels;
+    match (queue.element(), is_paged) {
+        (Element::F32, false) => (kernels.attention_f32, 256, F32_SHARED_BYTES, 8),
+        (Element::F32, true) => (kernels.paged_attention_f32, 256, F32_SHARED_BYTES, 8),
+        (Element::Bf16, is_paged) => {
+            let functions = if is_paged { &kernels.paged_attention_bf16 } else { &kernels.attention_bf16 };
+            let (function, shared_bytes) = of_width(functions, head_dim, attention_shared_bytes);
+            (function, 128, shared_bytes, 64)
+        }
+    }
+}
+
+/// Numbers of queries and keys of staged sequences.
+fn ragged_lens(op: &'static str, step: &CudaStep, seqs: Sequences) -> Result<Lens> {
+    let [queries, keys] = seqs.offsets();
+    let [queries, keys] = [step.host().offsets(op, queries)?, step.host().offsets(op, keys)?];
+    let len = |pair: &[u32]| (pair[1] - pair[0]) as usize;
+    Ok(queries.windows(2).map(len).zip(keys.windows(2).map(len)).collect())
+}
+
+/// The same of sequences in pages.
+fn paged_lens(op: &'static str, step: &CudaStep, seqs: StagedPages) -> Result<Lens> {
+    let batch = step.host().paged(op, seqs)?;
+    let queries = batch.query_start_loc.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+    Ok(queries.zip(batch.seq_lens.iter().map(|n| *n as usize)).collect())
+}
+
+/// Attention inside each sequence; the arguments are checked. `n_rows` rows of queries.
+pub(super) fn block_diagonal(
+    op: &'static str,
+    queue: &Queue,
+    (rows, n_rows): (QkvRows, usize),
+    shape: AttentionShape,
+    (step, seqs): (&CudaStep, Varlen<'_, CudaBias, CudaTensor>),
+) -> Result<CudaTensor> {
+    check_head(op, shape.head_dim)?;
+    let out_width = shape.n_heads * shape.head_dim;
+    let out = CudaTensor::new(op, queue, (n_rows, out_width))?;
+    let lens = ragged_lens(op, step, seqs.seqs)?;
+    let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
+    let bias = LaunchBias::new(op, queue, (step, seqs.bias), (shape.n_heads, &lens))?;
+    let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
+    let (function, threads, shared_bytes, tile) = tiles(queue, shape.head_dim, false);
+    let grid = [longest.div_ceil(tile), shape.n_heads, lens.len()];
+    let heads = heads(shape, seqs.mask);
+    let [q_stride, out_stride] = [rows.q_stride, out_width].map(|n| n as u32);
+    let arguments: [&dyn Argument; 7] =
+        [&out.address(), &rows.q, &keys, &heads, &bias.argument, &q_stride, &out_stride];
+    queue.launch(op, function, Launch { grid, threads, shared_bytes }, arguments)?;
+    Ok(out)
+}
+
+fn ragged_keys(
+    op: &'static str,
+    step: &CudaStep,
+    seqs: Sequences,
+    rows: QkvRows,
+    shape: AttentionShape,
+) -> Result<RaggedKeys> {
+    let [queries, keys] = seqs.offsets();
+    Ok(RaggedKeys {
+        k: rows.k,
+        v: rows.v,
+        query_start: step.offsets(op, queries)?,
+        key_start: step.offsets(op, keys)?,
+        k_stride: rows.kv_stride as u32,
+        v_stride: rows.kv_stride as u32,
+        head_dim: shape.head_dim as u32,
+        gap: 0,
+    })
+}
+
+/// Softmax weights of chosen heads, in host memory; the arguments are checked.
+pub(super) fn weights(
+    queue: &Queue,
+    [q, k]: [&CudaTensor; 2],
+    chosen: ChosenHeads,
+    (step, seqs): (&CudaStep, Varlen<'_, CudaBias, CudaTensor>),
+) -> Result<Vec<f32>> {
+    let (op, shape) = ("attention_weights", chosen.shape);
+    check_head(op, shape.head_dim)?;
+    let lens = ragged_lens(op, step, seqs.seqs)?;
+    let n_chosen = chosen.heads.len();
+    let n_weights = lens.iter().map(|(n_q, n_k)| n_chosen * n_q * n_k).sum();
+    let out = CudaTensor::of(op, queue, Element::F32, (1, n_weights))?;
+    let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
+    if n_weights > 0 {
+        let bias = LaunchBias::new(op, queue, (step, seqs.bias), (shape.n_heads, &lens))?;
+        let starts = queue.upload(op, &score_starts(n_chosen, &lens))?;
+        let rows = QkvRows {
+            q: q.address(),
+            k: k.address(),
+            v: k.address(),
+            q_stride: q.dims().1,
+            kv_stride: k.dims().1,
+        };
+        let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
+        let (heads, of_result) = (heads(shape, seqs.mask), step.indices(op, chosen.heads)?);
+        let q_stride = rows.q_stride as u32;
+        let arguments: [&dyn Argument; 8] = [
+            &out.address(),
+            &rows.q,
+            &keys,
+            &heads,
+            &bias.argument,
+            &of_result,
+            &starts.address(),
+            &q_stride,
+        ];
+        let function = queue.kernel(queue.device().kernels.attention_weights);
+        let launch = Launch { grid: [longest, n_chosen, lens.len()], threads: 256, shared_bytes: 0 };
+        queue.launch(op, function, launch, arguments)?;
+    }
+    let mut values = Vec::with_capacity(n_weights);
+    queue.download(op, out.address(), n_weights * size_of::<f32>(), |part| {
+        Element::F32.decode(part, &mut values);
+    })?;
+    Ok(values)
+}
+
+/// Attention over the pages of each sequence; the arguments are checked.
+pub(super) fn paged(
+    queue: &Queue,
+    step: &CudaStep,
+    q: &CudaTensor,
+    (kv, shape): (KvLayer<'_, CudaKvCache, CudaBias, CudaTensor>, AttentionShape),
+) -> Result<CudaTensor> {
+    let op = "paged_attention";
+    check_head(op, shape.head_dim)?;
+    let out = CudaTensor::new(op, queue, q.dims())?;
+    let lens = paged_lens(op, step, kv.seqs)?;
+    let bias: ScoreBias<'_, CudaBias, CudaTensor> = kv.bias;
+    let bias = LaunchBias::new(op, queue, (step, bias), (shape.n_heads, &lens))?;
+    let call = Paged {
+        queue,
+        q,
+        out: &out,
+        bias: &bias,
+        heads: heads(shape, kv.mask),
+        shape,
+        pages: kv.cache.pages(kv.layer),
+        arrays: step.paged(op, kv.seqs)?,
+    };
+    // Sequences whose rows fit into one block of the decoding kernel.
+    let most_decoded = match queue.element() {
+        Element::F32 => 0,
+        Element::Bf16 => DECODE_ROWS / (shape.n_heads / shape.n_kv_heads.max(1)).max(1),
+    };
+    let decoded: Lens = lens.iter().copied().filter(|len| (1..=most_decoded).contains(&len.0)).collect();
+    if !decoded.is_empty() {
+        call.decode(&decoded, (most_decoded, lens.len()))?;
+    }
+    if let Some(longest) = lens.iter().map(|len| len.0).filter(|n| *n > most_decoded).max() {
+        call.prefill(longest, (most_decoded + 1, lens.len()))?;
+    }
+    Ok(out)
+}
+
+/// An attention over pages, whichever kernels compute it.
+struct Paged<'a> {
+    queue: &'a Queue,
+    q: &'a CudaTensor,
+    out: &'a CudaTensor,
+    bias: &'a LaunchBias,
+    heads: Heads,
+    shape: AttentionShape,
+    pages: super::arguments::Pages,
+    /// `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
+    arrays: [u64; 4],
+}
+
+impl Paged<'_> {
+    /// Sequences of so many queries; a kernel leaves out the others.
+    fn keys(&self, [min_queries, max_queries]: [usize; 2]) -> PagedKeys {
+        let [query_start, table_start, block_tables, seq_lens] = self.arrays;
+        let [min_queries, max_queries] =
+            [min_queries, max_queries].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let sequences =
+            PagedSequences { query_start, seq_lens, table_start, block_tables, min_queries, max_queries };
+        PagedKeys { pages: self.pages, sequences, query_start }
+    }
+
+    /// Sequences of at least so many queries.
+    fn prefill(&self, longest: usize, (least, n_seqs): (usize, usize)) -> Result<()> {
+        let (op, head_dim) = ("paged_attention", self.shape.head_dim);
+        let (function, threads, shared_bytes, tile) = tiles(self.queue, head_dim, true);
+        let keys = self.keys([least, usize::MAX]);
+        let width = self.q.dims().1 as u32;
+        let arguments: [&dyn Argument; 7] =
+            [&self.out.address(), &self.q.address(), &keys, &self.heads, &self.bias.argument, &width, &width];
+        let grid = [longest.div_ceil(tile), self.shape.n_heads, n_seqs];
+        self.queue.launch(op, function, Launch { grid, threads, shared_bytes }, arguments)
+    }
+
+    /// Sequences of at most so many queries, whose numbers of queries and keys are `lens`.
+    fn decode(&self, lens: &Lens, (most, n_seqs): (usize, usize)) -> Result<()> {
+        let (op, shape, queue) = ("paged_attention", self.shape, self.queue);
+        let (n_rows, width) = self.q.dims();
+        let n_splits = lens.iter().map(|len| len.1.div_ceil(SPLIT_KEYS)).max().unwrap_or(0);
+        let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
+        let scratch = |n: usize| CudaTensor::of(op, queue, Element::F32, (n_rows * shape.n_heads, n));
+        let (largest, sum) = (scratch(n_splits)?, scratch(n_splits)?);
+        let sums = scratch(n_splits * shape.head_dim)?;
+        let parts = Parts {
+            largest: largest.address(),
+            sum: sum.address(),
+            out: sums.address(),
+            n_splits: n_splits as u32,
+            gap: 0,
+        };
+        let keys = self.keys([1, most]);
+        let kernels = &queue.device().kernels;
+        let (function, shared_bytes) = of_width(&kernels.decode_bf16, shape.head_dim, decode_shared_bytes);
+        let width = width as u32;
+        let arguments: [&dyn Argument; 6] =
+            [&parts, &self.q.address(), &keys, &self.heads, &self.bias.argument, &width];
+        let grid = [n_splits, shape.n_kv_heads, n_seqs];
+        queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
+        let arguments: [&dyn Argument; 5] =
+            [&self.out.address(), &parts, &keys.sequences, &self.heads, &width];
+        let launch = Launch { grid: [longest, shape.n_heads, n_seqs], threads: 128, shared_bytes: 0 };
+        queue.launch(op, kernels.join_splits_bf16, launch, arguments)
+    }
+}

@@ -1,0 +1,151 @@
+//! Linear layers: weights as they are kept, and their products.
+
+use super::arguments::{Epilogue, Product};
+use super::cublaslt::{Algorithm, Cublaslt, Operands};
+use super::element::Element;
+use super::memory::Fixed;
+use super::packing::{bf16_fragments, int4_fragments, int8_fragments};
+use super::queue::{Launch, Queue, as_bytes};
+use super::rows::{activation_number, finish_linear};
+use super::tensor::CudaTensor;
+use crate::check::Dims;
+use crate::ops::{Activation, Result};
+use crate::precision::Precision;
+use crate::stored::Stacked;
+
+/// A linear layer on a device.
+#[derive(Debug)]
+pub struct CudaLinear {
+    n_in: usize,
+    n_out: usize,
+    kept: Kept,
+    /// f32, `[n_out]`.
+    bias: Option<Fixed>,
+}
+
+/// Weights in the layout of the kernel that multiplies with them. One kernel for a layer, however many rows there are.
+#[derive(Debug)]
+enum Kept {
+    /// `[n_out, n_in]` in the element of activations, for cublasLt. `None`: no inputs or no outputs.
+    Plain(Option<(Fixed, Algorithm)>),
+    /// Fragments of bf16.
+    Bf16(Fixed),
+    /// Fragments of int8, and their scales.
+    Int8(Fixed, Fixed),
+    /// Fragments of int4, and their scales.
+    Int4(Fixed, Fixed),
+}
+
+/// Use of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Any number of rows.
+    Hidden,
+    /// A few rows of each step.
+    Logits,
+}
+
+impl CudaLinear {
+    /// Takes weights to the device.
+    pub(super) fn load(
+        queue: &Queue,
+        cublaslt: &Cublaslt,
+        (precision, used): (Precision, Use),
+        weights: &Stacked<'_>,
+    ) -> Result<Self> {
+        let op = "load_linear";
+        let device = queue.device();
+        let fixed = |bytes: &[u8]| Fixed::of(op, device, bytes);
+        let (n_in, n_out) = (weights.n_in, weights.n_out);
+        let kept = match (precision, used) {
+            (Precision::F32, _) => plain(queue, cublaslt, Element::F32, weights)?,
+            (Precision::Bf16, Use::Hidden) => plain(queue, cublaslt, Element::Bf16, weights)?,
+            (Precision::Bf16, Use::Logits) => Kept::Bf16(fixed(as_bytes(&bf16_fragments(weights)))?),
+            (Precision::Int8, _) | (Precision::Int4, Use::Logits) => {
+                let (bytes, scales) = int8_fragments(weights);
+                Kept::Int8(fixed(&bytes)?, fixed(as_bytes(&scales))?)
+            }
+            (Precision::Int4, Use::Hidden) => {
+                let (bytes, scales) = int4_fragments(weights);
+                Kept::Int4(fixed(&bytes)?, fixed(as_bytes(&scales))?)
+            }
+        };
+        let bias = weights.bias.as_ref().map(|bias| fixed(as_bytes(bias))).transpose()?;
+        Ok(Self { n_in, n_out, kept, bias })
+    }
+
+    /// `(n_in, n_out)`.
+    pub(super) fn dims(&self) -> Dims {
+        (self.n_in, self.n_out)
+    }
+
+    /// `act(x Wᵀ + b)`, plus `residual`; the arguments are checked.
+    pub(super) fn apply(
+        &self,
+        queue: &Queue,
+        cublaslt: &Cublaslt,
+        x: &CudaTensor,
+        (act, residual): (Activation, Option<&CudaTensor>),
+    ) -> Result<CudaTensor> {
+        let op = "linear";
+        let n_tokens = x.dims().0;
+        let y = CudaTensor::new(op, queue, (n_tokens, self.n_out))?;
+        if y.n_values() == 0 {
+            return Ok(y);
+        }
+        let bias = self.bias.as_ref().map_or(0, Fixed::address);
+        let residual = residual.map_or(0, CudaTensor::address);
+        if let Kept::Plain(kept) = &self.kept {
+            match kept {
+                Some((weight, algorithm)) => {
+                    let (x, w, y) = (x.address(), weight.address(), y.address());
+                    cublaslt.multiply(queue, algorithm, Operands { x, w, y, n_tokens })?;
+                }
+                None => queue.fill(op, y.address(), 0, y.n_values() * queue.element().size())?,
+            }
+            if bias != 0 || residual != 0 || act != Activation::None {
+                finish_linear(queue, &y, [bias, residual], act)?;
+            }
+            return Ok(y);
+        }
+        let epilogue =
+            Epilogue { y: y.address(), bias, residual, activation: activation_number(act), gap: 0 };
+        let [n_in, n_out] = [self.n_in, self.n_out].map(|n| n as u32);
+        let product = Product { x: x.address(), n_tokens: n_tokens as u32, n_in, n_out, gap: 0 };
+        let grid = [self.n_out.div_ceil(16), n_tokens.div_ceil(8), 1];
+        let launch = Launch { grid, threads: 128, shared_bytes: 0 };
+        let kernels = &queue.device().kernels;
+        match &self.kept {
+            Kept::Plain(_) => Ok(()),
+            Kept::Bf16(w) => {
+                queue.launch(op, kernels.linear_bf16, launch, [&epilogue, &product, &w.address()])
+            }
+            Kept::Int8(w, scales) => {
+                let arguments: [&dyn super::queue::Argument; 4] =
+                    [&epilogue, &product, &w.address(), &scales.address()];
+                queue.launch(op, kernels.linear_int8, launch, arguments)
+            }
+            Kept::Int4(w, scales) => {
+                let arguments: [&dyn super::queue::Argument; 4] =
+                    [&epilogue, &product, &w.address(), &scales.address()];
+                queue.launch(op, kernels.linear_int4, launch, arguments)
+            }
+        }?;
+        Ok(y)
+    }
+}
+
+/// Weights row by row in an element.
+fn plain(queue: &Queue, cublaslt: &Cublaslt, element: Element, weights: &Stacked<'_>) -> Result<Kept> {
+    let (n_in, n_out) = (weights.n_in, weights.n_out);
+    if n_in == 0 || n_out == 0 {
+        return Ok(Kept::Plain(None));
+    }
+    let (mut bytes, mut row) = (Vec::with_capacity(n_in * n_out * element.size()), vec![0.0; n_in]);
+    for out in 0..n_out {
+        weights.row(out, &mut row);
+        element.encode(row.iter().copied(), &mut bytes);
+    }
+    let weight = Fixed::of("load_linear", queue.device(), &bytes)?;
+    Ok(Kept::Plain(Some((weight, cublaslt.choose(element, n_in, n_out)?))))
+}

@@ -1,0 +1,204 @@
+//! A stream of a device with its memory: uploads, launches and downloads run in the order in which they are submitted.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result};
+
+use super::device::{Device, Function};
+use super::element::Element;
+use super::error::InOp;
+use super::memory::{Piece, Pool};
+use super::staging::Staging;
+use crate::ops::{KernelError, Result};
+
+/// Blocks that the y and z axes of a grid can have.
+const MAX_BLOCKS: usize = 65_535;
+
+/// A stream and its memory.
+#[derive(Debug)]
+pub(super) struct Queue {
+    device: Arc<Device>,
+    stream: Arc<CudaStream>,
+    pool: Arc<Pool>,
+    staging: Staging,
+    element: Element,
+}
+
+/// Blocks, threads of a block, and bytes of dynamic shared memory of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch {
+    pub(super) grid: [usize; 3],
+    pub(super) threads: u32,
+    pub(super) shared_bytes: u32,
+}
+
+/// An argument of a kernel, as the kernel has it.
+pub(super) trait Argument {
+    /// Pointer to it.
+    fn place(&self) -> *mut c_void;
+}
+
+/// Arguments that are laid out as C has them, without padding that is not named.
+///
+/// # Safety
+/// The type is `repr(C)` or a number, and as large as the kernel's parameter.
+pub(super) unsafe trait Plain: Copy {}
+
+// SAFETY: numbers.
+unsafe impl Plain for u32 {}
+// SAFETY: numbers.
+unsafe impl Plain for u64 {}
+// SAFETY: numbers.
+unsafe impl Plain for f32 {}
+
+impl<T: Plain> Argument for T {
+    fn place(&self) -> *mut c_void {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+}
+
+impl Queue {
+    /// A new stream for activations of an element.
+    pub(super) fn new(device: &Arc<Device>, element: Element) -> Result<Self> {
+        let stream = device.context().new_stream().op("cuda")?;
+        let (pool, staging) = (Pool::new(device), Staging::new(device, &stream));
+        Ok(Self { device: Arc::clone(device), stream, pool, staging, element })
+    }
+
+    /// Element of its activations.
+    pub(super) fn element(&self) -> Element {
+        self.element
+    }
+
+    /// The kernel for its element, of those for f32 and for bf16.
+    pub(super) fn kernel(&self, pair: [Function; 2]) -> Function {
+        match self.element {
+            Element::F32 => pair[0],
+            Element::Bf16 => pair[1],
+        }
+    }
+
+    /// Its device.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The stream.
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Memory of the stream's pool, undefined.
+    pub(super) fn take(&self, op: &'static str, n_bytes: usize) -> Result<Piece> {
+        let piece = self.pool.take(op, n_bytes)?;
+        // A value that nobody wrote is NaN, so that a test which reads it fails.
+        if cfg!(debug_assertions) && n_bytes > 0 {
+            self.fill(op, piece.address(), 0xff, n_bytes)?;
+        }
+        Ok(piece)
+    }
+
+    /// Sets bytes.
+    pub(super) fn fill(&self, op: &'static str, address: u64, value: u8, n_bytes: usize) -> Result<()> {
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind(op)?;
+        // SAFETY: callers have allocated the bytes.
+        unsafe { result::memset_d8_async(address, value, n_bytes, self.stream.cu_stream()) }.op(op)
+    }
+
+    /// Copies bytes of the device.
+    pub(super) fn copy(&self, op: &'static str, from: u64, to: u64, n_bytes: usize) -> Result<()> {
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind(op)?;
+        // SAFETY: callers have allocated both.
+        unsafe { result::memcpy_dtod_async(to, from, n_bytes, self.stream.cu_stream()) }.op(op)
+    }
+
+    /// Copies bytes to an address; they are taken when this returns.
+    pub(super) fn upload_to(&self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: callers have allocated as many.
+        unsafe { self.staging.upload(op, to, bytes) }
+    }
+
+    /// Copies words to memory of the pool.
+    pub(super) fn upload<T: Word>(&self, op: &'static str, values: &[T]) -> Result<Piece> {
+        let bytes = as_bytes(values);
+        let piece = self.pool.take(op, bytes.len())?;
+        self.upload_to(op, piece.address(), bytes)?;
+        Ok(piece)
+    }
+
+    /// Waits for all work, and hands over bytes of the device, part by part, in order.
+    pub(super) fn download(
+        &self,
+        op: &'static str,
+        from: u64,
+        n_bytes: usize,
+        each: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        // SAFETY: callers have allocated as many.
+        unsafe { self.staging.download(op, from, n_bytes, each) }
+    }
+
+    /// Launches a kernel; an empty grid launches nothing.
+    pub(super) fn launch<const N: usize>(
+        &self,
+        op: &'static str,
+        function: Function,
+        launch: Launch,
+        arguments: [&dyn Argument; N],
+    ) -> Result<()> {
+        let Launch { grid: [x, y, z], threads, shared_bytes } = launch;
+        if [x, y, z].contains(&0) {
+            return Ok(());
+        }
+        if y > MAX_BLOCKS || z > MAX_BLOCKS || x > i32::MAX as usize {
+            let (expected, actual) = (vec![i32::MAX as usize, MAX_BLOCKS, MAX_BLOCKS], vec![x, y, z]);
+            return Err(KernelError::Shape { op, what: "blocks of a launch", expected, actual });
+        }
+        self.device.bind(op)?;
+        let mut places = arguments.map(Argument::place);
+        let grid = (x as u32, y as u32, z as u32);
+        // SAFETY: callers pass the kernel's parameters in order, and addresses of memory that lives until the stream has
+        // passed; the driver takes the arguments before it returns.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.0,
+                grid,
+                (threads, 1, 1),
+                shared_bytes,
+                self.stream.cu_stream(),
+                &mut places,
+            )
+        };
+        launched.op(op)
+    }
+}
+
+/// Values that are copied to a device as they are.
+///
+/// # Safety
+/// The type has no padding.
+pub(super) unsafe trait Word: Copy {}
+
+// SAFETY: numbers.
+unsafe impl Word for u8 {}
+// SAFETY: numbers.
+unsafe impl Word for u32 {}
+// SAFETY: numbers.
+unsafe impl Word for u64 {}
+// SAFETY: numbers.
+unsafe impl Word for f32 {}
+// SAFETY: a number of 16 bits.
+unsafe impl Word for half::bf16 {}
+
+/// The bytes of values.
+pub(super) fn as_bytes<T: Word>(values: &[T]) -> &[u8] {
+    // SAFETY: the type has no padding, so all its bytes have values; the slice borrows `values`.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}

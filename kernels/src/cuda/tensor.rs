@@ -1,0 +1,111 @@
+//! Activations on a device, and the arrays of a step.
+
+use std::sync::Arc;
+
+use super::element::Element;
+use super::memory::Piece;
+use super::queue::Queue;
+use crate::check::Dims;
+use crate::ops::{HostStep, Indices, Offsets, PagedSequences, Result, StageBuilder};
+
+/// An activation, `[n_tokens, width]`. Clones share its memory until one of them is written.
+#[derive(Clone, Debug)]
+pub struct CudaTensor {
+    data: Arc<Piece>,
+    n_tokens: usize,
+    width: usize,
+}
+
+impl CudaTensor {
+    /// One whose values are undefined, in the element of the queue.
+    pub(super) fn new(op: &'static str, queue: &Queue, dims: Dims) -> Result<Self> {
+        Self::of(op, queue, queue.element(), dims)
+    }
+
+    /// The same in another element.
+    pub(super) fn of(op: &'static str, queue: &Queue, element: Element, dims: Dims) -> Result<Self> {
+        let (n_tokens, width) = dims;
+        let n_bytes = n_tokens.saturating_mul(width).saturating_mul(element.size());
+        Ok(Self { data: Arc::new(queue.take(op, n_bytes)?), n_tokens, width })
+    }
+
+    /// `(n_tokens, width)`.
+    pub(super) fn dims(&self) -> Dims {
+        (self.n_tokens, self.width)
+    }
+
+    /// Number of values.
+    pub(super) fn n_values(&self) -> usize {
+        self.n_tokens * self.width
+    }
+
+    /// Address on the device.
+    pub(super) fn address(&self) -> u64 {
+        self.data.address()
+    }
+
+    /// The same values in other dimensions of as many.
+    pub(super) fn reshape(self, (n_tokens, width): Dims) -> Self {
+        Self { n_tokens, width, ..self }
+    }
+
+    /// The address, to write to; a clone keeps the values that it has.
+    pub(super) fn write(&mut self, op: &'static str, queue: &Queue) -> Result<u64> {
+        if Arc::get_mut(&mut self.data).is_none() {
+            let own = Self::new(op, queue, self.dims())?;
+            queue.copy(op, self.address(), own.address(), self.n_values() * queue.element().size())?;
+            *self = own;
+        }
+        Ok(self.address())
+    }
+}
+
+/// The arrays of a step, in host memory for their sizes and on the device for kernels.
+#[derive(Debug)]
+pub struct CudaStep {
+    host: HostStep,
+    words: Piece,
+}
+
+impl CudaStep {
+    /// Takes them to the device.
+    pub(super) fn new(queue: &Queue, builder: StageBuilder) -> Result<Self> {
+        let host = builder.finish();
+        let words = queue.upload("stage", host.words())?;
+        Ok(Self { host, words })
+    }
+
+    /// The arrays in host memory.
+    pub(super) fn host(&self) -> &HostStep {
+        &self.host
+    }
+
+    /// Address of a word.
+    fn at(&self, word: usize) -> u64 {
+        self.words.address() + (word * size_of::<u32>()) as u64
+    }
+
+    /// Address of indices.
+    pub(super) fn indices(&self, op: &'static str, indices: Indices) -> Result<u64> {
+        self.host.indices(op, indices)?;
+        Ok(self.at(indices.words().start))
+    }
+
+    /// Address of offsets.
+    pub(super) fn offsets(&self, op: &'static str, offsets: Offsets) -> Result<u64> {
+        self.host.offsets(op, offsets)?;
+        Ok(self.at(offsets.words().start))
+    }
+
+    /// Addresses of cosines and sines.
+    pub(super) fn angles(&self, op: &'static str, angles: crate::ops::Angles) -> Result<[u64; 2]> {
+        self.host.angles(op, angles)?;
+        Ok(angles.words().map(|words| self.at(words.start)))
+    }
+
+    /// Addresses of `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
+    pub(super) fn paged(&self, op: &'static str, seqs: PagedSequences) -> Result<[u64; 4]> {
+        self.host.paged(op, seqs)?;
+        Ok(seqs.words().map(|words| self.at(words.start)))
+    }
+}
