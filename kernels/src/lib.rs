@@ -1,10 +1,10 @@
 //! Arithmetic: the ops with their shapes, and one trait for the back ends.
 //!
 //! It knows no model by name and no request: a caller brings weights once and activations every step.
-//! Two back ends implement [`ops::Backend`]: [`cpu`], packed weights and attention over paged KV as it lies; and
-//! `reference` on candle-core, slow and plain, the oracle of tests, built with the feature `reference` only.
-//! Both run the same suite of tests over odd sizes. Of a third, on CUDA, the kernels are there, with the feature `cuda`; tests run
-//! them without a GPU.
+//! Three back ends implement [`ops::Backend`]: [`cpu`], packed weights and attention over paged KV as it lies; [`cuda`],
+//! kernels of its own and cublasLt for large products; and `reference` on candle-core, slow and plain, the oracle of tests,
+//! built with the feature `reference` only. All run the same suite of tests over odd sizes, CUDA without a GPU too: on
+//! libraries that stand in for the driver and run the same kernels on the CPU.
 
 pub mod ops;
 mod precision;
@@ -17,11 +17,9 @@ mod stored;
 pub mod reference;
 
 pub mod cpu;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 
 pub use cpu::{CpuBackend, CpuConfig, Isa};
-#[cfg(feature = "cuda")]
 pub use cuda::{CudaBackend, CudaConfig};
 pub use host::HostBias;
 pub use ops::{Backend, KernelError};

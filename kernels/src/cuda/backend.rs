@@ -42,6 +42,7 @@ pub struct CudaBackend {
     encoders: Arc<Queue>,
     cublaslt: Arc<Cublaslt>,
     precision: Precision,
+    ordinal: usize,
 }
 
 impl CudaBackend {
@@ -57,7 +58,7 @@ impl CudaBackend {
         let element = if config.precision == Precision::F32 { Element::F32 } else { Element::Bf16 };
         let [queue, encoders] =
             [Arc::new(Queue::new(&device, element)?), Arc::new(Queue::new(&device, element)?)];
-        Ok(Self { queue, encoders, cublaslt, precision: config.precision })
+        Ok(Self { queue, encoders, cublaslt, precision: config.precision, ordinal: config.device })
     }
 
     /// Memory of the device.
@@ -66,6 +67,11 @@ impl CudaBackend {
     /// [`KernelError`](crate::KernelError) if the driver does not answer.
     pub fn memory(&self) -> Result<DeviceMemory> {
         self.queue.device().memory()
+    }
+
+    /// Number of the device, from 0.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     /// Precision of the weights.

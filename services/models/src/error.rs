@@ -46,6 +46,14 @@ pub enum ModelError {
         /// Values that are supported.
         expected: String,
     },
+    /// A setting that a device does not have.
+    #[error("{device}: {message}")]
+    Device {
+        /// The device, as the setting names it.
+        device: String,
+        /// The setting, and what the device has.
+        message: String,
+    },
     /// A tensor is missing.
     #[error("tensor {name} is missing (looked for {tried:?})")]
     MissingTensor {

@@ -30,7 +30,7 @@ use triptych_ec::retry::RetryPolicy;
 use triptych_ec::{Access, EcError, EcSetting, EcStore, OpenOptions, Scope};
 use triptych_kernels::{Isa, Precision};
 use triptych_models::LoadFormat;
-use triptych_models::compute::ComputeConfig;
+use triptych_models::compute::{ComputeConfig, Device};
 use triptych_proxy::fetch::{AllowRule, FetchPolicy, NotARule, Reach};
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::telemetry::TelemetryConfig;
@@ -150,7 +150,10 @@ pub struct ComputeArgs {
     /// Element type of the KV cache. Default: that of --precision, or int8 where that is int4
     #[arg(long, value_name = "TYPE", env = "TRIPTYCH_KV_CACHE_DTYPE")]
     pub kv_cache_dtype: Option<KvDtypeArg>,
-    /// Compute threads of each worker; 0: one for each core
+    /// Device to compute on: cpu; cuda or cuda:N for a GPU; auto: the first GPU where there is one with a driver, else the CPU
+    #[arg(long, value_name = "DEVICE", env = "TRIPTYCH_DEVICE", default_value = "auto", value_parser = Device::named)]
+    pub device: Device,
+    /// Compute threads of each worker on the CPU; 0: one for each core
     #[arg(long, value_name = "N", env = "TRIPTYCH_THREADS", default_value_t = 0)]
     pub threads: usize,
     /// Instruction set to compute with, as avx2 on a machine that has AVX-512, so that unlike machines compute alike. Default:
@@ -235,7 +238,7 @@ impl ComputeArgs {
             precision: self.precision.into(),
             kv: self.kv_cache_dtype.map(Precision::from),
             isa: self.instruction_set,
-            ..ComputeConfig::default()
+            device: self.device,
         }
     }
 
@@ -258,6 +261,8 @@ impl ComputeArgs {
             self.threads.to_string().into(),
             "--packed-mib".into(),
             self.packed_mib.to_string().into(),
+            "--device".into(),
+            self.device.to_string().into(),
         ];
         if let Some(dtype) = self.kv_cache_dtype {
             flags.extend(["--kv-cache-dtype".into(), name_of(dtype).into()]);

@@ -8,7 +8,7 @@ use triptych_engine::{
     Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, PrefixCache, SequenceRequest,
     Stats,
 };
-use triptych_models::compute::{BackendKind, Compute, ComputeConfig};
+use triptych_models::compute::{Compute, ComputeConfig, Device};
 use triptych_models::decoder::DecoderInfo;
 
 /// One thread of our own kernels.
@@ -18,7 +18,7 @@ pub fn cpu() -> Compute {
 
 /// The plain back end.
 pub fn reference() -> Compute {
-    let config = ComputeConfig { backend: BackendKind::Reference, threads: 1, ..ComputeConfig::default() };
+    let config = ComputeConfig { device: Device::Reference, threads: 1, ..ComputeConfig::default() };
     Compute::new(config).expect("a back end")
 }
 

@@ -4,6 +4,8 @@
 //! itself, and a missing tensor is the same error as in serving. No weight is read.
 
 use super::{CONFIG, FootprintBackend, Model};
+use crate::decoder::{Decoder, TransformerDecoder};
+use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::spec::StemSpec;
@@ -13,7 +15,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
-use triptych_kernels::Precision;
+use triptych_kernels::{Backend, Precision};
 
 /// Precisions that footprints are taken in, in the order of [`BytesByPrecision`].
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
@@ -109,12 +111,13 @@ impl Model {
         let modality = self.spec.encoder.modality;
         let mut hidden = 0;
         let (encoder, encoder_names) = self.stage(|weights, backend| {
-            hidden = self.encoder_from(weights, backend)?.hidden();
+            hidden = self.hidden_of_encoder(weights, &backend.for_encoders())?;
             Ok(())
         })?;
         let mut blocks = Vec::new();
         let (decoder, decoder_names) = self.stage(|weights, backend| {
-            let info = self.decoder_from(weights, backend)?.info();
+            // Not behind `dyn`, whose table would have the code of a forward pass compiled for this back end too.
+            let info = TransformerDecoder::load(&self.spec.decoder, weights, backend)?.info();
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
@@ -140,6 +143,15 @@ impl Model {
             row: BytesByPrecision::of([4, 2, 2, 2]).times(hidden),
             kv,
             example: self.example(modality),
+        })
+    }
+
+    /// Loads the encoder; the width of its rows. Not behind `dyn` either.
+    fn hidden_of_encoder(&self, weights: &Weights, backend: &FootprintBackend) -> Result<usize, ModelError> {
+        let spec = &self.spec.encoder;
+        Ok(match spec.stem {
+            StemSpec::Tiles(_) => TiledEncoder::load(spec, weights, backend)?.hidden(),
+            _ => TransformerEncoder::load(spec, weights, backend)?.hidden(),
         })
     }
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_core::item::rows_from_f32;
 use triptych_core::{DType, EncodedRows};
-use triptych_kernels::{CpuBackend, CpuConfig, Precision};
+use triptych_cuda_standin::Standin;
+use triptych_kernels::{CpuBackend, CpuConfig, CudaBackend, CudaConfig, Precision};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
 /// Largest error of an f32 run against the reference's f32 run: of encoder rows as it is, of logits, whose
@@ -81,7 +82,6 @@ impl Case {
     }
 }
 
-/// The CPU back end on two threads and the best instruction set of this machine.
 /// Rows of `hidden` values in f32, as [`encoded`] reads them.
 pub fn stored(values: &[f32], hidden: usize) -> Arc<[u8]> {
     rows_from_f32(values, hidden, DType::F32)
@@ -92,6 +92,13 @@ pub fn encoded(bytes: &[u8], hidden: usize) -> EncodedRows<'_> {
     EncodedRows::new(DType::F32, hidden, bytes).expect("whole rows")
 }
 
+/// The CUDA back end on a device of the stand-in that no other test uses.
+pub fn cuda(precision: Precision) -> CudaBackend {
+    let device = Standin::get().new_device(7);
+    CudaBackend::new(CudaConfig { device, precision }).expect("a device of the stand-in")
+}
+
+/// The CPU back end on two threads and the best instruction set of this machine.
 pub fn cpu(precision: Precision) -> CpuBackend {
     CpuBackend::new(CpuConfig { threads: 2, precision, ..CpuConfig::default() }).expect("a back end")
 }

@@ -2,7 +2,7 @@
 //!
 //! Only the block is built, as a spec; the model around it is in no release of transformers, and no family serves it.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu, encoded, stored};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu, cuda, encoded, stored};
 use std::sync::Arc;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::Backend;
@@ -213,6 +213,16 @@ fn matches_reference<B: Backend>(backend: &B) {
     }
 }
 
+fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        for (i, logits) in logits(&case, backend).iter().enumerate() {
+            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("{i}.{t}")).1);
+            assert_bf16_close(&format!("{name} request {i}"), logits, &exact, &bf16);
+        }
+    }
+}
+
 #[test]
 fn reference_matches() {
     matches_reference(&ReferenceBackend::new());
@@ -225,13 +235,17 @@ fn cpu_matches() {
 
 #[test]
 fn cpu_in_bf16_is_as_near_as_the_references() {
-    for name in CASES {
-        let case = Case::open(name);
-        for (i, logits) in logits(&case, &cpu(Precision::Bf16)).iter().enumerate() {
-            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("{i}.{t}")).1);
-            assert_bf16_close(&format!("{name} request {i}"), logits, &exact, &bf16);
-        }
-    }
+    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
 }
 
 /// The purpose of narrow cross-attention: its cache is smaller than self-attention's by the widths of their heads.

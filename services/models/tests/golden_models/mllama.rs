@@ -1,7 +1,7 @@
 //! Llama 3.2 Vision cases.
 
 use crate::case::{
-    Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
+    Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, cuda, max_error,
 };
 use crate::greedy::{Mix, Sequence, greedy_cross_from, teacher_forced_cross_from};
 use crate::pipeline::encoded;
@@ -177,6 +177,16 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
     }
 }
 
+fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        for (k, logits) in states_and_logits(&case, backend).1 {
+            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("prompt.{k}.{t}")).1);
+            assert_bf16_close(&format!("{name} prompt {k}"), &logits, &exact, &bf16);
+        }
+    }
+}
+
 #[test]
 fn reference_matches() {
     matches_reference(&ReferenceBackend::new());
@@ -189,13 +199,17 @@ fn cpu_matches() {
 
 #[test]
 fn cpu_in_bf16_is_as_near_as_the_references() {
-    for name in CASES {
-        let case = Case::open(name);
-        for (k, logits) in states_and_logits(&case, &cpu(Precision::Bf16)).1 {
-            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("prompt.{k}.{t}")).1);
-            assert_bf16_close(&format!("{name} prompt {k}"), &logits, &exact, &bf16);
-        }
-    }
+    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
 }
 
 #[test]
@@ -206,6 +220,11 @@ fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cuda(Precision::F32));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Moonshine cases.
 
 use crate::case::{
-    Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, max_error,
+    Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, cuda, max_error,
 };
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, greedy, teacher_forced};
 use crate::pipeline::{encoded, wav};
@@ -132,6 +132,16 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
 }
 
 #[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
+}
+
+#[test]
 fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&ReferenceBackend::new());
 }
@@ -139,6 +149,11 @@ fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cuda(Precision::F32));
 }
 
 #[test]

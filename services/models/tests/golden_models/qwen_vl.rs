@@ -2,7 +2,7 @@
 
 use crate::case::{
     Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
-    cpu,
+    cpu, cuda,
 };
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
@@ -171,6 +171,16 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
 }
 
 #[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
+}
+
+#[test]
 fn cpu_in_int8_is_near() {
     for name in CASES {
         let (logits, expected) = known_logits(name, &cpu(Precision::Int8), &["logits"]);
@@ -194,4 +204,9 @@ fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cuda(Precision::F32));
 }

@@ -1,6 +1,6 @@
 //! Text cases: BART and its relatives, T5 and its relatives.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, cuda};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
@@ -210,6 +210,16 @@ fn cpu_in_bf16_is_as_near_as_the_references() {
 }
 
 #[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
+}
+
+#[test]
 fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&ReferenceBackend::new(), 1);
 }
@@ -217,4 +227,9 @@ fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&cpu(Precision::F32), 8);
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cuda(Precision::F32), 1);
 }

@@ -1,6 +1,6 @@
 //! Image encoders with a text decoder: TrOCR, Donut, Florence-2.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, max_error};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use image::{DynamicImage, ImageFormat, RgbImage};
 use std::io::Cursor;
@@ -240,6 +240,15 @@ fn values_are_normalised_as_by_the_reference() {
     }
 }
 
+fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
+    for name in CASES {
+        let case = Case::open(name);
+        let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(t).1);
+        let actual = logits(&case, backend);
+        assert_bf16_close(&format!("{name} logits"), &actual, &exact, &bf16);
+    }
+}
+
 #[test]
 fn reference_matches() {
     matches_reference(&ReferenceBackend::new());
@@ -252,12 +261,17 @@ fn cpu_matches() {
 
 #[test]
 fn cpu_in_bf16_is_as_near_as_the_references() {
-    for name in CASES {
-        let case = Case::open(name);
-        let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(t).1);
-        let actual = logits(&case, &cpu(Precision::Bf16));
-        assert_bf16_close(&format!("{name} logits"), &actual, &exact, &bf16);
-    }
+    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
 }
 
 #[test]
@@ -268,4 +282,9 @@ fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
     greedy_tokens_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&cuda(Precision::F32));
 }

@@ -1,6 +1,6 @@
 //! Long-form Whisper, beyond one pass, against transformers' own functions.
 
-use crate::case::{Case, assert_within, cpu, encoded, max_error, stored};
+use crate::case::{Case, assert_within, cpu, cuda, encoded, max_error, stored};
 use serde_json::Value;
 use triptych_core::Modality;
 use triptych_core::prompt::SpeechFallback;
@@ -87,6 +87,11 @@ fn reference_aligns_as_the_reference() {
 #[test]
 fn cpu_aligns_as_the_reference() {
     alignments_match(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_aligns_as_the_reference() {
+    alignments_match(&cuda(Precision::F32));
 }
 
 #[test]

@@ -123,7 +123,7 @@ const KERNEL_FLAGS: [&str; 8] = [
 ];
 
 fn folder(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 /// Folder of what is built: `tmp` of the target folder that the test's executable lies in.
