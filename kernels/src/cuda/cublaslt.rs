@@ -3,7 +3,11 @@
 
 use std::ffi::c_void;
 
-use cudarc::cublaslt::result;
+use cudarc::cublaslt::result::{
+    create_handle, create_matmul_desc, create_matmul_pref, create_matrix_layout, destroy_handle,
+    destroy_matmul_desc, destroy_matmul_pref, destroy_matrix_layout, get_matmul_algo_heuristic, matmul,
+    set_matmul_desc_attribute, set_matmul_pref_attribute,
+};
 use cudarc::cublaslt::sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
@@ -35,7 +39,8 @@ pub(super) struct Algorithm {
     element: Element,
     n_in: usize,
     n_out: usize,
-    chosen: cublasLtMatmulAlgo_t,
+    /// For results in the element, and in f32.
+    chosen: [cublasLtMatmulAlgo_t; 2],
 }
 
 impl std::fmt::Debug for Algorithm {
@@ -53,6 +58,8 @@ pub(super) struct Operands {
     pub(super) x: u64,
     pub(super) w: u64,
     pub(super) y: u64,
+    /// Element of `y`: that of the operands, or f32.
+    pub(super) result: Element,
     pub(super) n_tokens: usize,
 }
 
@@ -66,22 +73,22 @@ struct Descriptions {
 
 impl Descriptions {
     /// The library's columns are our rows: it computes `yᵀ = W xᵀ`.
-    fn new(element: Element, [n_tokens, n_in, n_out]: [usize; 3]) -> Result<Self> {
+    fn new([element, result]: [Element; 2], [n_tokens, n_in, n_out]: [usize; 3]) -> Result<Self> {
         let op = "linear";
-        let kind = if element == Element::F32 { CUDA_R_32F } else { CUDA_R_16BF };
+        let kind = |element| if element == Element::F32 { CUDA_R_32F } else { CUDA_R_16BF };
         let null = std::ptr::null_mut;
-        let how = result::create_matmul_desc(CUBLAS_COMPUTE_32F, CUDA_R_32F).op(op)?;
+        let how = create_matmul_desc(CUBLAS_COMPUTE_32F, CUDA_R_32F).op(op)?;
         let mut all = Self { how, w: null(), x: null(), y: null() };
-        let layout = |rows: usize, columns: usize| {
-            result::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64).op(op)
+        let layout = |element, rows: usize, columns: usize| {
+            create_matrix_layout(kind(element), rows as u64, columns as u64, rows as i64).op(op)
         };
-        all.w = layout(n_in, n_out)?;
-        all.x = layout(n_in, n_tokens)?;
-        all.y = layout(n_out, n_tokens)?;
+        all.w = layout(element, n_in, n_out)?;
+        all.x = layout(element, n_in, n_tokens)?;
+        all.y = layout(result, n_out, n_tokens)?;
         let transposed = 1_i32;
         // SAFETY: the setting is an int.
         unsafe {
-            result::set_matmul_desc_attribute(
+            set_matmul_desc_attribute(
                 all.how,
                 CUBLASLT_MATMUL_DESC_TRANSA,
                 (&raw const transposed).cast(),
@@ -98,11 +105,11 @@ impl Drop for Descriptions {
         for layout in [self.w, self.x, self.y] {
             if !layout.is_null() {
                 // SAFETY: made by `new`, freed once.
-                let _ = unsafe { result::destroy_matrix_layout(layout) };
+                let _ = unsafe { destroy_matrix_layout(layout) };
             }
         }
         // SAFETY: as above.
-        let _ = unsafe { result::destroy_matmul_desc(self.how) };
+        let _ = unsafe { destroy_matmul_desc(self.how) };
     }
 }
 
@@ -112,46 +119,57 @@ struct Preference(cublasLtMatmulPreference_t);
 impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: made once, freed once.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+        let _ = unsafe { destroy_matmul_pref(self.0) };
     }
 }
 
 impl Cublaslt {
     /// A handle; the device is the current one of the thread.
     pub(super) fn new() -> Result<Self> {
-        Ok(Self(result::create_handle().op("cuda")?))
+        Ok(Self(create_handle().op("cuda")?))
     }
 
-    /// Chooses the algorithm of a layer. No workspace, and no reduction of parts: each sum is in one order.
+    /// Chooses the algorithms of a layer. No workspace, and no reduction of parts: each sum is in one order.
     pub(super) fn choose(&self, element: Element, n_in: usize, n_out: usize) -> Result<Algorithm> {
+        let chosen = [
+            self.algorithm([element; 2], n_in, n_out)?,
+            self.algorithm([element, Element::F32], n_in, n_out)?,
+        ];
+        Ok(Algorithm { element, n_in, n_out, chosen })
+    }
+
+    /// The algorithm for elements of operands and of the result.
+    fn algorithm(&self, elements: [Element; 2], n_in: usize, n_out: usize) -> Result<cublasLtMatmulAlgo_t> {
         let op = "load_linear";
-        let all = Descriptions::new(element, [TYPICAL_ROWS, n_in, n_out])?;
-        let preference = Preference(result::create_matmul_pref().op(op)?);
+        let all = Descriptions::new(elements, [TYPICAL_ROWS, n_in, n_out])?;
+        let preference = Preference(create_matmul_pref().op(op)?);
         let no_reduction = 0_u32;
         // SAFETY: the setting is a mask of 32 bits; the descriptions are alive.
         let found = unsafe {
-            result::set_matmul_pref_attribute(
+            set_matmul_pref_attribute(
                 preference.0,
                 CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                 (&raw const no_reduction).cast(),
                 size_of::<u32>(),
             )
             .op(op)?;
-            result::get_matmul_algo_heuristic(self.0, all.how, all.w, all.x, all.y, all.y, preference.0)
+            get_matmul_algo_heuristic(self.0, all.how, all.w, all.x, all.y, all.y, preference.0)
         };
-        Ok(Algorithm { element, n_in, n_out, chosen: found.op(op)?.algo })
+        Ok(found.op(op)?.algo)
     }
 
     /// Computes a product on a stream.
     pub(super) fn multiply(&self, queue: &Queue, algorithm: &Algorithm, with: Operands) -> Result<()> {
         let op = "linear";
         let Algorithm { element, n_in, n_out, chosen } = algorithm;
-        let all = Descriptions::new(*element, [with.n_tokens, *n_in, *n_out])?;
+        let all = Descriptions::new([*element, with.result], [with.n_tokens, *n_in, *n_out])?;
+        let [same, wide] = chosen;
+        let chosen = if with.result == *element { same } else { wide };
         let (one, zero) = (1_f32, 0_f32);
         queue.device().bind(op)?;
         // SAFETY: the caller's addresses have as many elements as the layouts say, until the stream has passed.
         unsafe {
-            result::matmul(
+            matmul(
                 self.0,
                 all.how,
                 (&raw const one).cast(),
@@ -177,6 +195,6 @@ impl Cublaslt {
 impl Drop for Cublaslt {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
-        let _ = unsafe { result::destroy_handle(self.0) };
+        let _ = unsafe { destroy_handle(self.0) };
     }
 }

@@ -96,15 +96,22 @@ impl CudaLinear {
         let bias = self.bias.as_ref().map_or(0, Fixed::address);
         let residual = residual.map_or(0, CudaTensor::address);
         if let Kept::Plain(kept) = &self.kept {
+            // Sums stay in f32 until all that follows is done, and are rounded once.
+            let is_finished = bias == 0 && residual == 0 && act == Activation::None;
+            let result = if is_finished { queue.element() } else { Element::F32 };
+            let sums = match result == queue.element() {
+                true => y.clone(),
+                false => CudaTensor::of(op, queue, result, y.dims())?,
+            };
             match kept {
                 Some((weight, algorithm)) => {
-                    let (x, w, y) = (x.address(), weight.address(), y.address());
-                    cublaslt.multiply(queue, algorithm, Operands { x, w, y, n_tokens })?;
+                    let (x, w, y) = (x.address(), weight.address(), sums.address());
+                    cublaslt.multiply(queue, algorithm, Operands { x, w, y, result, n_tokens })?;
                 }
-                None => queue.fill(op, y.address(), 0, y.n_values() * queue.element().size())?,
+                None => queue.fill(op, sums.address(), 0, sums.n_values() * result.size())?,
             }
-            if bias != 0 || residual != 0 || act != Activation::None {
-                finish_linear(queue, &y, [bias, residual], act)?;
+            if !is_finished {
+                finish_linear(queue, [&y, &sums], [bias, residual], act)?;
             }
             return Ok(y);
         }

@@ -81,29 +81,31 @@ DEVICE void add(T* x, const T* y, uint32_t n_rows, uint32_t width) {
 KERNELS(kRowThreads, add, add, PARAMETERS, (x, y, n_rows, width))
 #undef PARAMETERS
 
-// y = act(x + bias) + residual: what follows a product. `bias: [width]` and `residual` may be null; y may be x.
+// y = act(x + bias) + residual: what follows a product, whose sums are in f32 whatever they become. `bias: [width]` and
+// `residual` may be null; y may be x where both are of one element.
 template <class T, int N>
-DEVICE void finish_vectors(T* y, const T* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width) {
+DEVICE void finish_vectors(T* y, const float* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width) {
   each_vector<N>(n_rows, width, [&](uint32_t row, uint32_t column) {
     uint64_t at = uint64_t{row} * width + column;
-    Pack<T, N> a = load_pack<N>(x + at), r;
+    Pack<float, N> a = load_pack<N>(x + at);
+    Pack<T, N> r;
     if (residual) r = load_pack<N>(residual + at);
     UNROLL
     for (int i = 0; i < N; i++) {
-      float value = activate(to_f32(a.value[i]) + (bias ? bias[column + i] : 0.0f), activation);
-      a.value[i] = from_f32<T>(residual ? value + to_f32(r.value[i]) : value);
+      float value = activate(a.value[i] + (bias ? bias[column + i] : 0.0f), activation);
+      r.value[i] = from_f32<T>(residual ? value + to_f32(r.value[i]) : value);
     }
-    store_pack<N>(y + at, a);
+    store_pack<N>(y + at, r);
   });
 }
 
 template <class T>
-DEVICE void finish_linear(T* y, const T* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width) {
-  if (by_vectors<T>(width)) finish_vectors<T, kPack<T>>(y, x, bias, residual, activation, n_rows, width);
+DEVICE void finish_linear(T* y, const float* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width) {
+  if (by_vectors<float>(width)) finish_vectors<T, kPack<float>>(y, x, bias, residual, activation, n_rows, width);
   else finish_vectors<T, 1>(y, x, bias, residual, activation, n_rows, width);
 }
 
-#define PARAMETERS(T) (T * y, const T* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width)
+#define PARAMETERS(T) (T * y, const float* x, const float* bias, const T* residual, uint32_t activation, uint32_t n_rows, uint32_t width)
 KERNELS(kRowThreads, finish_linear, finish_linear, PARAMETERS, (y, x, bias, residual, activation, n_rows, width))
 #undef PARAMETERS
 

@@ -73,17 +73,17 @@ pub(super) fn gather(
     Ok(y)
 }
 
-/// `y = act(y + bias) + residual`; an address of 0 is none.
+/// `y = act(sums + bias) + residual`, sums in f32; an address of 0 is none.
 pub(super) fn finish_linear(
     queue: &Queue,
-    y: &CudaTensor,
+    [y, sums]: [&CudaTensor; 2],
     [bias, residual]: [u64; 2],
     act: Activation,
 ) -> Result<()> {
     let function = queue.kernel(queue.device().kernels.finish_linear);
     let [n_rows, width] = [y.dims().0, y.dims().1].map(|n| n as u32);
-    let (at, act) = (y.address(), activation_number(act));
-    let arguments: [&dyn Argument; 7] = [&at, &at, &bias, &residual, &act, &n_rows, &width];
+    let (act, x) = (activation_number(act), sums.address());
+    let arguments: [&dyn Argument; 7] = [&y.address(), &x, &bias, &residual, &act, &n_rows, &width];
     queue.launch("linear", function, shared_work(y.n_values()), arguments)
 }
 

@@ -79,7 +79,7 @@ pub fn cudas() -> Vec<Subject<CudaBackend>> {
         (Precision::Int4, 0.15, 3e-2),
     ];
     let subject = |(precision, products, activations)| {
-        let device = Standin::get().new_device(precision as u64);
+        let device = Standin::fast().new_device(precision as u64);
         let backend = CudaBackend::new(CudaConfig { device, precision }).expect("a device of the stand-in");
         let is_f32 = precision == Precision::F32;
         Subject {
@@ -140,7 +140,7 @@ impl<B: Backend> Subject<B> {
 
     /// The cause of an error of the device under test, where the stand-in knows it.
     fn fault(&self) -> String {
-        self.device.map_or_else(String::new, |device| Standin::get().fault(device))
+        self.device.map_or_else(String::new, |device| Standin::fast().fault(device))
     }
 
     /// The bits of an activation.

@@ -106,7 +106,8 @@ fn rows_are_added<T: Element>() {
 
 fn a_product_is_finished<T: Element>() {
     each_size(|device, n_rows, width| {
-        let (x, r) = (elements::<T>(1, n_rows * width), elements::<T>(2, n_rows * width));
+        // Sums of products are in f32 whatever the element.
+        let (x, r) = (crate::element::values(1, n_rows * width), elements::<T>(2, n_rows * width));
         let bias = crate::element::values(3, width);
         let (from, residual, b) = (device.upload(&x), device.upload(&r), device.upload(&bias));
         for (number, act) in ACTIVATIONS.into_iter().enumerate() {
@@ -128,7 +129,7 @@ fn a_product_is_finished<T: Element>() {
                 }
                 let expect: Vec<f32> = (0..x.len())
                     .map(|i| {
-                        let sum = x[i].to_f32() + if has_bias { bias[i % width] } else { 0.0 };
+                        let sum = x[i] + if has_bias { bias[i % width] } else { 0.0 };
                         let residual = if has_residual { r[i].to_f32() } else { 0.0 };
                         oracle::activation(act, f64::from(sum)) as f32 + residual
                     })

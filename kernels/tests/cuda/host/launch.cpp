@@ -41,6 +41,7 @@ void entry() {
   Thread& thread = block->thread();
   if (!thread.copies.empty()) fault(kLaunchFailed, "ends with copies under way", nullptr);
   thread.state = State::Done;
+  block->warp().gone |= 1u << block->lane();
   block->n_alive--;
   switch_fiber(thread.fiber, block->scheduler);
   __builtin_unreachable();
@@ -86,7 +87,7 @@ void run_lanes(unsigned warp_index) {
   for (unsigned lane = 0; lane < 32; lane++) {
     if (warp.ready >> lane & 1) order[n++] = lane;
   }
-  for (unsigned i = n; i > 1; i--) std::swap(order[i - 1], order[b.random() % i]);
+  for (unsigned i = n; i > 1; i--) std::swap(order[i - 1], order[b.below(i)]);
   for (unsigned i = 0; i < n && b.fault.code == 0; i++) {
     b.current = warp_index * 32 + order[i];
     warp.ready &= ~(1u << order[i]);
@@ -99,6 +100,7 @@ void run_block() {
   b.threads.clear();
   b.threads.resize(b.n_threads);
   b.warps.assign((b.n_threads + 31) / 32, Warp{});
+  if (b.n_threads % 32) b.warps.back().gone = ~0u << b.n_threads % 32;
   b.n_alive = b.n_threads;
   b.n_at_barrier = 0;
   b.barrier_epoch = 1;
@@ -119,7 +121,7 @@ void run_block() {
       b.fault = stuck();
       break;
     }
-    run_lanes(ready[b.random() % ready.size()]);
+    run_lanes(ready[b.below(static_cast<unsigned>(ready.size()))]);
   }
 }
 
@@ -184,21 +186,25 @@ void meet(WarpOp op, uint32_t mask, Site site, void (*combine)(Thread* lanes, ui
   thread.site = site;
   Thread* lanes = &b.threads[b.current / 32 * 32];
   unsigned n_lanes = std::min(32u, b.n_threads - b.current / 32 * 32);
+  Warp& warp = b.warp();
+  warp.waiting |= 1u << b.lane();
+  if (uint32_t missing = mask & warp.gone) {
+    fault_at(kLaunchFailed, "lane " + std::to_string(__builtin_ctz(missing)) + " of the mask is not there any more", site);
+  }
+  if (mask & ~warp.waiting) return wait();
   for (unsigned lane = 0; lane < 32; lane++) {
     if (!(mask >> lane & 1)) continue;
-    if (lane >= n_lanes || lanes[lane].state == State::Done) {
-      fault_at(kLaunchFailed, "lane " + std::to_string(lane) + " of the mask is not there any more", site);
-    }
     const Thread& other = lanes[lane];
-    if (other.state != State::AtWarp || other.op != op || other.mask != mask || !(other.site == site)) return wait();
+    if (other.op != op || other.mask != mask || !(other.site == site)) return wait();
   }
+  warp.waiting &= ~mask;
   if (combine) combine(lanes, mask, site);
   for (unsigned lane = 0; lane < n_lanes; lane++) {
     if (mask >> lane & 1 && lane != b.lane()) make_ready(b.current / 32 * 32 + lane);
   }
   thread.state = State::Ready;
   if (op == WarpOp::Sync && mask == (n_lanes == 32 ? ~0u : (1u << n_lanes) - 1)) {
-    if (++b.warp().epoch >= 1 << 16) fault_at(kLaunchFailed, "more synchronisations of a warp than the shadow counts", site);
+    if (++warp.epoch >= 1 << 16) fault_at(kLaunchFailed, "more synchronisations of a warp than the shadow counts", site);
   }
 }
 

@@ -67,6 +67,9 @@ struct Thread {
 
 struct Warp {
   uint32_t ready = 0;
+  // Lanes that wait at an operation of the warp, and lanes that have ended or were never there.
+  uint32_t waiting = 0;
+  uint32_t gone = 0;
   // Synchronisations of the whole warp so far.
   uint32_t epoch = 1;
 };
@@ -110,6 +113,8 @@ struct Block {
   Warp& warp() { return warps[current / 32]; }
   unsigned lane() const { return current % 32; }
   uint64_t random();
+  // A number below `n`.
+  unsigned below(unsigned n) { return static_cast<unsigned>((random() & 0xffffffff) * n >> 32); }
 };
 
 extern thread_local Block* block __attribute__((tls_model("initial-exec")));

@@ -42,15 +42,32 @@ pub struct Left {
     pub executables: usize,
 }
 
+/// Checks of a kernel's loads and stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checks {
+    /// Each is checked before it is done.
+    All,
+    /// Those of vectors and of copies to shared memory alone, in a tenth of the time.
+    Vectors,
+}
+
+/// The one of this process.
+static ONE: OnceLock<Standin> = OnceLock::new();
+
 impl Standin {
-    /// The one of this process.
+    /// The one of this process, which checks every load and store: for tests of kernels.
     pub fn get() -> &'static Self {
-        static ONE: OnceLock<Standin> = OnceLock::new();
-        ONE.get_or_init(Self::load)
+        ONE.get_or_init(|| Self::load(Checks::All))
     }
 
-    fn load() -> Self {
-        let [cuda, cublas] = build();
+    /// The one of this process, faster and with fewer checks unless [`Self::get`] came first: for tests of what is built on
+    /// the kernels.
+    pub fn fast() -> &'static Self {
+        ONE.get_or_init(|| Self::load(Checks::Vectors))
+    }
+
+    fn load(checks: Checks) -> Self {
+        let [cuda, cublas] = build(checks);
         // SAFETY: the libraries are built from this repository; their constructors only register kernels.
         let open = |path: &Path| unsafe { Library::new(path) }.expect("the stand-in loads");
         let (cuda, cublas) = (open(&cuda), open(&cublas));
@@ -65,9 +82,9 @@ impl Standin {
         }
     }
 
-    /// The folder of `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
+    /// The folders of the faster `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
     pub fn folders() -> [PathBuf; 2] {
-        build().map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
+        build(Checks::Vectors).map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
     }
 
     /// A device that no test has had before; the seed decides the order of everything on it.
@@ -110,17 +127,25 @@ impl Standin {
     }
 }
 
-/// Flags of the kernels: every load and store calls the host runtime first (`host/hooks.cpp`).
-const KERNEL_FLAGS: [&str; 8] = [
-    "-x",
-    "c++",
-    "-O1",
-    "-fsanitize=thread,bounds",
-    "-fno-sanitize-recover=all",
-    "--param",
-    "tsan-instrument-func-entry-exit=0",
-    "-fno-strict-aliasing",
-];
+impl Checks {
+    /// Flags of the kernels.
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            // Every load and store calls the host runtime first (`host/hooks.cpp`).
+            Self::All => &[
+                "-x",
+                "c++",
+                "-O1",
+                "-fsanitize=thread,bounds",
+                "-fno-sanitize-recover=all",
+                "--param",
+                "tsan-instrument-func-entry-exit=0",
+                "-fno-strict-aliasing",
+            ],
+            Self::Vectors => &["-x", "c++", "-O2", "-fno-strict-aliasing"],
+        }
+    }
+}
 
 fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -171,20 +196,21 @@ fn with_includes(source: &Path) -> Vec<PathBuf> {
 }
 
 /// Compiles what has changed and links both libraries: `[libcuda, libcublasLt]`.
-fn build() -> [PathBuf; 2] {
+fn build(checks: Checks) -> [PathBuf; 2] {
     let out = built();
     fs::create_dir_all(&out).expect("a folder for objects");
     let kernels = [sources(&kernels(), "cu"), sources(&folder("tests/cuda/misuse"), "cu")].concat();
     let runtime = ["tests/cuda/host", "tests/cuda/driver"].map(|path| sources(&folder(path), "cpp")).concat();
-    let jobs: Vec<(PathBuf, bool)> =
-        kernels.into_iter().map(|p| (p, true)).chain(runtime.into_iter().map(|p| (p, false))).collect();
+    let flags = Some(checks.flags());
+    let jobs: Vec<(PathBuf, Option<&[&str]>)> =
+        kernels.into_iter().map(|p| (p, flags)).chain(runtime.into_iter().map(|p| (p, None))).collect();
     let objects: Vec<OnceLock<PathBuf>> = jobs.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some((source, is_kernel)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let object = compile(source, *is_kernel, &out);
+                while let Some((source, flags)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let object = compile(source, *flags, &out);
                     let index = jobs.iter().position(|job| job.0 == *source).expect("a job");
                     objects[index].set(object).expect("an object once");
                 }
@@ -199,13 +225,13 @@ fn build() -> [PathBuf; 2] {
     [cuda, cublas]
 }
 
-/// The object of a source, compiled unless it is there. Its name says what it was made of.
-fn compile(source: &Path, is_kernel: bool, out: &Path) -> PathBuf {
+/// The object of a source, compiled unless it is there. Its name says what it was made of. `kernel_flags`: of a kernel.
+fn compile(source: &Path, kernel_flags: Option<&[&str]>, out: &Path) -> PathBuf {
     let mut hasher = blake3::Hasher::new();
     for path in with_includes(source) {
         hasher.update(&fs::read(path).expect("a source"));
     }
-    hasher.update(format!("{KERNEL_FLAGS:?}{is_kernel}").as_bytes());
+    hasher.update(format!("{kernel_flags:?}").as_bytes());
     let stem = source.file_stem().expect("a file").to_string_lossy();
     let object = out.join(format!("{stem}-{}.o", &hasher.finalize().to_hex()[..16]));
     if object.exists() {
@@ -217,8 +243,8 @@ fn compile(source: &Path, is_kernel: bool, out: &Path) -> PathBuf {
         // A planted fault may leave something unused.
         command.arg("-Werror");
     }
-    if is_kernel {
-        command.args(KERNEL_FLAGS).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(kernels());
+    if let Some(flags) = kernel_flags {
+        command.args(flags).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(kernels());
     } else {
         command.arg("-O2");
     }

@@ -94,7 +94,7 @@ pub fn encoded(bytes: &[u8], hidden: usize) -> EncodedRows<'_> {
 
 /// The CUDA back end on a device of the stand-in that no other test uses.
 pub fn cuda(precision: Precision) -> CudaBackend {
-    let device = Standin::get().new_device(7);
+    let device = Standin::fast().new_device(7);
     CudaBackend::new(CudaConfig { device, precision }).expect("a device of the stand-in")
 }
 

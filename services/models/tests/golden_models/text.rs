@@ -106,8 +106,8 @@ fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
 }
 
 /// All inputs together, and the first `n_alone` one at a time.
-fn greedy_tokens_match<B: Backend>(backend: &B, n_alone: usize) {
-    for name in CASES {
+fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B, n_alone: usize) {
+    for &name in cases {
         let case = Case::open(name);
         let model = case.model();
         let mut encoder = model.load_encoder(Modality::Text, backend).expect("encoder weights");
@@ -221,15 +221,15 @@ fn cuda_in_bf16_is_as_near_as_the_references() {
 
 #[test]
 fn reference_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    greedy_tokens_match(&ReferenceBackend::new(), 1);
+    greedy_tokens_match(&CASES, &ReferenceBackend::new(), 1);
 }
 
 #[test]
 fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    greedy_tokens_match(&cpu(Precision::F32), 8);
+    greedy_tokens_match(&CASES, &cpu(Precision::F32), 8);
 }
 
 #[test]
 fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    greedy_tokens_match(&cuda(Precision::F32), 1);
+    greedy_tokens_match(&CASES[..2], &cuda(Precision::F32), 1);
 }
