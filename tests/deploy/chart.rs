@@ -155,3 +155,22 @@ fn names_are_unique_and_everything_is_in_the_release_s_namespace() {
         }
     }
 }
+
+#[test]
+fn workers_of_a_pool_with_gpus_compute_on_cuda() {
+    let mut n_with = 0;
+    for (name, documents) in rendered() {
+        for deployment in of_kind(documents, "Deployment").chain(of_kind(documents, "StatefulSet")) {
+            let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+            let limits = container["resources"]["limits"].as_object();
+            let has_gpu =
+                limits.is_some_and(|limits| limits.keys().any(|name| name.starts_with("nvidia.com/")));
+            let variables = container["env"].as_array().map_or(&[][..], Vec::as_slice);
+            let device = variables.iter().find(|one| one["name"] == "TRIPTYCH_DEVICE");
+            let device = device.map(|one| text(one, "/value"));
+            assert_eq!(device, has_gpu.then_some("cuda"), "{name}: {}", text(deployment, "/metadata/name"));
+            n_with += usize::from(has_gpu);
+        }
+    }
+    assert!(n_with > 0, "no values in `ci/` ask for a GPU");
+}

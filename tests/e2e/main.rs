@@ -10,6 +10,7 @@ mod bench;
 mod cache;
 mod collector;
 mod crashes;
+mod cuda;
 mod drain;
 mod families;
 mod faults;

@@ -1,7 +1,9 @@
 //! A whole cluster, started as a user starts it: `triptych up`.
 
-use crate::process::{Process, children_of, eventually, free_port};
+use crate::process::{Process, binary, children_of, eventually, free_port};
 use serde_json::Value;
+use std::ffi::OsString;
+use std::process::Command;
 
 /// A running cluster. Drop kills all its processes.
 pub struct Cluster {
@@ -13,12 +15,18 @@ pub struct Cluster {
 impl Cluster {
     /// Runs `triptych up` on free ports with further arguments, and waits for `/readyz`.
     pub async fn start(args: &[&str]) -> Self {
+        Self::start_with(args, &[]).await
+    }
+
+    /// The same with further variables.
+    pub async fn start_with(args: &[&str], variables: &[(&str, OsString)]) -> Self {
         let http = format!("127.0.0.1:{}", free_port());
         let grpc = format!("127.0.0.1:{}", free_port());
         let mut all = vec!["up", "--http", &http, "--grpc", &grpc];
         all.extend_from_slice(args);
-        let mut cluster =
-            Self { up: Process::start(&all), http: format!("http://{http}"), grpc: format!("http://{grpc}") };
+        let variables = variables.iter().map(|(name, value)| (name, value));
+        let up = Process::spawn(Command::new(binary()).args(&all).envs(variables));
+        let mut cluster = Self { up, http: format!("http://{http}"), grpc: format!("http://{grpc}") };
         cluster.wait_ready().await;
         cluster
     }

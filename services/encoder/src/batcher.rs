@@ -177,6 +177,11 @@ impl BatcherThread {
         self.meters.batch(batch.len(), n_tokens, encode);
         let rows = match result {
             Ok(Ok(rows)) if rows.len() == batch.len() => rows,
+            Ok(Err(error)) if error.is_device_lost() => {
+                tracing::error!(%error, "no item can be encoded any more");
+                self.watchdog.device_lost();
+                return reply(batch, &Failure::unavailable("the encoder's device is lost"));
+            }
             // One item may fail a batch: the others are encoded without it.
             _ if batch.len() > 1 => return batch.into_iter().for_each(|job| self.encode(vec![job])),
             Ok(Ok(rows)) => return fail(batch, &format!("{} results", rows.len())),
@@ -194,8 +199,13 @@ impl BatcherThread {
 
 fn fail(batch: Vec<BatchJob>, cause: &str) {
     tracing::error!(items = batch.len(), cause, "encoder forward failed");
+    reply(batch, &Failure::internal(cause));
+}
+
+/// Answers every job with a failure.
+fn reply(batch: Vec<BatchJob>, failure: &Failure) {
     for job in batch {
-        let _ = job.reply.send(Err(Failure::internal(cause)));
+        let _ = job.reply.send(Err(failure.clone()));
     }
 }
 

@@ -66,6 +66,8 @@ pub enum NextStep {
 pub struct Engine {
     scheduler: Scheduler,
     runner: Runner,
+    /// The device of the decoder is lost.
+    device_lost: bool,
     proposer: DraftProposer,
     tokenizer: Arc<Tokenizer>,
     /// State of each live sampled completion.
@@ -108,6 +110,7 @@ impl Engine {
         Ok(Self {
             scheduler: Scheduler::new(scheduler_config, info, pools),
             runner: Runner::new(decoder),
+            device_lost: false,
             proposer: DraftProposer::new(config.speculation, info.vocab),
             tokenizer,
             completions: HashMap::new(),
@@ -166,6 +169,11 @@ impl Engine {
             return None;
         }
         trace_span!(target: COMPUTE, "align").in_scope(|| self.alignments.advance(&mut self.runner))
+    }
+
+    /// `true` once a step found the device lost: the process has to be replaced.
+    pub fn is_device_lost(&self) -> bool {
+        self.device_lost
     }
 
     /// Time at which to call [`step`](Self::step) next.
@@ -275,6 +283,11 @@ impl Engine {
                         _ => self.advance_search(chunks[0].id, rows, now, outputs),
                     }
                 }
+            }
+            // Nothing of this process can go on; sequences stay open, so that they are taken up elsewhere.
+            Err(error) if error.is_device_lost() => {
+                tracing::error!(%error, "no step can run any more");
+                self.device_lost = true;
             }
             Err(error) => {
                 self.scheduler.roll_back(plan);

@@ -33,6 +33,13 @@ pub enum RunError {
     },
 }
 
+impl RunError {
+    /// `true` if the decoder's device is lost, and every later step fails.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Decoder(error) if error.is_device_lost())
+    }
+}
+
 /// A decoder and its sizes.
 pub struct Runner {
     decoder: Box<dyn Decoder>,

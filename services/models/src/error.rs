@@ -78,6 +78,13 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// `true` if the device that computes is lost: whatever is asked of it fails from now on.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Kernel(KernelError::DeviceLost { .. }))
+    }
+}
+
+impl ModelError {
     /// A configuration key that is missing.
     pub fn missing_key(file: &'static str, key: impl Into<String>, expected: impl Into<String>) -> Self {
         Self::Config { file, key: key.into(), actual: "missing".into(), expected: expected.into() }

@@ -209,6 +209,12 @@ impl EngineThread {
         }
         let outputs = self.step();
         self.deliver(outputs);
+        if self.engine.is_device_lost() {
+            // As after a panic: sequences stay open until the process ends.
+            std::mem::forget(std::mem::take(&mut self.routes));
+            self.watchdog.device_lost();
+            return ControlFlow::Break(());
+        }
         ControlFlow::Continue(())
     }
 

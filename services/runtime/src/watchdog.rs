@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 pub const STUCK_EXIT_CODE: u8 = 3;
 /// Exit code of a process that took more memory than its limit.
 pub const MEMORY_EXIT_CODE: u8 = 4;
+/// Exit code of a process whose device is lost.
+pub const DEVICE_LOST_EXIT_CODE: u8 = 5;
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Share of the machine's memory, or of the container's, that a process may take by default, in percent.
@@ -49,6 +51,8 @@ pub enum Overrun {
         /// Allowed, in bytes.
         limit: u64,
     },
+    /// A compute device that was lost.
+    DeviceLost,
 }
 
 impl Overrun {
@@ -57,6 +61,7 @@ impl Overrun {
         match self {
             Self::Stuck { .. } => STUCK_EXIT_CODE,
             Self::Memory { .. } => MEMORY_EXIT_CODE,
+            Self::DeviceLost => DEVICE_LOST_EXIT_CODE,
         }
     }
 }
@@ -70,6 +75,7 @@ impl fmt::Display for Overrun {
             Self::Memory { taken, limit } => {
                 write!(f, "the process takes {} MiB of memory, its limit is {}", taken >> 20, limit >> 20)
             }
+            Self::DeviceLost => f.write_str("the compute device is lost"),
         }
     }
 }
@@ -82,6 +88,7 @@ pub struct Watchdog(Arc<Mutex<WorkTable>>);
 struct WorkTable {
     next_id: u64,
     running: HashMap<u64, (&'static str, Instant)>,
+    device_lost: bool,
 }
 
 /// A piece of work that is watched until it is dropped.
@@ -112,6 +119,11 @@ impl Watchdog {
         WatchedWork { table: self.clone(), id }
     }
 
+    /// Reports that the compute device is lost: the process ends.
+    pub fn device_lost(&self) {
+        self.0.lock().device_lost = true;
+    }
+
     /// The work that has run for longest, if that is longer than the limit.
     fn stuck(&self, limit: Duration, now: Instant) -> Option<Overrun> {
         let table = self.0.lock();
@@ -140,6 +152,9 @@ fn watch(limits: WatchdogLimits, table: &Weak<Mutex<WorkTable>>, end: impl FnOnc
     loop {
         thread::park_timeout(INTERVAL);
         let Some(table) = table.upgrade() else { return };
+        if table.lock().device_lost {
+            return end(Overrun::DeviceLost);
+        }
         let stuck = limits.work.and_then(|limit| Watchdog(table).stuck(limit, Instant::now()));
         let memory = || {
             let (limit, taken) = (limits.memory_bytes?, anonymous_bytes()?);
@@ -216,6 +231,11 @@ mod tests {
         let watchdog = Watchdog::start(limits, move |overrun| sender.send(overrun).unwrap()).unwrap();
         let _step = watchdog.begin("a step");
         assert!(matches!(receiver.recv().unwrap(), Overrun::Stuck { what: "a step", .. }));
+        let (sender, receiver) = channel();
+        let watchdog =
+            Watchdog::start(WatchdogLimits::default(), move |overrun| sender.send(overrun).unwrap()).unwrap();
+        watchdog.device_lost();
+        assert_eq!(receiver.recv().unwrap(), Overrun::DeviceLost);
     }
 
     #[test]

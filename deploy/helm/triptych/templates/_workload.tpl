@@ -80,6 +80,10 @@ spec:
           env:
             {{- include "triptych.env" (dict "root" .root "component" .component "drain" $s.drain) | nindent 12 }}
             {{- .env | trim | nindent 12 }}
+            {{- if and $s.gpu $s.gpu.count }}
+            # A pod that has a GPU and cannot use it says so, and does not compute on the CPU.
+            - {name: TRIPTYCH_DEVICE, value: cuda}
+            {{- end }}
             {{- range $name, $value := $s.env }}
             - name: {{ $name }}
               value: {{ $value | quote }}
