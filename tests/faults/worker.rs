@@ -77,7 +77,7 @@ fn pd(parts: Parts) -> PdConfig {
         encoder_precision: Precision::F32,
         mac_keys: Default::default(),
         limits: Limits::default(),
-        engine: EngineSettings { self_kv_bytes: 64 << 20, ..EngineSettings::default() },
+        engine: EngineSettings { self_kv_bytes: Some(64 << 20), ..EngineSettings::default() },
         colocated: None,
         arbiter: None,
         // No request of these tests has a grammar.

@@ -127,6 +127,19 @@ impl Compute {
         }
     }
 
+    /// Free bytes of a device that has memory of its own; `None`: it computes in the machine's.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the device does not answer.
+    pub fn free_device_bytes(&self) -> Result<Option<usize>, ModelError> {
+        match self {
+            Self::Cpu(_) => Ok(None),
+            Self::Cuda(b) => Ok(Some(b.memory()?.free)),
+            #[cfg(feature = "reference")]
+            Self::Reference(_) => Ok(None),
+        }
+    }
+
     /// Precision of the weights.
     pub fn precision(&self) -> Precision {
         match self {

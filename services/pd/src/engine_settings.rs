@@ -11,11 +11,11 @@ use triptych_models::decoder::DecoderInfo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
     /// Budget of the self-attention KV cache in bytes; less is taken if all sequences at full length need less.
-    /// Default 1 GiB.
-    pub self_kv_bytes: usize,
+    /// Default `None`: 1 GiB, or on a device with memory of its own a share of that ([`Self::on_device`]).
+    pub self_kv_bytes: Option<usize>,
     /// Budget of the cross-attention KV cache in bytes; less is taken if all sequences with the largest encoder input
-    /// need less. Default 1 GiB.
-    pub cross_kv_bytes: usize,
+    /// need less. Default `None`, as above.
+    pub cross_kv_bytes: Option<usize>,
     /// Host memory for the self-attention KV of preempted sequences, in bytes. Default 256 MiB. 0: none, they
     /// are recomputed.
     pub host_kv_bytes: usize,
@@ -39,8 +39,8 @@ pub struct EngineSettings {
 impl Default for EngineSettings {
     fn default() -> Self {
         Self {
-            self_kv_bytes: 1 << 30,
-            cross_kv_bytes: 1 << 30,
+            self_kv_bytes: None,
+            cross_kv_bytes: None,
             host_kv_bytes: 256 << 20,
             lookup_tokens: 0,
             token_budget: 512,
@@ -53,7 +53,33 @@ impl Default for EngineSettings {
     }
 }
 
+/// Budget of a cache in host memory where nothing is set.
+const HOST_KV_BYTES: usize = 1 << 30;
+
+/// Share of a device's free memory, once weights are loaded, that caches take where nothing is set, in tenths. The rest is
+/// for activations.
+const DEVICE_SHARE: usize = 9;
+
 impl EngineSettings {
+    /// Settings for one of `n_models` on a device that has `free` bytes left beside the weights of all of them: budgets that
+    /// are not set become its part of nine tenths of those, in halves if it has cross-attention.
+    pub fn on_device(mut self, free: usize, n_models: usize, info: &DecoderInfo) -> Self {
+        let part = free / 10 * DEVICE_SHARE / n_models.max(1);
+        match (self.self_kv_bytes, self.cross_kv_bytes) {
+            (None, None) if info.cross_attention => {
+                self.self_kv_bytes = Some(part / 2);
+                self.cross_kv_bytes = Some(part / 2);
+            }
+            (None, cross) => {
+                let taken = cross.filter(|_| info.cross_attention).unwrap_or(0);
+                self.self_kv_bytes = Some(part.saturating_sub(taken));
+            }
+            (Some(own), None) => self.cross_kv_bytes = Some(part.saturating_sub(own)),
+            (Some(_), Some(_)) => {}
+        }
+        self
+    }
+
     /// Sequences that run or wait.
     pub fn max_live(self) -> usize {
         self.max_waiting.saturating_add(self.max_sequences).min(Semaphore::MAX_PERMITS)
@@ -66,8 +92,10 @@ impl EngineSettings {
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
         let most_cross = max_cross_rows.map_or(usize::MAX, most);
         let kv = KvBudget::Blocks {
-            self_attention: fit(self.self_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
-            cross_attention: fit(self.cross_kv_bytes, info.cross_block_bytes).min(most_cross),
+            self_attention: fit(self.self_kv_bytes.unwrap_or(HOST_KV_BYTES), info.self_block_bytes)
+                .min(most(info.max_context)),
+            cross_attention: fit(self.cross_kv_bytes.unwrap_or(HOST_KV_BYTES), info.cross_block_bytes)
+                .min(most_cross),
             host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
         };
         EngineConfig {
@@ -163,14 +191,30 @@ mod tests {
     #[test]
     fn the_budget_bounds_the_cache_where_nothing_else_does() {
         let settings =
-            EngineSettings { max_sequences: 1, cross_kv_bytes: 64 << 20, ..EngineSettings::default() };
+            EngineSettings { max_sequences: 1, cross_kv_bytes: Some(64 << 20), ..EngineSettings::default() };
         assert_eq!(cross_rows(settings, None), 16384);
         assert_eq!(cross_rows(settings, Some(20_000)), 16384);
     }
 
     #[test]
+    fn a_device_gives_its_models_equal_parts_of_nine_tenths() {
+        let unset = EngineSettings::default();
+        let budgets = |settings: EngineSettings, info: &DecoderInfo| {
+            let settings = settings.on_device(1000, 3, info);
+            [settings.self_kv_bytes, settings.cross_kv_bytes].map(Option::unwrap_or_default)
+        };
+        let only_own = DecoderInfo { cross_attention: false, ..decoder() };
+        assert_eq!(budgets(unset, &decoder()), [150, 150]);
+        assert_eq!(budgets(unset, &only_own)[0], 300);
+        assert_eq!(budgets(EngineSettings { self_kv_bytes: Some(70), ..unset }, &decoder()), [70, 230]);
+        assert_eq!(budgets(EngineSettings { cross_kv_bytes: Some(400), ..unset }, &decoder()), [0, 400]);
+        let set = EngineSettings { self_kv_bytes: Some(5), cross_kv_bytes: Some(6), ..unset };
+        assert_eq!(budgets(set, &decoder()), [5, 6]);
+    }
+
+    #[test]
     fn a_budget_below_the_largest_input_is_told_with_the_setting_and_what_it_takes() {
-        let settings = EngineSettings { cross_kv_bytes: 16 << 20, ..EngineSettings::default() };
+        let settings = EngineSettings { cross_kv_bytes: Some(16 << 20), ..EngineSettings::default() };
         let shortage =
             |max_rows| CrossShortage::of(&settings.for_decoder(&decoder(), max_rows), &decoder(), max_rows);
         assert_eq!((shortage(None), shortage(Some(4096))), (None, None));

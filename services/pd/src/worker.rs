@@ -226,6 +226,7 @@ struct DecoderLoader {
 /// A model and its decoder.
 struct LoadedWeights {
     model: Model,
+    compute: Compute,
     decoder: Box<dyn Decoder>,
     /// Fingerprints of the encoders whose outputs it takes.
     encoders: BTreeMap<Modality, Fingerprint>,
@@ -242,15 +243,35 @@ struct LoadedDecoder {
 
 impl DecoderLoader {
     fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedDecoder>, PdError> {
-        sources.iter().map(|source| self.load(source)).collect()
+        let weights = |source: &ModelSource| self.weights(source).map_err(Self::failed(source));
+        // All weights first: caches take what they leave.
+        let loaded: Vec<LoadedWeights> = sources.iter().map(weights).collect::<Result<_, _>>()?;
+        let free = match (loaded.last(), sources.last()) {
+            (Some(last), Some(source)) => last.compute.free_device_bytes().map_err(Self::failed(source))?,
+            _ => None,
+        };
+        let n_models = loaded.len();
+        loaded.into_iter().map(|weights| self.load(weights, free.map(|free| (free, n_models)))).collect()
     }
 
-    fn load(&self, source: &ModelSource) -> Result<LoadedDecoder, PdError> {
-        let failed = |e| PdError::Model { dir: source.dir.display().to_string(), source: e };
-        let LoadedWeights { model, decoder, encoders } = self.weights(source).map_err(failed)?;
+    fn failed(source: &ModelSource) -> impl FnOnce(ModelError) -> PdError {
+        let dir = source.dir.display().to_string();
+        move |source| PdError::Model { dir, source }
+    }
+
+    /// Makes the engine. `device`: bytes free on the device, and models that share them.
+    fn load(
+        &self,
+        LoadedWeights { model, compute: _, decoder, encoders }: LoadedWeights,
+        device: Option<(usize, usize)>,
+    ) -> Result<LoadedDecoder, PdError> {
         let info = decoder.info();
         let max_rows = model.max_cross_rows();
-        let mut config = self.engine.for_decoder(&info, max_rows);
+        let settings = match device {
+            Some((free, n_models)) => self.engine.on_device(free, n_models, &info),
+            None => self.engine,
+        };
+        let mut config = settings.for_decoder(&info, max_rows);
         if let Some(shortage) = CrossShortage::of(&config, &info, max_rows) {
             tracing::warn!(model = %model.name(), "{shortage}");
         }
@@ -261,9 +282,8 @@ impl DecoderLoader {
         let refused = |source| PdError::Engine { model: model.name().to_string(), source };
         let mut engine = Engine::new(decoder, model.tokenizer().clone(), config).map_err(refused)?;
         if let Some(draft) = draft {
-            let failed = |e| PdError::Model { dir: draft.dir.display().to_string(), source: e };
-            let decoder = self.draft(draft).map_err(failed)?;
-            let kv = self.engine.for_decoder(&decoder.info(), max_rows).kv;
+            let decoder = self.draft(draft).map_err(Self::failed(draft))?;
+            let kv = settings.for_decoder(&decoder.info(), max_rows).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
         if let Err(failure) = warm_up(&mut engine, &info) {
@@ -283,7 +303,7 @@ impl DecoderLoader {
         let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
         let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
-        Ok(LoadedWeights { model, decoder, encoders })
+        Ok(LoadedWeights { model, compute, decoder, encoders })
     }
 }
 

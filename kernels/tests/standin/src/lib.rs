@@ -84,7 +84,9 @@ impl Standin {
 
     /// The folders of the faster `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
     pub fn folders() -> [PathBuf; 2] {
-        build(Checks::Vectors).map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
+        static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
+        let libraries = BUILT.get_or_init(|| build(Checks::Vectors)).clone();
+        libraries.map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
     }
 
     /// A device that no test has had before; the seed decides the order of everything on it.

@@ -53,8 +53,8 @@ pub struct Pd {
 /// A worker of small default sizes.
 pub async fn start() -> Pd {
     start_with(EngineSettings {
-        self_kv_bytes: 8 << 20,
-        cross_kv_bytes: 8 << 20,
+        self_kv_bytes: Some(8 << 20),
+        cross_kv_bytes: Some(8 << 20),
         ..EngineSettings::default()
     })
     .await

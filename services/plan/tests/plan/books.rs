@@ -59,7 +59,7 @@ fn every_request_ends_once_and_every_book_balances() {
     // Little room for keys and values: sequences give way, and still end.
     let mut tight = apart(1, 1, FAST);
     if let PoolRole::Pd(pd) = &mut tight.pools[1].role {
-        pd.engine.self_kv_bytes = 17 * 32 * 10_000;
+        pd.engine.self_kv_bytes = Some(17 * 32 * 10_000);
         pd.engine.host_kv_bytes = 0;
     }
     let tight = check("tight", &tight, Load { rate: 100.0, text: 20, output: 60, ..LOAD });

@@ -93,14 +93,13 @@ pub struct PdArgs {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Engine, for each model")]
 pub struct EngineArgs {
-    /// MiB of self-attention KV cache
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_KV_MIB", default_value_t = 1024,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub kv_mib: u32,
-    /// MiB of cross-attention KV cache, for encoder-decoder models
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_CROSS_KV_MIB", default_value_t = 1024,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub cross_kv_mib: u32,
+    /// MiB of self-attention KV cache. Default: 1024; on a GPU the model's part of nine tenths of the memory that all weights
+    /// leave free
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_KV_MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub kv_mib: Option<u32>,
+    /// MiB of cross-attention KV cache, for encoder-decoder models. Default: 1024; on a GPU half of that part
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_CROSS_KV_MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cross_kv_mib: Option<u32>,
     /// MiB of host memory for the KV of sequences that have to give way. 0: they are computed again
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_HOST_KV_MIB", default_value_t = 256)]
     pub host_kv_mib: u32,
@@ -130,8 +129,8 @@ pub struct EngineArgs {
 impl EngineArgs {
     fn settings(self) -> EngineSettings {
         EngineSettings {
-            self_kv_bytes: mib(self.kv_mib),
-            cross_kv_bytes: mib(self.cross_kv_mib),
+            self_kv_bytes: self.kv_mib.map(mib),
+            cross_kv_bytes: self.cross_kv_mib.map(mib),
             host_kv_bytes: mib(self.host_kv_mib),
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
