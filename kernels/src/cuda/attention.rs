@@ -4,7 +4,7 @@
 //! the one that keeps a tile of queries. Each sequence is judged by itself, so what a row gives depends on its own sequence.
 
 use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys};
-use super::bias::{CudaBias, LaunchBias, Lens, score_starts};
+use super::bias::{CudaBias, LaunchBias, Lens, ScoreShape};
 use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_bytes, decode_shared_bytes};
 use super::element::Element;
 use super::kv::CudaKvCache;
@@ -12,7 +12,7 @@ use super::queue::{Argument, Launch, Queue};
 use super::tensor::{CudaStep, CudaTensor};
 use crate::ops::{
     AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedSequences as StagedPages, Result,
-    ScoreBias, Sequences, Varlen,
+    Sequences, Varlen,
 };
 
 /// Rows, queries times heads that share a key head, of one block of the decoding kernel.
@@ -27,6 +27,8 @@ const MAX_HEAD: usize = 256;
 /// Rows of queries, keys and values; strides in elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QkvRows {
+    /// Rows of queries.
+    pub(super) n_queries: usize,
     pub(super) q: u64,
     pub(super) k: u64,
     pub(super) v: u64,
@@ -91,20 +93,22 @@ fn paged_lens(op: &'static str, step: &CudaStep, seqs: StagedPages) -> Result<Le
     Ok(queries.zip(batch.seq_lens.iter().map(|n| *n as usize)).collect())
 }
 
-/// Attention inside each sequence; the arguments are checked. `n_rows` rows of queries.
+/// Attention inside each sequence; the arguments are checked.
 pub(super) fn block_diagonal(
-    op: &'static str,
     queue: &Queue,
-    (rows, n_rows): (QkvRows, usize),
+    step: &CudaStep,
+    rows: QkvRows,
     shape: AttentionShape,
-    (step, seqs): (&CudaStep, Varlen<'_, CudaBias, CudaTensor>),
+    seqs: Varlen<'_, CudaBias, CudaTensor>,
 ) -> Result<CudaTensor> {
+    let op = "attention";
     check_head(op, shape.head_dim)?;
     let out_width = shape.n_heads * shape.head_dim;
-    let out = CudaTensor::new(op, queue, (n_rows, out_width))?;
+    let out = CudaTensor::new(op, queue, (rows.n_queries, out_width))?;
     let lens = ragged_lens(op, step, seqs.seqs)?;
     let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
-    let bias = LaunchBias::new(op, queue, (step, seqs.bias), (shape.n_heads, &lens))?;
+    let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
+    let bias = LaunchBias::new(op, queue, step, seqs.bias, scores)?;
     let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
     let (function, threads, shared_bytes, tile) = tiles(queue, shape.head_dim, false);
     let grid = [longest.div_ceil(tile), shape.n_heads, lens.len()];
@@ -140,8 +144,9 @@ fn ragged_keys(
 pub(super) fn weights(
     queue: &Queue,
     [q, k]: [&CudaTensor; 2],
+    step: &CudaStep,
     chosen: ChosenHeads,
-    (step, seqs): (&CudaStep, Varlen<'_, CudaBias, CudaTensor>),
+    seqs: Varlen<'_, CudaBias, CudaTensor>,
 ) -> Result<Vec<f32>> {
     let (op, shape) = ("attention_weights", chosen.shape);
     check_head(op, shape.head_dim)?;
@@ -151,9 +156,12 @@ pub(super) fn weights(
     let out = CudaTensor::of(op, queue, Element::F32, (1, n_weights))?;
     let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
     if n_weights > 0 {
-        let bias = LaunchBias::new(op, queue, (step, seqs.bias), (shape.n_heads, &lens))?;
-        let starts = queue.upload(op, &score_starts(n_chosen, &lens))?;
+        let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
+        let bias = LaunchBias::new(op, queue, step, seqs.bias, scores)?;
+        let of_chosen = ScoreShape { n_heads: n_chosen, lens: &lens };
+        let starts = queue.upload(op, &of_chosen.starts())?;
         let rows = QkvRows {
+            n_queries: q.dims().0,
             q: q.address(),
             k: k.address(),
             v: k.address(),
@@ -189,14 +197,15 @@ pub(super) fn paged(
     queue: &Queue,
     step: &CudaStep,
     q: &CudaTensor,
-    (kv, shape): (KvLayer<'_, CudaKvCache, CudaBias, CudaTensor>, AttentionShape),
+    kv: KvLayer<'_, CudaKvCache, CudaBias, CudaTensor>,
+    shape: AttentionShape,
 ) -> Result<CudaTensor> {
     let op = "paged_attention";
     check_head(op, shape.head_dim)?;
     let out = CudaTensor::new(op, queue, q.dims())?;
     let lens = paged_lens(op, step, kv.seqs)?;
-    let bias: ScoreBias<'_, CudaBias, CudaTensor> = kv.bias;
-    let bias = LaunchBias::new(op, queue, (step, bias), (shape.n_heads, &lens))?;
+    let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
+    let bias = LaunchBias::new(op, queue, step, kv.bias, scores)?;
     let call = Paged {
         queue,
         q,
@@ -214,10 +223,10 @@ pub(super) fn paged(
     };
     let decoded: Lens = lens.iter().copied().filter(|len| (1..=most_decoded).contains(&len.0)).collect();
     if !decoded.is_empty() {
-        call.decode(&decoded, (most_decoded, lens.len()))?;
+        call.decode(&decoded, most_decoded, lens.len())?;
     }
     if let Some(longest) = lens.iter().map(|len| len.0).filter(|n| *n > most_decoded).max() {
-        call.prefill(longest, (most_decoded + 1, lens.len()))?;
+        call.prefill(longest, most_decoded + 1, lens.len())?;
     }
     Ok(out)
 }
@@ -247,7 +256,7 @@ impl Paged<'_> {
     }
 
     /// Sequences of at least so many queries.
-    fn prefill(&self, longest: usize, (least, n_seqs): (usize, usize)) -> Result<()> {
+    fn prefill(&self, longest: usize, least: usize, n_seqs: usize) -> Result<()> {
         let (op, head_dim) = ("paged_attention", self.shape.head_dim);
         let (function, threads, shared_bytes, tile) = tiles(self.queue, head_dim, true);
         let keys = self.keys([least, usize::MAX]);
@@ -259,7 +268,7 @@ impl Paged<'_> {
     }
 
     /// Sequences of at most so many queries, whose numbers of queries and keys are `lens`.
-    fn decode(&self, lens: &Lens, (most, n_seqs): (usize, usize)) -> Result<()> {
+    fn decode(&self, lens: &Lens, most: usize, n_seqs: usize) -> Result<()> {
         let (op, shape, queue) = ("paged_attention", self.shape, self.queue);
         let (n_rows, width) = self.q.dims();
         let n_splits = lens.iter().map(|len| len.1.div_ceil(SPLIT_KEYS)).max().unwrap_or(0);

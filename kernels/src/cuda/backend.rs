@@ -11,8 +11,8 @@ use super::bias::CudaBias;
 use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
-use super::kv::{CudaHostKvCache, CudaKvCache, KvRows, block_bytes};
-use super::linear::{CudaLinear, Use};
+use super::kv::{CudaHostKvCache, CudaKvCache, KvRows, SlotRows, block_bytes};
+use super::linear::{CudaLinear, Finish, Use};
 use super::memory::Fixed;
 use super::queue::{Argument, Launch, Queue, as_bytes};
 use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, shared_work};
@@ -84,7 +84,7 @@ impl CudaBackend {
     }
 
     fn fixed(&self, op: &'static str, values: &[f32]) -> Result<Fixed> {
-        Fixed::of(op, self.queue.device(), as_bytes(values))
+        self.queue.fixed(op, as_bytes(values))
     }
 
     /// Rows `first ..` of a tensor from values in f32.
@@ -147,8 +147,8 @@ impl CudaBackend {
         rows: KvRows,
     ) -> Result<()> {
         let KvSlots { cache, layer, slots } = to;
-        let at = step.indices(op, slots)?;
-        cache.write(op, &self.queue, (layer, rows), (at, slots.len()))
+        let to = SlotRows { layer, slots: step.indices(op, slots)?, n_slots: slots.len() };
+        cache.write(op, &self.queue, to, rows)
     }
 }
 
@@ -173,13 +173,13 @@ impl Backend for CudaBackend {
     }
 
     fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<CudaLinear> {
-        let how = (self.precision, Use::Hidden);
-        CudaLinear::load(&self.queue, &self.cublaslt, how, &stored::stack(parts)?)
+        let weights = stored::stack(parts)?;
+        CudaLinear::load(&self.queue, &self.cublaslt, self.precision, Use::Hidden, &weights)
     }
 
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<CudaLinear> {
-        let how = (self.precision, Use::Logits);
-        CudaLinear::load(&self.queue, &self.cublaslt, how, &stored::stack(parts)?)
+        let weights = stored::stack(parts)?;
+        CudaLinear::load(&self.queue, &self.cublaslt, self.precision, Use::Logits, &weights)
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CudaTable> {
@@ -189,7 +189,7 @@ impl Backend for CudaBackend {
         self.queue
             .element()
             .encode(stored::to_f32(op, table)?.into_iter().map(|value| value * scale), &mut bytes);
-        Ok(CudaTable { rows: Fixed::of(op, self.queue.device(), &bytes)?, dims })
+        Ok(CudaTable { rows: self.queue.fixed(op, &bytes)?, dims })
     }
 
     fn load_norm(
@@ -261,15 +261,15 @@ impl Backend for CudaBackend {
     fn embed(&self, step: &CudaStep, table: &CudaTable, ids: Indices) -> Result<CudaTensor> {
         let op = "embed";
         check::below(op, "row", ids, table.dims.0)?;
-        let rows = (step.indices(op, ids)?, (ids.len(), table.dims.1));
-        rows::gather(op, &self.queue, table.rows.address(), rows)
+        let dims = (ids.len(), table.dims.1);
+        rows::gather(op, &self.queue, table.rows.address(), step.indices(op, ids)?, dims)
     }
 
     fn gather_rows(&self, step: &CudaStep, x: &CudaTensor, rows: Indices) -> Result<CudaTensor> {
         let op = "gather_rows";
         check::below(op, "row", rows, x.dims().0)?;
-        let of_rows = (step.indices(op, rows)?, (rows.len(), x.dims().1));
-        rows::gather(op, &self.queue, x.address(), of_rows)
+        let dims = (rows.len(), x.dims().1);
+        rows::gather(op, &self.queue, x.address(), step.indices(op, rows)?, dims)
     }
 
     fn scatter_rows(
@@ -332,7 +332,7 @@ impl Backend for CudaBackend {
         residual: Option<&CudaTensor>,
     ) -> Result<CudaTensor> {
         check::linear(x.dims(), w.dims(), residual.map(CudaTensor::dims))?;
-        w.apply(&self.queue, &self.cublaslt, x, (act, residual))
+        w.apply(&self.queue, &self.cublaslt, x, Finish { act, residual })
     }
 
     fn norm(&self, x: &CudaTensor, norm: &CudaNorm) -> Result<CudaTensor> {
@@ -370,8 +370,8 @@ impl Backend for CudaBackend {
         seqs: Offsets,
     ) -> Result<CudaTensor> {
         check::group_norm(x.dims(), norm.width, seqs)?;
-        let starts = (step.offsets("group_norm", seqs)?, seqs.n_seqs());
-        rows::group_norm(&self.queue, x, norm, starts)
+        let starts = step.offsets("group_norm", seqs)?;
+        rows::group_norm(&self.queue, x, norm, starts, seqs.n_seqs())
     }
 
     fn rope(&self, step: &CudaStep, x: &mut CudaTensor, shape: RopeShape, angles: Angles) -> Result<()> {
@@ -394,19 +394,19 @@ impl Backend for CudaBackend {
             out: column(t_out, 1),
         };
         let dims = (conv.n_seqs * t_out, width);
-        rows::unfold("unfold", &self.queue, x, (windows, dims))
+        rows::unfold("unfold", &self.queue, x, windows, dims)
     }
 
     fn unfold2d(&self, x: &CudaTensor, conv: Conv2d) -> Result<CudaTensor> {
         let planes = check::unfold2d(x.dims(), conv)?;
         let dims = (planes.n_rows, planes.width);
-        rows::unfold("unfold2d", &self.queue, x, (windows(conv, planes.out), dims))
+        rows::unfold("unfold2d", &self.queue, x, windows(conv, planes.out), dims)
     }
 
     fn depthwise2d(&self, x: &CudaTensor, w: &CudaDepthwise, conv: Conv2d) -> Result<CudaTensor> {
         let planes = check::depthwise2d(x.dims(), w.channels, w.kernel, conv)?;
         let windows = windows(conv, planes.out);
-        rows::depthwise(&self.queue, x, w, (windows, planes.n_rows))
+        rows::depthwise(&self.queue, x, w, windows, planes.n_rows)
     }
 
     fn attention(
@@ -419,13 +419,14 @@ impl Backend for CudaBackend {
         let Qkv { q, k, v } = qkv;
         check::attention([q.dims(), k.dims(), v.dims()], shape, attended(&seqs))?;
         let rows = QkvRows {
+            n_queries: q.dims().0,
             q: q.address(),
             k: k.address(),
             v: v.address(),
             q_stride: q.dims().1,
             kv_stride: k.dims().1,
         };
-        block_diagonal("attention", &self.queue, (rows, q.dims().0), shape, (step, seqs))
+        block_diagonal(&self.queue, step, rows, shape, seqs)
     }
 
     fn fused_attention(
@@ -442,8 +443,8 @@ impl Backend for CudaBackend {
         check::attention([q, kv, kv].map(|width| (n_tokens, width)), shape, attended(&seqs))?;
         let [q, k, v] =
             [0, q, q + kv].map(|first| qkv.address() + (first * self.queue.element().size()) as u64);
-        let rows = QkvRows { q, k, v, q_stride: width, kv_stride: width };
-        block_diagonal(op, &self.queue, (rows, n_tokens), shape, (step, seqs))
+        let rows = QkvRows { n_queries: n_tokens, q, k, v, q_stride: width, kv_stride: width };
+        block_diagonal(&self.queue, step, rows, shape, seqs)
     }
 
     fn attention_weights(
@@ -454,7 +455,7 @@ impl Backend for CudaBackend {
         seqs: Varlen<'_, CudaBias, CudaTensor>,
     ) -> Result<Vec<f32>> {
         check::attention_weights(qk.map(CudaTensor::dims), chosen, attended(&seqs))?;
-        weights(&self.queue, qk, chosen, (step, seqs))
+        weights(&self.queue, qk, step, chosen, seqs)
     }
 
     fn kv_cache(&self, layout: KvLayout) -> Result<CudaKvCache> {
@@ -510,7 +511,7 @@ impl Backend for CudaBackend {
         let KvLayer { seqs, mask, bias, .. } = kv;
         let bias = bias.dims(CudaBias::dims, CudaTensor::dims);
         check::paged(q.dims(), kv.cache.layout(), shape, Attended { seqs, mask, bias })?;
-        paged(&self.queue, step, q, (kv, shape))
+        paged(&self.queue, step, q, kv, shape)
     }
 }
 

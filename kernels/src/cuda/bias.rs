@@ -27,11 +27,30 @@ pub(super) struct LaunchBias {
 /// Numbers of queries and of keys of each sequence.
 pub(super) type Lens = Vec<(usize, usize)>;
 
+/// Scores `[n_heads, n_q, n_k]` of each sequence, one after another.
+#[derive(Clone, Copy)]
+pub(super) struct ScoreShape<'a> {
+    pub(super) n_heads: usize,
+    pub(super) lens: &'a Lens,
+}
+
+impl ScoreShape<'_> {
+    /// First score of each sequence.
+    pub(super) fn starts(self) -> Vec<u64> {
+        let starts = self.lens.iter().scan(0_usize, |next, (n_q, n_k)| {
+            let start = *next;
+            *next += self.n_heads * n_q * n_k;
+            Some(start as u64)
+        });
+        starts.collect()
+    }
+}
+
 impl CudaBias {
     /// Takes a bias to the device.
     pub(super) fn load(queue: &Queue, bias: StoredBias<'_>) -> Result<Self> {
         let op = "load_bias";
-        let fixed = |values: &[f32]| Fixed::of(op, queue.device(), as_bytes(values));
+        let fixed = |values: &[f32]| queue.fixed(op, as_bytes(values));
         Ok(match bias {
             StoredBias::Relative { table, rule } => {
                 let bias = RelativeBias::new(table, rule)?;
@@ -68,8 +87,9 @@ impl LaunchBias {
     pub(super) fn new(
         op: &'static str,
         queue: &Queue,
-        (step, bias): (&CudaStep, ScoreBias<'_, CudaBias, CudaTensor>),
-        (n_heads, lens): (usize, &Lens),
+        step: &CudaStep,
+        bias: ScoreBias<'_, CudaBias, CudaTensor>,
+        scores: ScoreShape<'_>,
     ) -> Result<Self> {
         let upload = |offsets: Vec<u64>| queue.upload(op, &offsets);
         Ok(match bias {
@@ -78,7 +98,7 @@ impl LaunchBias {
                 Self { argument, _offsets: None, _widened: None }
             }
             ScoreBias::Loaded(bias) => {
-                let offsets = upload(vec![0; lens.len()])?;
+                let offsets = upload(vec![0; scores.lens.len()])?;
                 Self { argument: bias.argument(offsets.address()), _offsets: Some(offsets), _widened: None }
             }
             ScoreBias::Chosen(bias, table_of) => {
@@ -86,7 +106,7 @@ impl LaunchBias {
                 Self { argument: bias.argument(offsets.address()), _offsets: Some(offsets), _widened: None }
             }
             ScoreBias::Materialized(values) => {
-                let offsets = upload(score_starts(n_heads, lens))?;
+                let offsets = upload(scores.starts())?;
                 let widened = match queue.element() {
                     Element::F32 => None,
                     Element::Bf16 => Some(widened(op, queue, values)?),
@@ -116,16 +136,6 @@ fn table_starts(
     };
     let tables = step.indices(op, table_of)?;
     Ok(tables.iter().map(|&table| (table as usize * n_values) as u64).collect())
-}
-
-/// First score of each sequence, where those of `n_heads` heads lie one sequence after another.
-pub(super) fn score_starts(n_heads: usize, lens: &Lens) -> Vec<u64> {
-    let starts = lens.iter().scan(0_usize, |next, (n_q, n_k)| {
-        let start = *next;
-        *next += n_heads * n_q * n_k;
-        Some(start as u64)
-    });
-    starts.collect()
 }
 
 /// bf16 values as f32.

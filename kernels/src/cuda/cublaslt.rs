@@ -1,16 +1,18 @@
 //! Products of matrices by cublasLt. An algorithm is chosen once for a layer, without split-K, and kept whatever the number of
-//! rows: a row's value does not depend on how many there are.
+//! rows: a row's value does not depend on how many there are. Only where the library does not take it for a number of rows is
+//! one chosen for that.
 
 use std::ffi::c_void;
 
 use cudarc::cublaslt::result::{
-    create_handle, create_matmul_desc, create_matmul_pref, create_matrix_layout, destroy_handle,
+    CublasError, create_handle, create_matmul_desc, create_matmul_pref, create_matrix_layout, destroy_handle,
     destroy_matmul_desc, destroy_matmul_pref, destroy_matrix_layout, get_matmul_algo_heuristic, matmul,
     set_matmul_desc_attribute, set_matmul_pref_attribute,
 };
 use cudarc::cublaslt::sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+use cudarc::cublaslt::sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
 use cudarc::cublaslt::sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
 use cudarc::cublaslt::sys::{
     cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulPreference_t,
@@ -131,17 +133,15 @@ impl Cublaslt {
 
     /// Chooses the algorithms of a layer. No workspace, and no reduction of parts: each sum is in one order.
     pub(super) fn choose(&self, element: Element, n_in: usize, n_out: usize) -> Result<Algorithm> {
-        let chosen = [
-            self.algorithm([element; 2], n_in, n_out)?,
-            self.algorithm([element, Element::F32], n_in, n_out)?,
-        ];
+        let dims = [TYPICAL_ROWS, n_in, n_out];
+        let chosen = [self.algorithm([element; 2], dims)?, self.algorithm([element, Element::F32], dims)?];
         Ok(Algorithm { element, n_in, n_out, chosen })
     }
 
-    /// The algorithm for elements of operands and of the result.
-    fn algorithm(&self, elements: [Element; 2], n_in: usize, n_out: usize) -> Result<cublasLtMatmulAlgo_t> {
-        let op = "load_linear";
-        let all = Descriptions::new(elements, [TYPICAL_ROWS, n_in, n_out])?;
+    /// The algorithm for elements of operands and of the result, and `[n_tokens, n_in, n_out]`.
+    fn algorithm(&self, elements: [Element; 2], dims: [usize; 3]) -> Result<cublasLtMatmulAlgo_t> {
+        let op = "linear";
+        let all = Descriptions::new(elements, dims)?;
         let preference = Preference(create_matmul_pref().op(op)?);
         let no_reduction = 0_u32;
         // SAFETY: the setting is a mask of 32 bits; the descriptions are alive.
@@ -161,12 +161,27 @@ impl Cublaslt {
     /// Computes a product on a stream.
     pub(super) fn multiply(&self, queue: &Queue, algorithm: &Algorithm, with: Operands) -> Result<()> {
         let op = "linear";
-        let Algorithm { element, n_in, n_out, chosen } = algorithm;
-        let all = Descriptions::new([*element, with.result], [with.n_tokens, *n_in, *n_out])?;
-        let [same, wide] = chosen;
+        let Algorithm { element, n_in, n_out, chosen: [same, wide] } = algorithm;
+        let (elements, dims) = ([*element, with.result], [with.n_tokens, *n_in, *n_out]);
+        let all = Descriptions::new(elements, dims)?;
         let chosen = if with.result == *element { same } else { wide };
-        let (one, zero) = (1_f32, 0_f32);
         queue.device().bind(op)?;
+        match self.submit(queue, &all, chosen, with) {
+            Err(CublasError(CUBLAS_STATUS_NOT_SUPPORTED | CUBLAS_STATUS_INVALID_VALUE)) => {
+                self.submit(queue, &all, &self.algorithm(elements, dims)?, with).op(op)
+            }
+            submitted => submitted.op(op),
+        }
+    }
+
+    fn submit(
+        &self,
+        queue: &Queue,
+        all: &Descriptions,
+        chosen: &cublasLtMatmulAlgo_t,
+        with: Operands,
+    ) -> Result<(), CublasError> {
+        let (one, zero) = (1_f32, 0_f32);
         // SAFETY: the caller's addresses have as many elements as the layouts say, until the stream has passed.
         unsafe {
             matmul(
@@ -188,7 +203,6 @@ impl Cublaslt {
                 queue.stream().cu_stream().cast(),
             )
         }
-        .op(op)
     }
 }
 

@@ -39,6 +39,14 @@ pub(super) struct KvRows {
     pub(super) stride: usize,
 }
 
+/// Slots to write to: a layer, and the address of their numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotRows {
+    pub(super) layer: usize,
+    pub(super) slots: u64,
+    pub(super) n_slots: usize,
+}
+
 /// Bytes of the keys, or of the values, of a block in one layer.
 fn page_bytes(layout: KvLayout, element: Element) -> usize {
     layout.n_kv_heads * KV_BLOCK_TOKENS * head_stride(layout) * element.size()
@@ -101,9 +109,10 @@ impl CudaKvCache {
         &mut self,
         op: &'static str,
         queue: &Queue,
-        (layer, rows): (usize, KvRows),
-        (slots, n_slots): (u64, usize),
+        to: SlotRows,
+        rows: KvRows,
     ) -> Result<()> {
+        let SlotRows { layer, slots, n_slots } = to;
         let pages = self.pages(layer);
         let n_values = n_slots * self.layout.n_kv_heads * head_stride(self.layout);
         let function = queue.kernel(queue.device().kernels.write_kv);

@@ -36,6 +36,14 @@ enum Kept {
     Int4(Fixed, Fixed),
 }
 
+/// Activation and residual after a product and the layer's bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finish<'a> {
+    pub(super) act: Activation,
+    /// Added last, `[n_tokens, n_out]`.
+    pub(super) residual: Option<&'a CudaTensor>,
+}
+
 /// Use of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
@@ -50,12 +58,12 @@ impl CudaLinear {
     pub(super) fn load(
         queue: &Queue,
         cublaslt: &Cublaslt,
-        (precision, used): (Precision, Use),
+        precision: Precision,
+        used: Use,
         weights: &Stacked<'_>,
     ) -> Result<Self> {
         let op = "load_linear";
-        let device = queue.device();
-        let fixed = |bytes: &[u8]| Fixed::of(op, device, bytes);
+        let fixed = |bytes: &[u8]| queue.fixed(op, bytes);
         let (n_in, n_out) = (weights.n_in, weights.n_out);
         let kept = match (precision, used) {
             (Precision::F32, _) => plain(queue, cublaslt, Element::F32, weights)?,
@@ -85,16 +93,16 @@ impl CudaLinear {
         queue: &Queue,
         cublaslt: &Cublaslt,
         x: &CudaTensor,
-        (act, residual): (Activation, Option<&CudaTensor>),
+        then: Finish<'_>,
     ) -> Result<CudaTensor> {
         let op = "linear";
-        let n_tokens = x.dims().0;
+        let (n_tokens, act) = (x.dims().0, then.act);
         let y = CudaTensor::new(op, queue, (n_tokens, self.n_out))?;
         if y.n_values() == 0 {
             return Ok(y);
         }
         let bias = self.bias.as_ref().map_or(0, Fixed::address);
-        let residual = residual.map_or(0, CudaTensor::address);
+        let residual = then.residual.map_or(0, CudaTensor::address);
         if let Kept::Plain(kept) = &self.kept {
             // Sums stay in f32 until all that follows is done, and are rounded once.
             let is_finished = bias == 0 && residual == 0 && act == Activation::None;
@@ -153,6 +161,6 @@ fn plain(queue: &Queue, cublaslt: &Cublaslt, element: Element, weights: &Stacked
         weights.row(out, &mut row);
         element.encode(row.iter().copied(), &mut bytes);
     }
-    let weight = Fixed::of("load_linear", queue.device(), &bytes)?;
+    let weight = queue.fixed("load_linear", &bytes)?;
     Ok(Kept::Plain(Some((weight, cublaslt.choose(element, n_in, n_out)?))))
 }

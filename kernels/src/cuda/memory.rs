@@ -39,16 +39,6 @@ impl Fixed {
         Ok(fixed)
     }
 
-    /// The same with these bytes; they are there when this returns.
-    pub(super) fn of(op: &'static str, device: &Arc<Device>, bytes: &[u8]) -> Result<Self> {
-        let fixed = Self::new(op, device, bytes.len())?;
-        if !bytes.is_empty() {
-            // SAFETY: as many bytes were allocated, and nothing else knows of them.
-            unsafe { result::memcpy_htod_sync(fixed.address, bytes) }.op(op)?;
-        }
-        Ok(fixed)
-    }
-
     /// Address on the device.
     pub(super) fn address(&self) -> u64 {
         self.address

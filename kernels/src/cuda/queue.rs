@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, result};
 use super::device::{Device, Function};
 use super::element::Element;
 use super::error::InOp;
-use super::memory::{Piece, Pool};
+use super::memory::{Fixed, Piece, Pool};
 use super::staging::Staging;
 use crate::ops::{KernelError, Result};
 
@@ -123,6 +123,14 @@ impl Queue {
     pub(super) fn upload_to(&self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: callers have allocated as many.
         unsafe { self.staging.upload(op, to, bytes) }
+    }
+
+    /// Memory that is allocated once, with these bytes. They are there for all that is submitted later; a copy outside of the
+    /// stream could still be under way then.
+    pub(super) fn fixed(&self, op: &'static str, bytes: &[u8]) -> Result<Fixed> {
+        let fixed = Fixed::new(op, &self.device, bytes.len())?;
+        self.upload_to(op, fixed.address(), bytes)?;
+        Ok(fixed)
     }
 
     /// Copies words to memory of the pool.

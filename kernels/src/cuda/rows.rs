@@ -63,7 +63,8 @@ pub(super) fn gather(
     op: &'static str,
     queue: &Queue,
     from: u64,
-    (rows, dims): (u64, Dims),
+    rows: u64,
+    dims: Dims,
 ) -> Result<CudaTensor> {
     let y = CudaTensor::new(op, queue, dims)?;
     let function = queue.kernel(queue.device().kernels.gather_rows);
@@ -118,7 +119,8 @@ pub(super) fn group_norm(
     queue: &Queue,
     x: &CudaTensor,
     norm: &CudaNorm,
-    (starts, n_seqs): (u64, usize),
+    starts: u64,
+    n_seqs: usize,
 ) -> Result<CudaTensor> {
     let op = "group_norm";
     let y = CudaTensor::new(op, queue, x.dims())?;
@@ -156,7 +158,8 @@ pub(super) fn unfold(
     op: &'static str,
     queue: &Queue,
     x: &CudaTensor,
-    (windows, dims): (Windows, Dims),
+    windows: Windows,
+    dims: Dims,
 ) -> Result<CudaTensor> {
     let y = CudaTensor::new(op, queue, dims)?;
     let function = queue.kernel(queue.device().kernels.unfold);
@@ -171,7 +174,8 @@ pub(super) fn depthwise(
     queue: &Queue,
     x: &CudaTensor,
     w: &CudaDepthwise,
-    (windows, n_rows): (Windows, usize),
+    windows: Windows,
+    n_rows: usize,
 ) -> Result<CudaTensor> {
     let op = "depthwise2d";
     let y = CudaTensor::new(op, queue, (n_rows, w.channels))?;

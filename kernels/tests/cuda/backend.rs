@@ -101,7 +101,6 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
         "cuMemHostAlloc",
         "cuEventCreate",
         "cuEventRecord",
-        "cuMemcpyHtoD_v2",
         "cuMemcpyHtoDAsync_v2",
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpyDtoDAsync_v2",
@@ -146,6 +145,24 @@ fn a_device_without_room_says_so_and_can_be_used_further() {
     drop(backend.zeros(1000, WIDTH).expect("zeros"));
     Standin::get().fail(device, "cuMemAlloc_v2", 1, OUT_OF_MEMORY);
     backend.zeros(77, WIDTH).expect("the second attempt");
+}
+
+#[test]
+fn a_product_for_which_the_layers_algorithm_is_refused_has_one_of_its_own() {
+    let device = Standin::get().new_device(4);
+    let backend = open(device, Precision::F32).expect("a device");
+    let weights: Vec<u8> = values(1, WIDTH * WIDTH).iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = WeightView { dtype: DType::F32, shape: &[WIDTH, WIDTH], data: &weights };
+    let layer = backend.load_linear(&[LinearPart::new(view, None)]).expect("a layer");
+    // As many rows as no other test has.
+    let x = backend.upload(values(2, 61 * WIDTH), 61, WIDTH).expect("an upload");
+    let product = || {
+        let y = backend.linear(&x, &layer, Activation::None, None).expect("a product");
+        backend.download(&y).expect("a download")
+    };
+    let expected = product();
+    Standin::get().refuse_algorithms_of_others(61);
+    assert_eq!(product(), expected);
 }
 
 #[test]

@@ -183,8 +183,9 @@ extern "C" int cuMemsetD8Async(Address to, unsigned char value, size_t n, void* 
 extern "C" int cuMemcpyHtoD_v2(Address to, const void* from, size_t n) {
   ENTRY("cuMemcpyHtoD_v2");
   if (Result refused = refuse_while_capturing(dev)) return refused;
+  // Pageable memory has been staged when the call returns; the bytes arrive in their turn, which no other stream waits for.
   if (Result result = upload(dev, to, from, n, nullptr)) return result;
-  return finish(dev, nullptr);
+  return is_pinned(dev, from, n) ? finish(dev, nullptr) : kSuccess;
 }
 
 extern "C" int cuMemcpyDtoH_v2(void* to, Address from, size_t n) {

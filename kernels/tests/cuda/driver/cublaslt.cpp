@@ -2,6 +2,7 @@
 //
 // D = alpha op(A) op(B) + beta C, matrices column-major as BLAS has them; A, B, C and D of f32, bf16 or (A, B) s8 with s32 or
 // f32 sums; epilogues: none, bias.
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -184,7 +185,12 @@ struct Heuristic {
 
 constexpr uint64_t kPlainLoops = 0x706c61696e;
 
+// A number of columns of D for which only an algorithm that was chosen for it is taken; 0: none.
+std::atomic<uint64_t> strict_columns{0};
+
 }  // namespace
+
+extern "C" void standin_strict_columns(uint64_t columns) { strict_columns = columns; }
 
 extern "C" int cublasLtCreate(void** handle) {
   *handle = new int(0);
@@ -267,6 +273,7 @@ extern "C" int cublasLtMatmulAlgoGetHeuristic(void*, void* how, void* a, void* b
   if (status || wanted < 1) return status ? status : kInvalidValue;
   memset(out, 0, sizeof *out);
   out->algorithm.data[0] = kPlainLoops;
+  out->algorithm.data[1] = static_cast<Layout*>(d)->columns;
   *found = 1;
   return kOk;
 }
@@ -275,6 +282,8 @@ extern "C" int cublasLtMatmul(void* handle, void* how, const void* alpha, const 
                               const void* c, void* c_layout, void* d, void* d_layout, const Algorithm* algorithm, void*, size_t, void* stream) {
   if (!handle) return kNotInitialized;
   if (algorithm && algorithm->data[0] != kPlainLoops) return kInvalidValue;
+  uint64_t columns = static_cast<Layout*>(d_layout)->columns;
+  if (algorithm && columns == strict_columns && algorithm->data[1] != columns) return kNotSupported;
   auto product = std::make_shared<Product>(Product{*static_cast<Description*>(how), *static_cast<Layout*>(a_layout), *static_cast<Layout*>(b_layout),
                                                    *static_cast<Layout*>(c_layout), *static_cast<Layout*>(d_layout), static_cast<const char*>(a),
                                                    static_cast<const char*>(b), static_cast<const char*>(c), static_cast<char*>(d), 0, 0, 0, 0});

@@ -19,6 +19,7 @@ pub struct Standin {
     calls: unsafe extern "C" fn(c_int, *const c_char) -> u32,
     left: unsafe extern "C" fn(c_int, *mut usize),
     fault: unsafe extern "C" fn(c_int, *mut c_char, usize),
+    strict_columns: unsafe extern "C" fn(u64),
     /// Loaded until the process ends.
     _libraries: [Library; 2],
 }
@@ -78,7 +79,8 @@ impl Standin {
             let calls = *cuda.get(b"standin_calls").expect("a symbol of the stand-in");
             let left = *cuda.get(b"standin_left").expect("a symbol of the stand-in");
             let fault = *cuda.get(b"standin_fault").expect("a symbol of the stand-in");
-            Self { new_device, fail, calls, left, fault, _libraries: [cuda, cublas] }
+            let strict_columns = *cublas.get(b"standin_strict_columns").expect("a symbol of the stand-in");
+            Self { new_device, fail, calls, left, fault, strict_columns, _libraries: [cuda, cublas] }
         }
     }
 
@@ -108,6 +110,12 @@ impl Standin {
         let entry = CString::new(entry).expect("a name");
         // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
         unsafe { (self.calls)(device as c_int, entry.as_ptr()) }
+    }
+
+    /// Makes cublasLt refuse algorithms of other numbers of rows for products of so many.
+    pub fn refuse_algorithms_of_others(&self, rows: u64) {
+        // SAFETY: any number is allowed.
+        unsafe { (self.strict_columns)(rows) }
     }
 
     /// Allocations that are left on a device.

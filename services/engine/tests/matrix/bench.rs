@@ -4,6 +4,7 @@ use crate::case::{Case, Request};
 use std::collections::BTreeMap;
 use triptych_core::clock::SystemClock;
 use triptych_core::sampling::FinishReason;
+use triptych_cuda_standin::Standin;
 use triptych_engine::{
     Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, PrefixCache, SequenceRequest,
     Stats,
@@ -20,6 +21,12 @@ pub fn cpu() -> Compute {
 pub fn reference() -> Compute {
     let config = ComputeConfig { device: Device::Reference, threads: 1, ..ComputeConfig::default() };
     Compute::new(config).expect("a back end")
+}
+
+/// CUDA on a device of the stand-in that no other test uses.
+pub fn cuda() -> Compute {
+    let device = Device::Cuda(Standin::fast().new_device(3));
+    Compute::new(ComputeConfig { device, ..ComputeConfig::default() }).expect("a device of the stand-in")
 }
 
 /// Room for everything at once; a test narrows what it is about.
