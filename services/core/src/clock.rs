@@ -1,6 +1,6 @@
 //! Time as an argument: code that waits or measures takes a clock, and tests move it by hand.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// A source of monotonic time.
@@ -32,12 +32,12 @@ impl Default for ManualClock {
 impl ManualClock {
     /// Moves forward.
     pub fn advance(&self, by: Duration) {
-        *self.0.lock().unwrap_or_else(|e| e.into_inner()) += by;
+        *self.0.lock() += by;
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(|e| e.into_inner())
+        *self.0.lock()
     }
 }

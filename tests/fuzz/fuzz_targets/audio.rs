@@ -1,4 +1,4 @@
-//! Bytes as a sound: refused, or samples that are numbers, no more of them than the limit allows.
+//! Bytes as audio: refused, or samples that are numbers, no more of them than the limit allows.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

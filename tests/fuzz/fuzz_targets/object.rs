@@ -26,7 +26,8 @@ fn valid(choice: u8) -> Bytes {
 }
 
 fn check(object: Bytes) {
-    let (key, limits) = (ContentKey::from_bytes([1; 32]), Limits { max_object_bytes: 1 << 20, ..Limits::default() });
+    let (key, limits) =
+        (ContentKey::from_bytes([1; 32]), Limits { max_object_bytes: 1 << 20, ..Limits::default() });
     let _ = parse_head(&object);
     let _ = probe(&object, object.len(), &key, &limits);
     let keys = MacKeys::new(vec![[7; 32]]);

@@ -47,7 +47,10 @@ fuzz_target!(|data: &[u8]| {
         }
         _ => {
             let Ok(message) = v1::EncodeRequest::decode(data) else { return };
-            let _ = (convert::key(&message.key, "key"), convert::fingerprint(&message.fingerprint, "fingerprint"));
+            let _ = (
+                convert::key(&message.key, "key"),
+                convert::fingerprint(&message.fingerprint, "fingerprint"),
+            );
             let _ = convert::options(message.options.unwrap_or_default(), message.item_is_token_ids);
         }
     }

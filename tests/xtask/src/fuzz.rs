@@ -1,16 +1,17 @@
 //! `cargo xtask fuzz`: every place that reads bytes from outside, under libFuzzer.
 //!
-//! Needs a C++ compiler; `cargo-fuzz` is installed under `.cache` when it is missing. Without sanitizers, so that the stable
-//! toolchain does: ours is safe Rust, and what is looked for is panics, hangs and memory.
+//! Needs a C++ compiler. Without sanitizers, so that the stable toolchain does: ours is safe Rust, and what is looked for is
+//! panics, hangs and memory. A long run has coverage counters in every crate. A brief one has them in those of ours that read
+//! outside bytes ([`Form::Fuzzed`]) and shares all others with the tests.
 
+use crate::rustc::{self, COVERAGE, Form};
 use crate::shell::{cargo, command, root, run};
+use crate::static_binary::AS_FOR_TESTS;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::fs;
-use std::path::PathBuf;
-
-/// The version that is installed.
-const CARGO_FUZZ: &str = "0.13.1";
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The targets, each with the folders of files that it starts from.
 const TARGETS: [(&str, &[&str]); 5] = [
@@ -40,35 +41,60 @@ const BRIEF: u64 = 20_000;
 /// # Errors
 /// As [`fuzz`].
 pub fn brief(target: Option<&str>) -> Result<()> {
-    fuzz(&FuzzArgs { target: target.map(str::to_owned), runs: BRIEF })
+    let mut build = build(target)?;
+    build.args(AS_FOR_TESTS);
+    rustc::apart(&mut build, Form::Fuzzed)?;
+    run(&mut build)?;
+    run_targets(target, BRIEF, &root().join("target/debug"))
 }
 
+/// The long run.
+///
 /// # Errors
 /// If a target ends in a panic, a hang, or too much memory; the input is named.
 pub fn fuzz(args: &FuzzArgs) -> Result<()> {
-    if let Some(wanted) = &args.target
-        && !TARGETS.iter().any(|(target, _)| target == wanted)
-    {
-        let names = TARGETS.map(|(target, _)| target).join(", ");
-        bail!("{wanted:?} is no target; allowed are {names}");
+    let target = args.target.as_deref();
+    let mut build = build(target)?;
+    // Its own folder: flags of all crates would drop what the tests have built.
+    build
+        .args(["--package", "triptych-fuzz", "--target-dir", "target/fuzz"])
+        .env("RUSTFLAGS", COVERAGE.join(" "));
+    run(&mut build)?;
+    run_targets(target, args.runs, &root().join("target/fuzz/debug"))
+}
+
+/// Cargo, for the programs of one target or of all.
+fn build(target: Option<&str>) -> Result<Command> {
+    let names = TARGETS.map(|(target, _)| target);
+    if let Some(wanted) = target.filter(|wanted| !names.contains(wanted)) {
+        bail!("{wanted:?} is no target; allowed are {}", names.join(", "));
     }
-    let program = cargo_fuzz()?;
-    for (target, folders) in TARGETS {
-        if args.target.as_ref().is_some_and(|wanted| wanted != target) {
-            continue;
-        }
-        let corpus = root().join(".cache/fuzz").join(target);
-        fs::create_dir_all(&corpus)?;
-        let mut fuzz = command(&program.to_string_lossy(), &["fuzz", "run", "--fuzz-dir", "tests/fuzz"]);
-        fuzz.args(["--sanitizer", "none", "--target-dir", "target/fuzz", target]).arg(&corpus);
-        fuzz.args(folders.iter().map(|folder| root().join(folder)));
-        fuzz.arg("--").arg(format!("-runs={}", args.runs));
+    let mut build = cargo(&["build", "--features", "triptych-fuzz/libfuzzer"]);
+    for name in names.iter().filter(|name| target.is_none_or(|wanted| wanted == **name)) {
+        build.arg("--bin").arg(program(name));
+    }
+    Ok(build)
+}
+
+fn program(target: &str) -> String {
+    format!("fuzz-{target}")
+}
+
+fn run_targets(wanted: Option<&str>, runs: u64, programs: &Path) -> Result<()> {
+    for (target, folders) in
+        TARGETS.iter().filter(|(target, _)| wanted.is_none_or(|wanted| wanted == *target))
+    {
+        let corpus = made(&root().join(".cache/fuzz").join(target))?;
+        let failures = made(&root().join("target/fuzz/failures"))?;
+        let mut fuzz = command(&programs.join(program(target)).to_string_lossy(), &[]);
+        fuzz.arg(&corpus).args(folders.iter().map(|folder| root().join(folder)));
+        fuzz.arg(format!("-artifact_prefix={}/{target}-", failures.display())).arg(format!("-runs={runs}"));
         let dictionary = root().join(format!("tests/fuzz/{target}.dict"));
         if dictionary.is_file() {
             fuzz.arg(format!("-dict={}", dictionary.display()));
         }
         fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
-        if args.runs <= BRIEF {
+        if runs <= BRIEF {
             // Nobody watches it find its way.
             fuzz.args(["-verbosity=0"]);
         }
@@ -77,13 +103,8 @@ pub fn fuzz(args: &FuzzArgs) -> Result<()> {
     Ok(())
 }
 
-/// The program; installed once.
-fn cargo_fuzz() -> Result<PathBuf> {
-    let place = root().join(".cache/cargo-fuzz");
-    let program = place.join("bin/cargo-fuzz");
-    if !program.is_file() {
-        let mut install = cargo(&["install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root"]);
-        run(install.arg(&place))?;
-    }
-    Ok(program)
+/// A folder that is there.
+fn made(folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder)?;
+    Ok(folder.to_owned())
 }

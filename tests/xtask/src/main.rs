@@ -9,6 +9,7 @@ mod fuzz;
 mod gate;
 mod needs;
 mod peers;
+mod rustc;
 mod servers;
 mod shell;
 mod static_binary;
@@ -54,7 +55,7 @@ enum Command {
 }
 
 fn main() -> Result<()> {
-    static_binary::as_rustc()?;
+    rustc::become_if_called()?;
     match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Servers => servers::ensure().and_then(|()| tools::ensure()),

@@ -17,10 +17,18 @@ pub fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// The cargo that runs this.
+/// The cargo that runs this, without what it told this program of its own package: build scripts read those variables, and
+/// would run again, with every crate above them, whenever cargo is called by hand in between.
 pub fn cargo(args: &[&str]) -> Command {
     let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    command(&program, args)
+    let mut cargo = command(&program, args);
+    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_", "CARGO_PRIMARY_"];
+    for (name, _) in std::env::vars_os() {
+        if of_package.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }
 
 /// Runs it with its output shown.

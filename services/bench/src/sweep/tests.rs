@@ -3,7 +3,7 @@
 use super::*;
 use crate::client::{PreparedRequest, Reply};
 use crate::offered::Offered;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One request after the other, 50 ms each: 20 a second is all that it can do. The first token comes when its turn
@@ -46,12 +46,12 @@ async fn sweep(slo: &str, settings: &SweepSettings) -> (SweepResult, Vec<String>
     let plans = Mutex::new(Vec::new());
     let listener = |event: SweepEvent<'_>| {
         if let SweepEvent::Plan(plan) = event {
-            plans.lock().expect("no panic").push(plan.to_owned());
+            plans.lock().push(plan.to_owned());
         }
     };
     let slo = slo.parse().expect("an SLO");
     let found = run_sweep(&server(), &workload, &slo, settings, &listener).await.expect("it answers");
-    (found, plans.into_inner().expect("no panic"))
+    (found, plans.into_inner())
 }
 
 #[tokio::test(start_paused = true)]

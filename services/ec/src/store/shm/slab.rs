@@ -11,6 +11,7 @@ use super::owners::{SlabMember, is_locked};
 use super::pages::Damaged;
 use super::words::Words;
 use crate::store::{Access, nonce};
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
@@ -18,7 +19,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Mutex, TryLockError as Busy};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Timeout of the lock while opening; holders keep it for milliseconds.
@@ -100,12 +100,7 @@ impl Slab {
         &self,
         work: impl Fn(&Words<'_>, IsAlive<'_>) -> Result<T, Damaged>,
     ) -> io::Result<Option<T>> {
-        let _turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            // A panic of another thread left the table marked.
-            Err(Busy::Poisoned(turn)) => turn.into_inner(),
-            Err(Busy::WouldBlock) => return Ok(None),
-        };
+        let Some(_turn) = self.turn.try_lock() else { return Ok(None) };
         match self.file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),

@@ -1,4 +1,6 @@
 //! One channel at any rate to the model's rate, chunk by chunk.
+//!
+//! Computed in f64, as the spectrogram is: one precision of the transform is compiled, not two.
 
 use crate::error::ItemError;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
@@ -18,10 +20,10 @@ pub(super) struct Resampled {
 }
 
 struct FftStage {
-    resampler: Fft<f32>,
+    resampler: Fft<f64>,
     /// Input that does not fill a chunk yet.
-    waiting: Vec<f32>,
-    chunk: Vec<f32>,
+    waiting: Vec<f64>,
+    chunk: Vec<f64>,
     /// Output samples still to be dropped: the filter's delay.
     n_drop: usize,
 }
@@ -61,7 +63,7 @@ impl Resampled {
             self.out.extend_from_slice(samples);
             return Ok(());
         };
-        stage.waiting.extend_from_slice(samples);
+        stage.waiting.extend(samples.iter().copied().map(f64::from));
         let mut done = 0;
         loop {
             let n = stage.resampler.input_frames_next();
@@ -123,7 +125,7 @@ impl FftStage {
             .map_err(|e| failed(e.to_string()))?;
         let dropped = self.n_drop.min(n);
         self.n_drop -= dropped;
-        out.extend_from_slice(&self.chunk[dropped..n]);
+        out.extend(self.chunk[dropped..n].iter().map(|sample| *sample as f32));
         Ok(())
     }
 }

@@ -38,23 +38,23 @@ impl FrameLevels {
     pub fn of(samples: &[f32], rate: u32) -> Self {
         let hop = (rate as usize * FRAME_MS / 1000).max(1);
         let n_fft = (hop * 2).next_power_of_two();
-        let fft = RealFftPlanner::<f32>::new().plan_fft_forward(n_fft);
+        let fft = RealFftPlanner::<f64>::new().plan_fft_forward(n_fft);
         let mut frame = fft.make_input_vec();
         let mut spectrum = fft.make_output_vec();
         let bin = |hz: usize| hz * n_fft / rate.max(1) as usize;
         let band = bin(BAND_HZ[0]).min(spectrum.len())..(bin(BAND_HZ[1]) + 1).min(spectrum.len());
-        let hann = |i: usize| 0.5 - 0.5 * (std::f32::consts::TAU * i as f32 / n_fft as f32).cos();
-        let window: Vec<f32> = (0..n_fft).map(hann).collect();
+        let hann = |i: usize| 0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / n_fft as f64).cos();
+        let window: Vec<f64> = (0..n_fft).map(hann).collect();
         // A sine of full scale has the energy n²/16 in its bin under this window.
-        let scale = 16.0 / (n_fft as f32 * n_fft as f32);
+        let scale = 16.0 / (n_fft as f64 * n_fft as f64);
         let level = |at: usize| {
             for (i, (f, w)) in frame.iter_mut().zip(&window).enumerate() {
-                *f = samples.get(at + i).copied().unwrap_or(0.0) * w;
+                *f = f64::from(samples.get(at + i).copied().unwrap_or(0.0)) * w;
             }
             // Its only error is a buffer of another size.
             let _ = fft.process(&mut frame, &mut spectrum);
-            let energy: f32 = spectrum[band.clone()].iter().map(|c| c.norm_sqr()).sum();
-            10.0 * (energy * scale).max(1e-12).log10()
+            let energy: f64 = spectrum[band.clone()].iter().map(|c| c.norm_sqr()).sum();
+            (10.0 * (energy * scale).max(1e-12).log10()) as f32
         };
         let db: Vec<f32> = (0..samples.len()).step_by(hop).map(level).collect();
         let threshold = threshold(&db);

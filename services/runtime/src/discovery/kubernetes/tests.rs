@@ -10,10 +10,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::StreamExt;
 use futures::channel::mpsc;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::net::TcpListener;
 
 /// Response to the next request.
@@ -28,11 +29,11 @@ struct Server(Arc<Mutex<(VecDeque<Step>, Vec<String>)>>);
 
 impl Server {
     fn script(&self, steps: impl IntoIterator<Item = Step>) {
-        self.0.lock().unwrap().0.extend(steps);
+        self.0.lock().0.extend(steps);
     }
 
     fn asked(&self) -> Vec<String> {
-        self.0.lock().unwrap().1.clone()
+        self.0.lock().1.clone()
     }
 
     async fn start(&self) -> String {
@@ -47,7 +48,7 @@ impl Server {
 
 async fn answer(State(server): State<Server>, RawQuery(query): RawQuery) -> Response {
     let step = {
-        let mut state = server.0.lock().unwrap();
+        let mut state = server.0.lock();
         state.1.push(query.unwrap());
         state.0.pop_front()
     };
