@@ -5,7 +5,7 @@
 
 use triptych_core::EncodedRows;
 
-use crate::ops::{Angles, Indices, KernelError, Offsets, Result, RopeShape};
+use crate::ops::{Angles, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
 mod conv;
@@ -76,6 +76,21 @@ pub(crate) fn linear(x: Dims, in_out: Dims, residual: Option<Dims>) -> Result<()
         Some(r) => same("linear", "residual", &[r.0, r.1], &[x.0, in_out.1]),
         None => Ok(()),
     }
+}
+
+/// Checks of `choose`.
+pub(crate) fn choose(logits: Dims, batch: &ChooseBatch) -> Result<()> {
+    let op = "choose";
+    let rows: Vec<u32> = batch.choices.iter().map(|asked| asked.row).collect();
+    indices(op, "row", &rows, logits.0)?;
+    indices(op, "whole row", &batch.whole, logits.0)?;
+    if let Some(pair) = batch.whole.windows(2).find(|pair| pair[1] <= pair[0]) {
+        let (expected, actual) = (vec![pair[0] as usize + 1], vec![pair[1] as usize]);
+        return Err(KernelError::Shape { op, what: "whole rows that ascend", expected, actual });
+    }
+    let n_words = logits.1.div_ceil(u32::BITS as usize);
+    let masks = batch.choices.iter().filter_map(|asked| asked.mask.as_ref());
+    masks.into_iter().try_for_each(|mask| same(op, "words of a mask", &[mask.len()], &[n_words]))
 }
 
 /// Dimensions of the result of `split_rows`.

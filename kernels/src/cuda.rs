@@ -7,6 +7,7 @@ mod arguments;
 mod attention;
 mod backend;
 mod bias;
+mod choose;
 mod cublaslt;
 mod device;
 mod element;

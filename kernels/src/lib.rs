@@ -9,6 +9,9 @@
 pub mod ops;
 mod precision;
 
+pub mod logits;
+pub mod sampling;
+
 mod check;
 mod host;
 mod stored;

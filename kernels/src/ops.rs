@@ -12,10 +12,11 @@
 
 use triptych_core::EncodedRows;
 
-use crate::check;
+use crate::{check, sampling};
 
 mod attention;
 mod bias;
+mod choose;
 mod conv;
 mod error;
 mod rotary;
@@ -25,6 +26,9 @@ mod weights;
 pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
 pub(crate) use bias::{BiasDims, LoadedDims};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, StoredBias};
+pub use choose::{
+    Choice, Choices, ChooseBatch, ChooseRow, Edit, SampleError, Sampling, TokenLogprobs, WholeRows, mask_of,
+};
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use rotary::{RopePairs, RopeShape};
@@ -221,6 +225,21 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// A convolution of each channel by itself: `x` as in [`unfold2d`](Self::unfold2d), the result
     /// `[n_images · out_height · out_width, channels]`. `conv.kernel` is that of the weights.
     fn depthwise2d(&self, x: &Self::Tensor, w: &Self::Depthwise, conv: Conv2d) -> Result<Self::Tensor>;
+
+    // Choosing.
+
+    /// Chooses tokens by `logits: [n_rows, vocab]`, and hands over the rows that are asked for whole, as they are.
+    ///
+    /// Where there is a device, nothing but the choices and those rows leaves it. Host back ends change rows in place.
+    ///
+    /// # Errors
+    /// [`KernelError::Index`] for a row that is not there, [`KernelError::Shape`] for a mask of another vocabulary, or whole
+    /// rows that do not ascend. Logits that allow no choice are an error of that choice alone.
+    fn choose(&self, logits: Self::Tensor, batch: &ChooseBatch) -> Result<Choices> {
+        let dims = self.dims(&logits);
+        check::choose(dims, batch)?;
+        Ok(sampling::choose_rows(self.take_values(logits)?, dims.1, batch))
+    }
 
     // Attention.
 

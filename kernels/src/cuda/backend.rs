@@ -8,6 +8,7 @@ use triptych_core::{DType, EncodedRows};
 use super::arguments::{Rotation, Windows};
 use super::attention::{QkvRows, block_diagonal, paged, weights};
 use super::bias::CudaBias;
+use super::choose::choose;
 use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
@@ -19,9 +20,9 @@ use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, s
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, Indices, KvLayer, KvLayout, KvSlots,
-    LinearPart, NormKind, Offsets, Qkv, Result, RopePairs, RopeShape, Sequences, StageBuilder, StoredBias,
-    Unfold, Varlen, WeightView,
+    Activation, Angles, AttentionShape, Backend, Choices, ChooseBatch, ChosenHeads, Conv2d, Indices, KvLayer,
+    KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopePairs, RopeShape, Sequences,
+    StageBuilder, StoredBias, Unfold, Varlen, WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -67,6 +68,11 @@ impl CudaBackend {
     /// [`KernelError`](crate::KernelError) if the driver does not answer.
     pub fn memory(&self) -> Result<DeviceMemory> {
         self.queue.device().memory()
+    }
+
+    /// Bytes that came down from the decoder's stream so far.
+    pub fn n_downloaded(&self) -> u64 {
+        self.queue.n_downloaded()
     }
 
     /// Number of the device, from 0.
@@ -407,6 +413,11 @@ impl Backend for CudaBackend {
         let planes = check::depthwise2d(x.dims(), w.channels, w.kernel, conv)?;
         let windows = windows(conv, planes.out);
         rows::depthwise(&self.queue, x, w, windows, planes.n_rows)
+    }
+
+    fn choose(&self, logits: CudaTensor, batch: &ChooseBatch) -> Result<Choices> {
+        check::choose(logits.dims(), batch)?;
+        choose(&self.queue, logits, batch)
     }
 
     fn attention(

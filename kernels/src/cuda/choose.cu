@@ -10,25 +10,30 @@ constexpr int kChooseThreads = 256;
 constexpr float kOne = 1099511627776.0f;
 
 // A change of one token's logit: `(logit + bias)`, divided by `repetition` if positive and multiplied otherwise, less `subtract`.
-// A bias of minus infinity rules the token out.
+// A bias of minus infinity rules the token out, whatever its logit.
 struct Edit {
   uint32_t token;
   float bias, repetition, subtract;
 };
 
-// Applies a row's edits, each token at most once, and then its mask, a bit for each token that is allowed. `edits` of row `i` are
+// Applies a row's edits, those of one token side by side and in their order, and then its mask, a bit for each token that is allowed. `edits` of row `i` are
 // `edit_start[i] .. edit_start[i + 1]`; `mask_start[i]` is where its mask begins, in words of `masks`, plus 1; 0 is no mask.
 // Grid: (n_rows).
 KERNEL(kChooseThreads, edit_logits,
        (float* logits, const Edit* edits, const uint32_t* edit_start, const uint32_t* masks, const uint32_t* mask_start, uint32_t vocab)) {
   float* row = logits + uint64_t{blockIdx.x} * vocab;
   for (uint32_t i = edit_start[blockIdx.x] + threadIdx.x; i < edit_start[blockIdx.x + 1]; i += kChooseThreads) {
-    Edit edit = edits[i];
-    // Placeholders of items are tokens past the vocabulary.
-    if (edit.token >= vocab) continue;
-    float logit = row[edit.token] + edit.bias;
-    logit = logit > 0 ? logit / edit.repetition : logit * edit.repetition;
-    row[edit.token] = logit - edit.subtract;
+    uint32_t token = edits[i].token;
+    // The thread of a token's first edit applies them all. Placeholders of items are tokens past the vocabulary.
+    if (token >= vocab || (i > edit_start[blockIdx.x] && edits[i - 1].token == token)) continue;
+    float logit = row[token];
+    for (uint32_t j = i; j < edit_start[blockIdx.x + 1] && edits[j].token == token; j++) {
+      Edit edit = edits[j];
+      logit += edit.bias;
+      logit = logit > 0 ? logit / edit.repetition : logit * edit.repetition;
+      logit = edit.bias == -INFINITY ? -INFINITY : logit - edit.subtract;
+    }
+    row[token] = logit;
   }
   sync_block();
   if (mask_start[blockIdx.x] == 0) return;

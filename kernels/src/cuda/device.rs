@@ -71,6 +71,9 @@ pub(super) struct Kernels {
     pub(super) paged_attention_bf16: [Function; HEAD_WIDTHS.len()],
     pub(super) decode_bf16: [Function; HEAD_WIDTHS.len()],
     pub(super) join_splits_bf16: Function,
+    pub(super) edit_logits: Function,
+    pub(super) choose: Function,
+    pub(super) log_probabilities: Function,
 }
 
 /// A device with its kernels loaded.
@@ -217,6 +220,9 @@ impl Loading<'_> {
             paged_attention_bf16: self.widths("attention", "paged_attention_bf16", attention_shared_bytes)?,
             decode_bf16: self.widths("decode", "decode_bf16", decode_shared_bytes)?,
             join_splits_bf16: self.function("decode", "join_splits_bf16", 0)?,
+            edit_logits: self.function("choose", "edit_logits", 0)?,
+            choose: self.function("choose", "choose", 0)?,
+            log_probabilities: self.function("choose", "log_probabilities", 0)?,
         })
     }
 

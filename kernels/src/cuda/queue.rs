@@ -153,6 +153,11 @@ impl Queue {
         unsafe { self.staging.download(op, from, n_bytes, each) }
     }
 
+    /// Bytes that came down so far.
+    pub(super) fn n_downloaded(&self) -> u64 {
+        self.staging.n_downloaded()
+    }
+
     /// Launches a kernel; an empty grid launches nothing.
     pub(super) fn launch<const N: usize>(
         &self,

@@ -2,6 +2,7 @@
 //! work of their stream.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{CUevent, CUevent_flags_enum};
 use cudarc::driver::{CudaStream, result};
@@ -23,6 +24,8 @@ pub(super) struct Staging {
     device: Arc<Device>,
     stream: Arc<CudaStream>,
     buffers: Mutex<Vec<Buffer>>,
+    /// Bytes that came down.
+    n_downloaded: AtomicU64,
 }
 
 /// A pinned buffer.
@@ -40,7 +43,12 @@ impl Staging {
     /// No buffer at first.
     pub(super) fn new(device: &Arc<Device>, stream: &Arc<CudaStream>) -> Self {
         let (device, stream) = (Arc::clone(device), Arc::clone(stream));
-        Self { device, stream, buffers: Mutex::new(Vec::new()) }
+        Self { device, stream, buffers: Mutex::new(Vec::new()), n_downloaded: AtomicU64::new(0) }
+    }
+
+    /// Bytes that came down so far.
+    pub(super) fn n_downloaded(&self) -> u64 {
+        self.n_downloaded.load(Ordering::Relaxed)
     }
 
     /// Copies bytes to a device address, in the order of the stream; they are taken when this returns.
@@ -90,6 +98,7 @@ impl Staging {
                 result::memcpy_dtoh_async(staged, from + start as u64, stream).op(op)?;
                 result::stream::synchronize(stream).op(op)?;
             }
+            self.n_downloaded.fetch_add(len as u64, Ordering::Relaxed);
             each(staged);
         }
         Ok(())

@@ -49,6 +49,11 @@ impl CudaTensor {
         Self { n_tokens, width, ..self }
     }
 
+    /// The first rows alone.
+    pub(super) fn first_rows(self, n_tokens: usize) -> Self {
+        Self { n_tokens: n_tokens.min(self.n_tokens), ..self }
+    }
+
     /// The address, to write to; a clone keeps the values that it has.
     pub(super) fn write(&mut self, op: &'static str, queue: &Queue) -> Result<u64> {
         if Arc::get_mut(&mut self.data).is_none() {

@@ -17,6 +17,7 @@
 mod added;
 mod attention;
 mod bias;
+mod choosing;
 mod conv;
 mod errors;
 mod invariance;
@@ -74,6 +75,13 @@ on_every_backend! {
         windows_of_a_signal_have_zeros_outside,
         windows_of_an_image_have_zeros_outside,
         a_channel_is_convolved_by_itself;
+    choosing:
+        greedy_choices_are_the_hosts_after_every_change,
+        draws_are_the_hosts_within_rounding,
+        choices_of_one_row_and_whole_rows_do_not_see_changes,
+        a_row_that_allows_no_choice_fails_alone,
+        a_choice_is_the_same_alone,
+        batches_that_do_not_fit_are_refused;
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,

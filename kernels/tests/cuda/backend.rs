@@ -4,8 +4,8 @@
 use triptych_core::DType;
 use triptych_cuda_standin::{Left, Standin};
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, KvLayer, KvLayout, KvSlots, LinearPart, Mask, PagedBatch, ScoreBias,
-    StageBuilder, WeightView,
+    Activation, AttentionShape, Backend, ChooseBatch, ChooseRow, Edit, KvLayer, KvLayout, KvSlots,
+    LinearPart, Mask, PagedBatch, ScoreBias, StageBuilder, WeightView,
 };
 use triptych_kernels::{CudaBackend, CudaConfig, KernelError, Precision};
 
@@ -87,6 +87,21 @@ fn activations_of_a_size_that_was_seen_allocate_nothing() {
         assert_eq!(run(), first);
     }
     assert_eq!(Standin::get().calls(device, "cuMemAlloc_v2"), allocated);
+}
+
+/// Two words for each row: the token and its status. The logits stay on the device.
+#[test]
+fn a_greedy_batch_brings_down_at_most_4_kib() {
+    let device = Standin::get().new_device(5);
+    let backend = open(device, Precision::Bf16).expect("a device");
+    let (n_rows, vocab) = (512, 300);
+    let logits = backend.upload(values(3, n_rows * vocab), n_rows, vocab).expect("an upload");
+    let before = backend.n_downloaded();
+    let suppressed = |row| ChooseRow { edits: vec![Edit::forbid(row)], ..ChooseRow::greedy(row) };
+    let choices = (0..n_rows as u32).map(suppressed).collect();
+    let chosen = backend.choose(logits, &ChooseBatch { choices, whole: Vec::new() }).expect("choices");
+    assert!(chosen.choices.iter().all(Result::is_ok));
+    assert_eq!(backend.n_downloaded() - before, 4096);
 }
 
 #[test]

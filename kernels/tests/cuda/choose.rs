@@ -136,7 +136,7 @@ fn choices_are_those_of_full_sorts() {
     device.finish();
 }
 
-/// The table of the sampler's own test, in `services/engine/src/sampler.rs`.
+/// The table of the host's own test, in `kernels/src/sampling.rs`.
 #[test]
 fn cuts_leave_what_they_should() {
     let device = Device::new(8);
@@ -220,13 +220,23 @@ fn edits_and_masks_change_logits_in_their_order() {
     let vocab = 70;
     let mut logits = values(7, 3 * vocab);
     logits[3] = NO;
+    logits[4] = f32::NAN;
     let edit = |token, bias, repetition, subtract| Edit { token, bias, repetition, subtract };
     let rows = [
-        vec![edit(0, 5.0, 2.0, 0.5), edit(1, -5.0, 2.0, 0.5), edit(3, 1.0, 1.5, 1.0), edit(9, NO, 1.0, 0.0)],
-        vec![],
+        vec![edit(0, 5.0, 2.0, 0.5), edit(1, -5.0, 2.0, 0.5), edit(3, 1.0, 1.5, 1.0), edit(4, NO, 1.0, 0.0)],
+        // Several of one token, in their order.
+        vec![
+            edit(6, 1.0, 1.0, 0.0),
+            edit(6, 0.0, 3.0, 0.0),
+            edit(6, 0.0, 1.0, 0.5),
+            edit(9, 2.0, 2.0, 0.0),
+            edit(9, NO, 1.0, 0.0),
+            edit(12, NO, 1.0, 0.0),
+            edit(12, 3.0, 1.0, 0.0),
+        ],
         vec![edit(69, 0.0, 1.0, 3.0), edit(70, 0.0, 1.0, 1.0), edit(u32::MAX, 0.0, 1.0, 1.0)],
     ];
-    let starts = [0, 4, 4, 7_u32];
+    let starts = [0, 4, 11, 14_u32];
     // The first row has no mask, the others share one of every third token.
     let mask: Vec<u32> = (0..vocab.div_ceil(32) as u32)
         .map(|word| (0..32).filter(|bit| (word * 32 + bit).is_multiple_of(3)).map(|bit| 1 << bit).sum())
@@ -241,7 +251,7 @@ fn edits_and_masks_change_logits_in_their_order() {
         for e in edits.iter().filter(|e| (e.token as usize) < vocab) {
             let logit = row[e.token as usize] + e.bias;
             let repeated = if logit < 0.0 { logit * e.repetition } else { logit / e.repetition };
-            row[e.token as usize] = repeated - e.subtract;
+            row[e.token as usize] = if e.bias == NO { NO } else { repeated - e.subtract };
         }
         if i > 0 {
             row.iter_mut().enumerate().filter(|(t, _)| !t.is_multiple_of(3)).for_each(|(_, l)| *l = NO);

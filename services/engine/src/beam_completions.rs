@@ -9,10 +9,10 @@ use crate::detokenize::{DecodedText, StopDetokenizer};
 use crate::logits_pipeline::LogitsPipeline;
 use crate::output::{ChosenToken, Delta};
 use crate::request::SequenceRequest;
-use crate::sampler::log_softmax;
 use std::sync::Arc;
 use triptych_core::Failure;
 use triptych_core::sampling::{BeamParams, FinishReason};
+use triptych_models::sampling::{log_softmax, logprobs};
 use triptych_models::tokenization::Tokenizer;
 
 /// State of a beam search and its completions.
@@ -113,8 +113,9 @@ impl BeamCompletions {
         let turn = turn.map_err(|e| self.pipelines[0].blame(e))?;
         if let Some(n_top) = self.n_top {
             let row = |parent: usize| &logits[parent * vocab..][..vocab];
+            let found = |b: &BeamBranch| logprobs(row(b.parent), b.token, n_top);
             let taken = self.search.taken().iter();
-            self.chosen.extend(taken.map(|b| describe(&self.tokenizer, row(b.parent), b.token, n_top)));
+            self.chosen.extend(taken.map(|b| describe(&self.tokenizer, b.token, &found(b))));
         }
         if let BeamStep::Continue(branches) = &turn {
             // A search that continues has a branch.

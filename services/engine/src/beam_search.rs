@@ -10,10 +10,10 @@
 //! One difference: transformers fills missing beams with copies of no weight; here there are fewer live beams.
 //! At the start there is one.
 
-use crate::sampler::SampleError;
 use std::cmp::Ordering;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
-use triptych_models::logits::{first_broken, largest};
+use triptych_models::sampling::SampleError;
+use triptych_models::sampling::logits::{first_broken, largest};
 
 /// Beam search for the completions of one prompt.
 #[derive(Clone, Debug)]

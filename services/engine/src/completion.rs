@@ -1,15 +1,17 @@
 //! State of one sampled completion: token choice, text, and its end.
 //!
-//! It sees logits and the tokens so far; it does not know blocks and batches.
+//! It says what the back end shall choose by, or sees the row of logits where that cannot be said, and is handed the
+//! tokens so far; it does not know blocks and batches.
 
 use crate::detokenize::{DecodedText, StopDetokenizer};
-use crate::logits_pipeline::LogitsPipeline;
+use crate::logits_pipeline::{LogitsChanges, LogitsPipeline};
 use crate::output::{ChosenToken, Delta};
 use crate::request::{Resumed, SequenceRequest};
-use crate::sampler::{Sampler, logprobs};
+use crate::sampler::Sampler;
 use std::sync::Arc;
 use triptych_core::Failure;
 use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
+use triptych_models::sampling::{Choice, ChooseRow, SampleError, TokenLogprobs, choose, logprobs};
 use triptych_models::tokenization::Tokenizer;
 
 /// State of a sampled completion.
@@ -137,21 +139,44 @@ impl Completion {
         self.end_logprob
     }
 
-    /// Chooses the token after `generated` from `logits [vocab]`, which are changed in place.
+    /// The choice of the token after `generated`, from row `row` of logits `[vocab]`. `None` if it needs the whole row.
+    pub fn request(&mut self, generated: &[u32], row: u32, vocab: usize) -> Option<ChooseRow> {
+        let LogitsChanges { edits, mask } = self.pipeline.changes(generated, vocab)?;
+        let sampling = self.sampler.settings(generated.len());
+        let n_top = self.n_top.map(|n_top| u32::try_from(n_top).unwrap_or(u32::MAX));
+        Some(ChooseRow { row, sampling, edits, mask, n_top })
+    }
+
+    /// Chooses the token after `generated` from its whole row, `logits [vocab]`, which are changed in place.
+    ///
+    /// # Errors
+    /// As [`Self::accept`], and a grammar that exceeds a limit on work.
+    pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<NextToken, Failure> {
+        self.pipeline.apply(generated, logits)?;
+        let chosen = choose(logits, &self.sampler.settings(generated.len()));
+        let described =
+            |token| Choice { token, logprobs: self.n_top.map(|n_top| logprobs(logits, token, n_top)) };
+        self.accept(generated, &chosen.map(described))
+    }
+
+    /// Appends the token after `generated` that was chosen as [`Self::request`] asked.
     ///
     /// # Errors
     /// Nothing can be chosen: as [`LogitsPipeline::blame`] has it.
-    pub fn advance(&mut self, generated: &[u32], logits: &mut [f32]) -> Result<NextToken, Failure> {
-        self.pipeline.apply(generated, logits)?;
-        let chosen = self.sampler.choose(logits, generated.len());
-        let token = chosen.map_err(|e| self.pipeline.blame(e))?;
+    pub fn accept(
+        &mut self,
+        generated: &[u32],
+        chosen: &Result<Choice, SampleError>,
+    ) -> Result<NextToken, Failure> {
+        let Choice { token, logprobs } = chosen.as_ref().map_err(|error| self.pipeline.blame(*error))?;
+        let token = *token;
         let mut delta = self.echoed();
         let mut end = Some(FinishReason::Stop);
         if self.ends.contains(&token) {
-            self.end_logprob = self.n_top.map(|_| logprobs(logits, token, 0).chosen);
+            self.end_logprob = logprobs.as_ref().map(|found| found.chosen);
             delta.text.push_str(&self.rest().0);
         } else {
-            delta.logprobs.extend(self.n_top.map(|n_top| describe(&self.tokenizer, logits, token, n_top)));
+            delta.logprobs.extend(logprobs.as_ref().map(|found| describe(&self.tokenizer, token, found)));
             delta.token_ids.push(token);
             let (text, ends) = self.take(generated, token)?;
             delta.text.push_str(&text);
@@ -222,14 +247,13 @@ pub(crate) fn most_tokens(params: &SamplingParams) -> usize {
     params.max_tokens.map_or(usize::MAX, |n| n as usize)
 }
 
-/// A chosen token and its best alternatives by processed `logits [vocab]`.
-pub(crate) fn describe(tokenizer: &Tokenizer, logits: &[f32], token: u32, n_top: usize) -> ChosenToken {
+/// A chosen token and its best alternatives, with their texts.
+pub(crate) fn describe(tokenizer: &Tokenizer, token: u32, found: &TokenLogprobs) -> ChosenToken {
     let named = |token_id: u32, logprob: f32| {
         let text = tokenizer.token_text(token_id);
         let bytes = tokenizer.token_bytes(token_id).unwrap_or_else(|| text.clone().into_bytes());
         TokenLogprob { token_id, text, bytes, logprob }
     };
-    let found = logprobs(logits, token, n_top);
-    let top = found.top.into_iter().map(|(token, logprob)| named(token, logprob)).collect();
+    let top = found.top.iter().map(|(token, logprob)| named(*token, *logprob)).collect();
     ChosenToken { chosen: named(token, found.chosen), top }
 }

@@ -4,6 +4,7 @@
 use crate::align::{AlignJob, AlignQueue};
 use crate::beam_completions::{BeamCompletion, BeamCompletions};
 use crate::beam_search::BeamStep;
+use crate::choosing::{ChunkSources, StepChoices, TokenSource};
 use crate::completion::{Completion, ResumedState};
 use crate::config::{EngineConfig, KvBudget};
 use crate::error::EngineError;
@@ -16,6 +17,7 @@ use crate::sequence::Sequence;
 use crate::speculation::DraftProposer;
 use crate::stats::Stats;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::trace_span;
@@ -24,6 +26,7 @@ use triptych_core::sampling::FinishReason;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{ContentKey, EncoderOutput, Failure};
 use triptych_models::decoder::Decoder;
+use triptych_models::sampling::Choices;
 use triptych_models::tokenization::Tokenizer;
 
 /// An input of the engine.
@@ -83,6 +86,13 @@ pub struct Engine {
 struct BeamSearchState {
     beams: BeamCompletions,
     ids: Vec<SequenceId>,
+}
+
+/// Answers of a step on their way to the completions.
+struct StepResults<'a> {
+    chosen: Choices,
+    now: Instant,
+    outputs: &'a mut Vec<Output>,
 }
 
 impl Engine {
@@ -264,25 +274,14 @@ impl Engine {
         let sequences = plan.chunks.len();
         let tokens = plan.token_ids.len();
         let span = trace_span!(target: COMPUTE, "forward", sequences, tokens);
-        match span.in_scope(|| self.runner.run(plan)) {
-            Ok(mut logits) => {
+        let vocab = self.runner.vocab();
+        let choices = StepChoices::new(plan, &self.scheduler, &mut self.completions, vocab);
+        match span.in_scope(|| self.runner.run(plan, &choices.batch)) {
+            Ok(chosen) => {
                 let _sampling = trace_span!(target: COMPUTE, "sample").entered();
                 let now = clock.now();
                 self.scheduler.commit(plan, now.saturating_duration_since(start));
-                let vocab = self.runner.vocab();
-                let mut rest = &mut logits[..];
-                for chunks in plan.chunks.chunk_by(|a, b| a.id == b.id) {
-                    let n_rows: usize = chunks.iter().map(Chunk::n_logits).sum();
-                    let (rows, after) = rest.split_at_mut(n_rows * vocab);
-                    rest = after;
-                    match chunks {
-                        _ if n_rows == 0 => {}
-                        [chunk] if !self.searches.contains_key(&chunk.id) => {
-                            self.sample(chunk, rows, now, outputs);
-                        }
-                        _ => self.advance_search(chunks[0].id, rows, now, outputs),
-                    }
-                }
+                self.take_tokens(plan, &choices.chunks, &mut StepResults { chosen, now, outputs });
             }
             // Nothing of this process can go on; sequences stay open, so that they are taken up elsewhere.
             Err(error) if error.is_device_lost() => {
@@ -298,19 +297,36 @@ impl Engine {
         }
     }
 
-    /// Chooses the next tokens of a sequence from logits `[1 + n_drafts, vocab]`: one token, and another after
-    /// each accepted draft.
-    fn sample(&mut self, chunk: &Chunk, rows: &mut [f32], now: Instant, outputs: &mut Vec<Output>) {
-        let vocab = self.runner.vocab();
-        let names = self.scheduler.fork(chunk.id);
-        if let [_, others @ ..] = &names[..] {
-            for id in others {
-                // Each completion changes the logits in its own way, so each gets a copy.
-                self.choose(*id, &mut rows[..vocab].to_vec(), now, outputs);
+    /// Hands the answers of a step to its sequences; `sources` are those of the plan's chunks.
+    fn take_tokens(&mut self, plan: &StepPlan, sources: &[ChunkSources], results: &mut StepResults<'_>) {
+        let mut rest = sources;
+        for chunks in plan.chunks.chunk_by(|a, b| a.id == b.id) {
+            let (own, after) = rest.split_at(chunks.len().min(rest.len()));
+            rest = after;
+            let n_rows: usize = chunks.iter().map(Chunk::n_logits).sum();
+            match (chunks, own) {
+                _ if n_rows == 0 => {}
+                ([chunk], [own]) if !self.searches.contains_key(&chunk.id) => {
+                    self.sample(chunk, own, results)
+                }
+                _ => {
+                    let first_row = own.first().map_or(0, |own| own.first_row);
+                    self.advance_search(chunks[0].id, first_row..first_row + n_rows, results);
+                }
             }
         }
-        for (i, row) in rows.chunks_exact_mut(vocab).enumerate() {
-            let token = self.choose(chunk.id, row, now, outputs);
+    }
+
+    /// Appends the next tokens of a sequence: one token, and another after each accepted draft.
+    fn sample(&mut self, chunk: &Chunk, sources: &ChunkSources, results: &mut StepResults<'_>) {
+        let names = self.scheduler.fork(chunk.id);
+        let others = names.get(1..).unwrap_or_default();
+        let (of_others, own) = sources.tokens.split_at(others.len().min(sources.tokens.len()));
+        for (id, source) in others.iter().zip(of_others) {
+            self.choose(*id, *source, results);
+        }
+        for (i, source) in own.iter().enumerate() {
+            let token = self.choose(chunk.id, *source, results);
             if token.is_none() || chunk.drafts.get(i).copied() != token {
                 return;
             }
@@ -318,17 +334,29 @@ impl Engine {
         }
     }
 
-    /// Chooses the next token of a completion from its `logits [vocab]`. `None` when the completion ended.
-    fn choose(
-        &mut self,
-        id: SequenceId,
-        logits: &mut [f32],
-        now: Instant,
-        outputs: &mut Vec<Output>,
-    ) -> Option<u32> {
+    /// Appends the next token of a completion. `None` when the completion ended.
+    fn choose(&mut self, id: SequenceId, source: TokenSource, results: &mut StepResults<'_>) -> Option<u32> {
+        let StepResults { chosen, now, outputs } = results;
+        let now = *now;
         let completion = self.completions.get_mut(&id)?;
-        let sequence = self.scheduler.get(id)?;
-        let next = match completion.advance(sequence.generated(0), logits) {
+        let generated = self.scheduler.get(id)?.generated(0);
+        let missing = || Failure::internal("the decoder gave no logits for a sequence");
+        let next = match source {
+            TokenSource::Choice(i) => {
+                let choice = chosen.choices.get(i).ok_or_else(missing);
+                choice.and_then(|choice| completion.accept(generated, choice))
+            }
+            TokenSource::Row(row) => {
+                let logits = chosen.rows.get_mut(row, 1).ok_or_else(missing);
+                logits.and_then(|logits| completion.advance(generated, logits))
+            }
+            TokenSource::SharedRow(row) => {
+                // Each completion changes the logits in its own way, so each gets a copy.
+                let logits = chosen.rows.get_mut(row, 1).ok_or_else(missing);
+                logits.and_then(|logits| completion.advance(generated, &mut logits.to_vec()))
+            }
+        };
+        let next = match next {
             Ok(next) => next,
             Err(failure) => {
                 self.fail(id, failure, outputs);
@@ -358,16 +386,14 @@ impl Engine {
         None
     }
 
-    /// Advances a beam search by the logits of its live beams, `[n_live, vocab]`.
-    fn advance_search(
-        &mut self,
-        name: SequenceId,
-        rows: &mut [f32],
-        now: Instant,
-        outputs: &mut Vec<Output>,
-    ) {
+    /// Advances a beam search by the logits of its live beams, `[n_live, vocab]`, which are rows of the step.
+    fn advance_search(&mut self, name: SequenceId, rows: Range<usize>, results: &mut StepResults<'_>) {
+        let StepResults { chosen, now, outputs } = results;
+        let now = *now;
         let Some(search) = self.searches.get_mut(&name) else { return };
-        match search.beams.advance(rows) {
+        let missing = || Failure::internal("the decoder gave no logits for a beam search");
+        let logits = chosen.rows.get_mut(rows.start, rows.len()).ok_or_else(missing);
+        match logits.and_then(|logits| search.beams.advance(logits)) {
             Err(failure) => self.fail_all(name, &failure, outputs),
             Ok(BeamStep::Done) => self.finish_search(name, now, outputs),
             Ok(BeamStep::Continue(branches)) => {

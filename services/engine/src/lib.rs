@@ -41,6 +41,7 @@ pub mod step_rates;
 pub mod runner;
 pub mod align;
 pub mod completion;
+pub mod choosing;
 pub mod sampler;
 pub mod logits_pipeline;
 pub mod logits_processors;

@@ -1,16 +1,18 @@
 //! Changes to logits before a choice: the request's processors, then the grammar, then the family's rules.
 //!
 //! One for each branch of tokens; a fork takes a copy along. It is a function of the tokens so far, so
-//! preemption loses nothing. A token that the family forces overrides every setting: at its step only the
+//! preemption loses nothing. Where all changes can be said before the logits are there, the back end makes them and
+//! chooses; otherwise the row of logits is changed here. A token that the family forces overrides every setting: at its step only the
 //! family's rules apply.
 
 use crate::constraint::GrammarMatcher;
 use crate::logits_processors::{GivenTokens, LogitsProcessors};
 use crate::request::SequenceRequest;
-use crate::sampler::{SampleError, logprobs};
+use std::sync::Arc;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, FailureClass};
 use triptych_models::rules::LogitRules;
+use triptych_models::sampling::{Edit, SampleError, logprobs, mask_of};
 use triptych_models::tokenization::Tokenizer;
 
 /// Logits processors, grammar and family rules of one branch. A clone shares what only the request decides.
@@ -25,6 +27,15 @@ pub struct LogitsPipeline {
     /// True if the request's settings rule tokens out.
     restricted: bool,
     no_speech_prob: Option<f32>,
+}
+
+/// Changes of a row of logits that are known before it is computed.
+#[derive(Clone, Debug, Default)]
+pub struct LogitsChanges {
+    /// Changes of single tokens, in their order.
+    pub edits: Vec<Edit>,
+    /// A bit for each token that stays; `None`: all.
+    pub mask: Option<Arc<[u32]>>,
 }
 
 impl LogitsPipeline {
@@ -42,6 +53,31 @@ impl LogitsPipeline {
             restricted: rules_out(&request.sampling),
             no_speech_prob: None,
         }
+    }
+
+    /// Changes of the logits `[vocab]` of the token after `written`; `None` if they depend on the logits, or on a grammar:
+    /// then [`Self::apply`] makes them.
+    pub fn changes(&mut self, written: &[u32], vocab: usize) -> Option<LogitsChanges> {
+        let rules = &self.rules;
+        let is_read = rules.no_speech.is_some_and(|rule| rule.step == written.len());
+        let is_last = written.len() + 1 >= self.max_tokens && !rules.last.is_empty();
+        if is_read || is_last {
+            return None;
+        }
+        match rules.steps.get(written.len()) {
+            // A forced token is certain, whatever its logit.
+            Some(allowed) if allowed.len() == 1 => return None,
+            Some(allowed) => {
+                let mask = Some(mask_of(allowed, vocab));
+                return Some(LogitsChanges { mask, ..LogitsChanges::default() });
+            }
+            None if self.grammar.is_some() || rules.timestamps.is_some() => return None,
+            None => {}
+        }
+        let mut edits = Vec::new();
+        self.processors.edits(written, vocab, &mut edits);
+        edits.extend(self.rules.forbidden(written).map(Edit::forbid));
+        Some(LogitsChanges { edits, mask: None })
     }
 
     /// Changes `logits [vocab]` of the token after `written`.

@@ -14,6 +14,7 @@ use crate::ngrams::{Ngrams, PromptNgrams};
 use std::collections::HashMap;
 use std::sync::Arc;
 use triptych_core::sampling::SamplingParams;
+use triptych_models::sampling::Edit;
 
 /// Logits processors of one completion. A clone shares what only the request decides.
 #[derive(Clone, Debug)]
@@ -88,29 +89,34 @@ impl LogitsProcessors {
         }
     }
 
-    /// Changes `logits [vocab]` of the token after the prompt and `written`. Tokens past the vocabulary, such as
-    /// placeholders of items, are ignored.
+    /// Changes `logits [vocab]` of the token after the prompt and `written`, as [`Self::edits`] has them.
     pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) {
+        let mut edits = Vec::new();
+        self.edits(written, logits.len(), &mut edits);
+        edits.iter().for_each(|edit| edit.apply(logits));
+    }
+
+    /// Appends the changes of the logits `[vocab]` of the token after the prompt and `written`, in their order. Tokens past
+    /// the vocabulary, such as placeholders of items, are ignored where they are applied.
+    pub fn edits(&mut self, written: &[u32], vocab: usize, edits: &mut Vec<Edit>) {
         let request = Arc::clone(&self.request);
         if request.has_penalties() || self.ngrams.is_some() {
             self.follow(written);
         }
-        for (token, bias) in &request.logit_bias {
-            change(logits, *token, |logit| logit + bias);
-        }
-        request.penalise(&self.counts, logits);
+        edits.extend(request.logit_bias.iter().map(|(token, bias)| Edit::bias(*token, *bias)));
+        request.penalise(&self.counts, edits);
         if let Some(ngrams) = &self.ngrams {
-            ngrams.forbid(logits);
+            ngrams.forbidden(vocab, |token| edits.push(Edit::forbid(token)));
         }
         for word in &request.bad_words {
             if let Some((last, before)) = word.split_last()
                 && ends_with(&request.prompt, written, before)
             {
-                forbid(logits, *last);
+                edits.push(Edit::forbid(*last));
             }
         }
         if written.len() < request.min_tokens {
-            request.ends.iter().for_each(|end| forbid(logits, *end));
+            edits.extend(request.ends.iter().map(|end| Edit::forbid(*end)));
         }
     }
 
@@ -152,18 +158,15 @@ impl RequestProcessors {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Changes the logits of the prompt's tokens and of those in `counts`, the completion's.
-    fn penalise(&self, counts: &HashMap<u32, u32>, logits: &mut [f32]) {
+    /// Appends the changes of the prompt's tokens and of those in `counts`, the completion's.
+    fn penalise(&self, counts: &HashMap<u32, u32>, edits: &mut Vec<Edit>) {
         let repetition = self.repetition_penalty;
-        let repeated = |logit: f32| if logit < 0.0 { logit * repetition } else { logit / repetition };
-        for token in &self.prompt_tokens {
-            change(logits, *token, repeated);
-        }
-        for (token, count) in counts {
+        edits.extend(self.prompt_tokens.iter().map(|token| Edit::penalty(*token, repetition, 0.0)));
+        edits.extend(counts.iter().map(|(token, count)| {
             let off = self.presence_penalty + self.frequency_penalty * *count as f32;
             let is_done = repetition == 1.0 || self.prompt_tokens.binary_search(token).is_ok();
-            change(logits, *token, |logit| if is_done { logit - off } else { repeated(logit) - off });
-        }
+            Edit::penalty(*token, if is_done { 1.0 } else { repetition }, off)
+        }));
     }
 }
 
@@ -173,16 +176,6 @@ fn ends_with(prompt: &[u32], written: &[u32], run: &[u32]) -> bool {
         None | Some(0) => written.ends_with(run),
         Some(n_before) => run.ends_with(written) && prompt.ends_with(&run[..n_before]),
     }
-}
-
-fn change(logits: &mut [f32], token: u32, to: impl FnOnce(f32) -> f32) {
-    if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = to(*logit);
-    }
-}
-
-fn forbid(logits: &mut [f32], token: u32) {
-    change(logits, token, |_| f32::NEG_INFINITY);
 }
 
 #[cfg(test)]

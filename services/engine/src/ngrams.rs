@@ -189,18 +189,17 @@ impl Ngrams {
         }
     }
 
-    /// Sets the logits of tokens that would complete an n-gram that was there before to minus infinity.
+    /// Calls `forbid` with each token below `vocab` that would complete an n-gram that was there before, once.
     ///
-    /// `logits: [vocab]`. Linear in the places of the last `n - 1` tokens; what is ruled out already, or past the
-    /// vocabulary, costs no comparison.
-    pub fn forbid(&self, logits: &mut [f32]) {
+    /// Linear in the places of the last `n - 1` tokens; a token that was found already, or past the vocabulary, costs no
+    /// comparison.
+    pub fn forbidden(&self, vocab: usize, mut forbid: impl FnMut(u32)) {
         let hash_of = |run: &Run| run.hash(|i| self.prefix(i), self.len());
+        let mut found = TokenSet::new(vocab);
         let mut forbid = |run: &Run, next: u32, before: &dyn Fn(usize) -> u32| {
-            if let Some(logit) = logits.get_mut(next as usize)
-                && *logit != f32::NEG_INFINITY
-                && self.ends_with(run, before)
-            {
-                *logit = f32::NEG_INFINITY;
+            if found.may_add(next) && self.ends_with(run, before) {
+                found.add(next);
+                forbid(next);
             }
         };
         if let Some((run, in_prompt)) = &self.shared.own
@@ -243,6 +242,33 @@ impl Ngrams {
     }
 }
 
+/// A set of tokens, a bit for each; without memory until the first is looked for.
+struct TokenSet {
+    vocab: usize,
+    words: Vec<u64>,
+}
+
+impl TokenSet {
+    fn new(vocab: usize) -> Self {
+        Self { vocab, words: Vec::new() }
+    }
+
+    /// True for a token of the vocabulary that is not there.
+    fn may_add(&mut self, token: u32) -> bool {
+        if self.words.is_empty() {
+            self.words = vec![0; self.vocab.div_ceil(64)];
+        }
+        let token = token as usize;
+        token < self.vocab && self.words[token / 64] >> (token % 64) & 1 == 0
+    }
+
+    fn add(&mut self, token: u32) {
+        if let Some(word) = self.words.get_mut(token as usize / 64) {
+            *word |= 1 << (token % 64);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,9 +276,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn banned(ngrams: &Ngrams) -> BTreeSet<u32> {
-        let mut logits = [0.0; 4];
-        ngrams.forbid(&mut logits);
-        (0..4).filter(|token| logits[*token as usize] == f32::NEG_INFINITY).collect()
+        let mut banned = BTreeSet::new();
+        ngrams.forbidden(4, |token| assert!(banned.insert(token), "{token} twice"));
+        banned
     }
 
     /// Reference: every n-gram of `text` whose first tokens are the last of `tokens`.

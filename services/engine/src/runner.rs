@@ -8,6 +8,7 @@ use thiserror::Error;
 use triptych_core::{EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
+use triptych_models::sampling::{Choices, ChooseBatch};
 
 /// A step did not run. Every sequence in it fails; the decoder can run the next step.
 #[derive(Debug, Error)]
@@ -23,10 +24,10 @@ pub enum RunError {
         /// One past the last.
         end: usize,
     },
-    /// The decoder returned another number of logits than asked for.
-    #[error("{actual} logits for {expected}")]
-    Logits {
-        /// Rows times vocabulary.
+    /// The decoder returned another number of choices than asked for.
+    #[error("{actual} choices for {expected}")]
+    Choices {
+        /// Number asked for.
         expected: usize,
         /// Returned number.
         actual: usize,
@@ -82,18 +83,18 @@ impl Runner {
         Ok(self.decoder.align_layer()?)
     }
 
-    /// Runs a plan; returns logits `[logit_rows, vocab]`, row-major.
+    /// Runs a plan; returns what `choose` asks of its logits, `[logit_rows, vocab]`.
     ///
     /// # Errors
     /// [`RunError`]; blocks written by then hold nothing that may be read.
-    pub fn run(&mut self, plan: &StepPlan) -> Result<Vec<f32>, RunError> {
+    pub fn run(&mut self, plan: &StepPlan, choose: &ChooseBatch) -> Result<Choices, RunError> {
         self.move_blocks(&plan.moves)?;
         self.project(&plan.projections)?;
         if plan.token_ids.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Choices::default());
         }
         let embeds: Vec<EmbedRows<'_>> = plan.embeds.iter().map(embed_rows).collect::<Result<_, _>>()?;
-        let logits = self.decoder.forward(&StepInput {
+        let chosen = self.decoder.forward(&StepInput {
             token_ids: &plan.token_ids,
             positions: &plan.positions,
             embeds: &embeds,
@@ -102,10 +103,10 @@ impl Runner {
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
             cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
             logit_rows: &plan.logit_rows,
+            choose,
         })?;
-        let expected = plan.logit_rows.len() * self.info.vocab;
-        let actual = logits.len();
-        if expected == actual { Ok(logits) } else { Err(RunError::Logits { expected, actual }) }
+        let (expected, actual) = (choose.choices.len(), chosen.choices.len());
+        if expected == actual { Ok(chosen) } else { Err(RunError::Choices { expected, actual }) }
     }
 }
 

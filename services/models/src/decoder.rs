@@ -1,4 +1,4 @@
-//! The prefill and decode stages: token rows to logits over paged KV.
+//! The prefill and decode stages: token rows to logits over paged KV, and the tokens that are chosen by them.
 //!
 //! The engine owns the block tables; a decoder is handed a view of them for one step and writes keys and
 //! values where `slot_mapping` says. Encoder-decoder models also read cross-attention blocks, which
@@ -8,6 +8,7 @@
 use crate::error::ModelError;
 use triptych_core::EncodedRows;
 pub use triptych_kernels::ops::PagedBatch;
+use triptych_kernels::ops::{Choices, ChooseBatch};
 
 mod head;
 mod cross_rows;
@@ -69,6 +70,8 @@ pub struct StepInput<'a> {
     pub cross_from: Option<&'a [u32]>,
     /// Rows to compute logits of, `[n_logit_rows]`.
     pub logit_rows: &'a [u32],
+    /// Choices by those logits, `[n_logit_rows, vocab]`.
+    pub choose: &'a ChooseBatch,
 }
 
 /// Known tokens, and the encoder rows that they were generated from.
@@ -114,11 +117,12 @@ pub trait Decoder: Send {
     /// [`ModelError::Kernel`] for wrong shapes or slots, or a decoder without cross-attention.
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError>;
 
-    /// Runs a step and returns logits `[logit_rows.len(), vocab]`, row-major.
+    /// Runs a step and chooses tokens by its logits, `[logit_rows.len(), vocab]`; rows of them that are asked for whole come
+    /// along.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
-    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError>;
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError>;
 
     /// Begins a pass over known tokens for the cross-attention weights of chosen heads. An earlier pass that has not
     /// ended is dropped. It neither reads nor writes the caches: steps may run between its layers.

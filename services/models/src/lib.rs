@@ -8,6 +8,7 @@
 //! - [`encoder`]: encoder input to rows (encoder worker);
 //! - [`prompt`]: a prompt and item metadata to decoder sequences (PD worker);
 //! - [`decoder`]: token rows to logits over paged KV (PD worker);
+//! - [`sampling`]: choices by logits, as a decoder is asked for them;
 //! - [`speech`]: what is particular to speech, of all these stages.
 // One function of `weights` maps files and is the exception.
 #![deny(unsafe_code)]
@@ -28,7 +29,7 @@ pub mod decoder;
 pub mod compute;
 pub mod prompt;
 pub mod rules;
-pub mod logits;
+pub mod sampling;
 pub mod speech;
 pub mod tokenization;
 

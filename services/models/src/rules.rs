@@ -5,9 +5,9 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
 //! It knows no sampler and no sequence: it is handed the tokens generated so far.
 
-use crate::logits::forbid;
 use crate::speech::timestamps::{NoSpeech, TimestampRule};
 use std::sync::Arc;
+use triptych_kernels::logits::forbid;
 
 /// The tokens that may be chosen next.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -47,21 +47,29 @@ impl LogitRules {
         if let Some(allowed) = self.steps.get(generated.len()) {
             return keep_only(allowed, logits);
         }
-        let free = generated.get(self.steps.len()..).unwrap_or_default();
-        if free.is_empty() {
-            forbid(&self.begin_suppress, logits);
-        }
-        forbid(&self.suppress, logits);
-        for run in self.bad_words.iter() {
-            if let Some((last, before)) = run.split_last()
-                && generated.ends_with(before)
-            {
-                forbid(&[*last], logits);
-            }
+        for id in self.forbidden(generated) {
+            forbid(&[id], logits);
         }
         if let Some(rule) = &self.timestamps {
-            rule.apply(free, logits);
+            rule.apply(self.free(generated), logits);
         }
+    }
+
+    /// Tokens that may not follow `generated`, whatever the logits: all of the rules but the grammar of times, outside of
+    /// [`Self::steps`].
+    pub fn forbidden(&self, generated: &[u32]) -> impl Iterator<Item = u32> {
+        let is_first = self.free(generated).is_empty();
+        let begin = if is_first { &*self.begin_suppress } else { &[] };
+        let completed = move |run: &Vec<u32>| {
+            let (last, before) = run.split_last()?;
+            generated.ends_with(before).then_some(*last)
+        };
+        begin.iter().chain(self.suppress.iter()).copied().chain(self.bad_words.iter().filter_map(completed))
+    }
+
+    /// Tokens of `generated` that were freely chosen.
+    fn free<'a>(&self, generated: &'a [u32]) -> &'a [u32] {
+        generated.get(self.steps.len()..).unwrap_or_default()
     }
 
     /// Replaces [`Self::apply`] for the last token within the maximum length: if the model forces a last token, no other is

@@ -15,6 +15,7 @@ use crate::scheduler::DraftTokens;
 use crate::sequence::Sequence;
 use std::collections::HashMap;
 use triptych_models::decoder::{Decoder, DecoderInfo};
+use triptych_models::sampling::ChooseBatch;
 
 /// Most rows of a step, and most encoder rows to project in one; what is longer is prefilled over several.
 const MAX_ROWS: usize = 2048;
@@ -155,13 +156,14 @@ impl DraftModel {
         for one in drafting.iter_mut() {
             one.plan(&mut plan);
         }
-        let logits = self.runner.run(&plan).ok()?;
+        let chosen = self.runner.run(&plan, &ChooseBatch::greedy(plan.logit_rows.len())).ok()?;
         for chunk in &plan.projections {
             self.cross.fill_to(&chunk.key, chunk.rows.end);
         }
-        let mut rows = logits.chunks_exact(self.runner.vocab());
+        let mut choices = chosen.choices.into_iter();
         for one in drafting.iter_mut().filter(|one| one.caught_up) {
-            one.draft.push(most_probable(rows.next()?));
+            // A draft of logits that allow no choice is rejected like any other.
+            one.draft.push(choices.next()?.map_or(0, |choice| choice.token));
         }
         Some(())
     }
@@ -184,15 +186,4 @@ impl DraftingSequence<'_> {
         plan.push_rows(self.sequence, SequenceRows { tokens, first, table, cross });
         plan.ask_for(usize::from(self.caught_up));
     }
-}
-
-/// Most probable token, the lowest id of equals.
-fn most_probable(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, logit) in (0..).zip(logits) {
-        if *logit > best.1 {
-            best = (token, *logit);
-        }
-    }
-    best.0
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, FinishReason, SamplingParams};
-use triptych_core::{FailureClass, TenantId};
+use triptych_core::{Failure, FailureClass, TenantId};
 use triptych_engine::beam_completions::{BeamCompletion, BeamCompletions};
 use triptych_engine::beam_search::BeamStep;
-use triptych_engine::completion::Completion;
+use triptych_engine::completion::{Completion, NextToken};
 use triptych_engine::constraint::Constraints;
 use triptych_engine::{SequenceId, SequenceRequest};
 use triptych_models::prompt::{OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
+use triptych_models::sampling::{ChooseBatch, choose_rows};
+use triptych_models::speech::timestamps::{NoSpeech, TimestampRule};
 use triptych_models::tokenization::Tokenizer;
 
 const VOCAB: usize = 8;
@@ -60,12 +62,27 @@ fn prefer(first: u32) -> Vec<f32> {
     (0..VOCAB as u32).map(|t| -(((t + VOCAB as u32 - first) % VOCAB as u32) as f32)).collect()
 }
 
+/// The token after `generated`: as the back end chooses it where the completion can say by what, which is as by the whole
+/// row.
+fn advance(answer: &mut Completion, generated: &[u32], logits: Vec<f32>) -> Result<NextToken, Failure> {
+    let mut by_row = answer.clone();
+    let expect = by_row.advance(generated, &mut logits.clone());
+    let Some(asked) = answer.request(generated, 0, VOCAB) else {
+        *answer = by_row;
+        return expect;
+    };
+    let chosen = choose_rows(logits, VOCAB, &ChooseBatch { choices: vec![asked], whole: Vec::new() });
+    let actual = answer.accept(generated, &chosen.choices[0]);
+    assert_eq!(format!("{actual:?}"), format!("{expect:?}"));
+    actual
+}
+
 /// Text of a completion when the model prefers `preferred`, one after the other.
 fn write(sampling: SamplingParams, preferred: &[u32]) -> (String, Vec<u32>, Option<FinishReason>) {
     let mut answer = Completion::new(&arrival(sampling), 0, ROOM, tokenizer());
     let (mut text, mut sent, mut generated) = (String::new(), Vec::new(), Vec::new());
     for wish in preferred {
-        let progress = answer.advance(&generated, &mut prefer(*wish)).expect("finite logits");
+        let progress = advance(&mut answer, &generated, prefer(*wish)).expect("finite logits");
         generated.push(progress.token);
         text += &progress.delta.text;
         sent.extend(progress.delta.token_ids);
@@ -105,7 +122,7 @@ fn the_last_token_there_is_room_for_is_the_familys_if_it_has_one() {
         let mut answer = Completion::new(&arrival, 0, room, tokenizer());
         let mut written = Vec::new();
         while written.last() != Some(&END) {
-            written.push(answer.advance(&written, &mut prefer(1)).expect("finite logits").token);
+            written.push(advance(&mut answer, &written, prefer(1)).expect("finite logits").token);
         }
         assert_eq!(written, expect);
     };
@@ -127,7 +144,7 @@ fn bad_words_are_banned_as_their_tokens_and_forced_tokens_are_beyond_every_setti
     let mut forced = arrival(params);
     forced.prepared.rules.steps = vec![Arc::from([2])];
     let mut answer = Completion::new(&forced, 0, ROOM, tokenizer());
-    assert_eq!(answer.advance(&[], &mut prefer(0)).expect("one token").token, 2);
+    assert_eq!(advance(&mut answer, &[], prefer(0)).expect("one token").token, 2);
 }
 
 fn choice(choices: &[&str]) -> SamplingParams {
@@ -153,7 +170,7 @@ fn a_constraint_goes_together_with_the_other_settings() {
 fn log_probabilities_are_of_what_the_constraint_leaves() {
     let params = SamplingParams { logprobs: Some(8), ..choice(&["a", "c"]) };
     let mut answer = Completion::new(&arrival(params), 0, ROOM, tokenizer());
-    let progress = answer.advance(&[], &mut prefer(0)).expect("a choice");
+    let progress = advance(&mut answer, &[], prefer(0)).expect("a choice");
     let top = &progress.delta.logprobs[0].top;
     assert_eq!(top.iter().map(|t| t.token_id).collect::<Vec<_>>(), [0, 2]);
     assert!((top.iter().map(|t| t.logprob.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
@@ -163,9 +180,64 @@ fn log_probabilities_are_of_what_the_constraint_leaves() {
 fn settings_that_leave_nothing_to_choose_are_the_clients_fault() {
     let params = SamplingParams { bad_words: vec!["b".into()], ..choice(&["ab"]) };
     let mut answer = Completion::new(&arrival(params), 0, ROOM, tokenizer());
-    answer.advance(&[], &mut prefer(0)).expect("a choice");
-    let failure = answer.advance(&[0], &mut prefer(0)).expect_err("nothing is left");
+    advance(&mut answer, &[], prefer(0)).expect("a choice");
+    let failure = advance(&mut answer, &[0], prefer(0)).expect_err("nothing is left");
     assert_eq!(failure.class, FailureClass::InvalidArgument);
+}
+
+/// Rows of logits leave a device only where their changes depend on them.
+#[test]
+fn whole_rows_are_asked_for_where_changes_depend_on_them() {
+    let check = |arrival: &SequenceRequest, written: &[u32], needs_row: bool| {
+        let mut answer = Completion::new(arrival, 0, 4, tokenizer());
+        let asked = answer.request(written, 0, VOCAB);
+        assert_eq!(asked.is_none(), needs_row, "{written:?} {asked:?}");
+    };
+    let settings = SamplingParams {
+        logit_bias: vec![(1, 2.0)],
+        repetition_penalty: 1.5,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.25,
+        no_repeat_ngram_size: 2,
+        encoder_no_repeat_ngram_size: 2,
+        bad_words: vec!["ab".into()],
+        min_tokens: 3,
+        logprobs: Some(4),
+        ..SamplingParams::default()
+    };
+    check(&arrival(settings), &[0, 1], false);
+    check(&arrival(choice(&["ab"])), &[0], true);
+    let with = |rules: LogitRules| {
+        let mut arrival = arrival(SamplingParams::default());
+        arrival.prepared.rules = rules;
+        arrival
+    };
+    let rules = LogitRules::default;
+    let suppressing = with(LogitRules { suppress: [1].into(), begin_suppress: [2].into(), ..rules() });
+    check(&suppressing, &[], false);
+    let steps = with(LogitRules { steps: vec![[1, 2].into(), [3].into()], ..rules() });
+    check(&steps, &[], false);
+    check(&steps, &[1], true);
+    check(&steps, &[1, 3], false);
+    let last = with(LogitRules { last: [END].into(), ..rules() });
+    check(&last, &[0, 0], false);
+    check(&last, &[0, 0, 0], true);
+    let no_speech = with(LogitRules { no_speech: Some(NoSpeech { token: 1, step: 1 }), ..rules() });
+    check(&no_speech, &[], false);
+    check(&no_speech, &[0], true);
+    let rule = TimestampRule { first: 5, no_timestamps: 4, end: END, max_initial: None };
+    check(&with(LogitRules { timestamps: Some(rule), ..rules() }), &[], true);
+}
+
+/// Language detection: one of a few tokens, and probabilities among them alone.
+#[test]
+fn the_first_token_may_be_one_of_a_few() {
+    let mut arrival = arrival(SamplingParams { logprobs: Some(5), ..SamplingParams::default() });
+    arrival.prepared.rules.steps = vec![[2, 5].into()];
+    let mut answer = Completion::new(&arrival, 0, ROOM, tokenizer());
+    let next = advance(&mut answer, &[], prefer(1)).expect("finite logits");
+    let top: Vec<u32> = next.delta.logprobs[0].top.iter().map(|t| t.token_id).collect();
+    assert_eq!((next.token, top), (2, vec![2, 5]));
 }
 
 fn beams(sampling: SamplingParams, row: impl Fn(&[u32]) -> Vec<f32>) -> Vec<BeamCompletion> {

@@ -11,6 +11,7 @@ use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, StepInput};
+use triptych_models::sampling::{Choices, choose_rows};
 
 /// Tokens of the fake vocabulary.
 pub const VOCAB: usize = 64;
@@ -212,7 +213,7 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
-    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_forward) {
             return Err(refusal());
@@ -241,7 +242,7 @@ impl Decoder for FakeDecoder {
                 false => (mix(hash, t) % 1000) as f32 / 100.0,
             })
         });
-        Ok(logits.collect())
+        Ok(choose_rows(logits.collect(), VOCAB, step.choose))
     }
 
     fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {

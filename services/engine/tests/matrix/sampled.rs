@@ -1,6 +1,6 @@
 //! Sampling: the distribution is the reference's, and a seed gives the same completions alone and in any batch.
 
-use crate::bench::{Bench, roomy};
+use crate::bench::{Bench, Seen, cuda, roomy};
 use crate::case::{Case, Request, cases};
 use triptych_core::sampling::SamplingParams;
 use triptych_engine::{EngineConfig, PrefixCache};
@@ -121,5 +121,51 @@ fn completions_of_one_seed_are_the_same_alone_together_and_one_by_one() {
         }
         let differ = |id: u64| together.seen[&(10 * id)].tokens() != together.seen[&(10 * id + 1)].tokens();
         assert!(case.numbered().any(|(id, _)| differ(id)), "{}: all completions are alike", case.name);
+    }
+}
+
+/// Penalties, rules, cuts, log-probabilities and forks on the device, beside beams, which have whole rows.
+#[test]
+fn completions_on_cuda_are_those_of_the_cpu() {
+    for case in cases().iter().skip(2).step_by(9) {
+        let params = |request: &Request, id: u64| SamplingParams {
+            temperature: if id.is_multiple_of(2) { 0.0 } else { 0.8 },
+            seed: Some(id),
+            n: 1 + (id % 3) as u32,
+            top_k: (id % 4 == 1).then_some(20),
+            top_p: if id % 4 == 3 { 0.9 } else { 1.0 },
+            min_p: 0.01,
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.3,
+            no_repeat_ngram_size: 3,
+            logit_bias: vec![(5, 1.5), (7, -2.0)],
+            logprobs: (!id.is_multiple_of(3)).then_some(3),
+            max_tokens: Some(12),
+            min_tokens: 3,
+            ..request.greedy()
+        };
+        let run = |mut bench: Bench<'_>| {
+            for (id, request) in case.numbered() {
+                bench.add(case.arrival(request, 10 * id, params(request, id)));
+                if id == 1 {
+                    bench.add(case.arrival(request, 10_000, request.beams()));
+                }
+                bench.step();
+            }
+            bench.settle();
+            let told = |(id, seen): (&u64, &Seen)| {
+                let logprobs = seen.deltas.iter().flat_map(|d| &d.logprobs).map(|l| l.chosen.logprob);
+                (*id, seen.tokens(), logprobs.collect::<Vec<f32>>())
+            };
+            bench.seen.iter().map(told).collect::<Vec<_>>()
+        };
+        let (on_cuda, on_cpu) = (run(Bench::on(&cuda(), case, roomy())), run(Bench::new(case, roomy())));
+        for ((id, tokens, logprobs), (_, expect, expect_logprobs)) in on_cuda.iter().zip(&on_cpu) {
+            assert_eq!(tokens, expect, "{} completion {id}", case.name);
+            assert_eq!(logprobs.len(), expect_logprobs.len(), "{} completion {id}", case.name);
+            for (a, e) in logprobs.iter().zip(expect_logprobs) {
+                assert!((a - e).abs() < 5e-3, "{} completion {id}: {a} for {e}", case.name);
+            }
+        }
     }
 }

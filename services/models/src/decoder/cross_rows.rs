@@ -130,6 +130,7 @@ impl SeenRows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use triptych_kernels::ops::ChooseBatch;
 
     fn batch<'a>(query_start_loc: &'a [u32], seq_lens: &'a [u32]) -> PagedBatch<'a> {
         PagedBatch { query_start_loc, table_start_loc: &[], block_tables: &[], seq_lens }
@@ -139,6 +140,7 @@ mod tests {
     #[test]
     fn tokens_before_the_image_and_texts_do_not_see() {
         let starts = [0, 3, 4, 6];
+        let choose = ChooseBatch::default();
         let step = |cross_from| StepInput {
             token_ids: &[0; 6],
             positions: &[[0; 3]; 6],
@@ -148,6 +150,7 @@ mod tests {
             cross_kv: Some(batch(&starts, &[10, 10, 0])),
             cross_from,
             logit_rows: &[],
+            choose: &choose,
         };
         let from = [3, 1, 0];
         let seen =

@@ -11,7 +11,9 @@ use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::ops::ControlFlow;
 use triptych_core::EncodedRows;
-use triptych_kernels::ops::{Activation, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder};
+use triptych_kernels::ops::{
+    Activation, Choices, ChooseBatch, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder,
+};
 use triptych_kernels::{Backend, KernelError};
 
 mod align_pass;
@@ -96,13 +98,12 @@ impl<B: Backend> TransformerDecoder<B> {
     }
 
     /// Logits of chosen rows of the last layer's output `x: [n_tokens, hidden]`: `[logit_rows, vocab]`.
-    fn logits(&self, staged: &StagedStep<B::Step>, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+    fn logits(&self, staged: &StagedStep<B::Step>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let mut x = self.backend.gather_rows(&staged.step, x, staged.logit_rows)?;
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
         }
-        let logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
-        Ok(self.backend.take_values(logits)?)
+        Ok(self.backend.linear(&x, &self.head, Activation::None, None)?)
     }
 }
 
@@ -165,7 +166,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Ok(())
     }
 
-    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
         let staged = &self.stage(step)?;
         let mut x = self.embed(staged, step.embeds)?;
         x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
@@ -179,10 +180,11 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
                 Some(_) => layer.forward(&self.backend, &x, caches, rows)?,
             };
         }
-        if step.logit_rows.is_empty() {
-            return Ok(Vec::new());
+        if step.logit_rows.is_empty() && *step.choose == ChooseBatch::default() {
+            return Ok(Choices::default());
         }
-        self.logits(staged, &x)
+        let logits = self.logits(staged, &x)?;
+        Ok(self.backend.choose(logits, step.choose)?)
     }
 
     fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {

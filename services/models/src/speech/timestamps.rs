@@ -3,7 +3,7 @@
 //! The rules are those of transformers' `WhisperTimeStampLogitsProcessor`
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/generation/logits_process.py>).
 
-use crate::logits::{forbid, largest, log_sum_exp};
+use triptych_kernels::logits::{forbid, largest, log_sum_exp};
 
 /// Time tokens: `<|0.00|>` is `first`, each next one 20 ms later, to the end of the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

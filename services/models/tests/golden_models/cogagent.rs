@@ -11,6 +11,7 @@ use triptych_kernels::ops::{Activation, AttentionShape};
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::{Decoder, EmbedRows, PagedBatch, StepInput, TransformerDecoder};
+use triptych_models::sampling::ChooseBatch;
 use triptych_models::spec::*;
 use triptych_models::weights::Weights;
 
@@ -148,7 +149,7 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
         seq_lens,
     };
     let all: Vec<u32> = (0..token_ids.len() as u32).collect();
-    decoder
+    let mut chosen = decoder
         .forward(&StepInput {
             token_ids: &token_ids,
             positions: &positions,
@@ -158,8 +159,10 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
             cross_kv: Some(batch(cross_lens.as_slice())),
             cross_from: None,
             logit_rows: &all,
+            choose: &ChooseBatch::whole(all.len()),
         })
-        .expect("a step that fits")
+        .expect("a step that fits");
+    chosen.rows.get_mut(0, all.len()).expect("every row").to_vec()
 }
 
 fn project(decoder: &mut dyn Decoder, case: &Case, requests: &[Request]) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::PagedBatch;
 use triptych_models::decoder::{Decoder, EmbedRows, StepInput};
+use triptych_models::sampling::ChooseBatch;
 
 /// A sequence to decode.
 #[derive(Clone, Default)]
@@ -261,7 +262,7 @@ impl Batch {
                 rows: encoded(rows, *hidden),
             })
             .collect();
-        decoder
+        let mut chosen = decoder
             .forward(&StepInput {
                 token_ids: &self.token_ids,
                 positions: &self.positions,
@@ -271,8 +272,10 @@ impl Batch {
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
                 cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
                 logit_rows: &self.logit_rows,
+                choose: &ChooseBatch::whole(self.logit_rows.len()),
             })
-            .expect("a step that fits")
+            .expect("a step that fits");
+        chosen.rows.get_mut(0, self.logit_rows.len()).expect("every row").to_vec()
     }
 }
 

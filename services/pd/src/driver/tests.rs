@@ -10,6 +10,7 @@ use triptych_core::{
 use triptych_engine::EngineConfig;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
+use triptych_models::sampling::Choices;
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::compute_arbiter::EncoderBudget;
@@ -80,8 +81,8 @@ impl Decoder for AligningDecoder {
         Ok(())
     }
 
-    fn forward(&mut self, _: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
-        Ok(Vec::new())
+    fn forward(&mut self, _: &StepInput<'_>) -> Result<Choices, ModelError> {
+        Ok(Choices::default())
     }
 
     fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {

@@ -18,6 +18,7 @@ use triptych_engine::{
     Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId, SequenceRequest,
 };
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
+use triptych_models::sampling::Choices;
 use triptych_models::{Model, ModelError};
 
 /// A straight line over the sequences that choose a token in the step.
@@ -189,7 +190,7 @@ impl Decoder for Timed {
         self.time(|decoder| decoder.project_cross(rows, slots))
     }
 
-    fn forward(&mut self, step: &StepInput<'_>) -> Result<Vec<f32>, ModelError> {
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
         self.time(|decoder| decoder.forward(step))
     }
 

@@ -6,6 +6,7 @@ use super::settings::{Extent, ProfileSettings};
 use crate::curves::KvSizes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::decoder::{DecoderInfo, PagedBatch, StepInput};
+use triptych_models::sampling::{ChooseBatch, ChooseRow};
 
 /// A step to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +125,7 @@ pub struct Arrays {
     positions: Vec<[u32; 3]>,
     slots: Vec<u32>,
     logit_rows: Vec<u32>,
+    choose: ChooseBatch,
     own: Tables,
     cross: Tables,
     /// Slots that rows are projected to.
@@ -191,6 +193,7 @@ impl Arrays {
             self.slots.push(first_slot + token);
         }
         self.cross.push(n_queries, cross_rows);
+        self.choose.choices.push(ChooseRow::greedy(self.logit_rows.len() as u32));
         self.logit_rows.push(self.token_ids.len() as u32 - 1);
     }
 
@@ -205,6 +208,7 @@ impl Arrays {
             cross_kv: info.cross_attention.then(|| self.cross.view()),
             cross_from: None,
             logit_rows: &self.logit_rows,
+            choose: &self.choose,
         }
     }
 }

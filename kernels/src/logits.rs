@@ -95,7 +95,7 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
 }
 
 /// Sets `ids` to minus infinity in `logits: [vocab]`; ids past the vocabulary are passed over.
-pub(crate) fn forbid(ids: &[u32], logits: &mut [f32]) {
+pub fn forbid(ids: &[u32], logits: &mut [f32]) {
     for id in ids {
         if let Some(logit) = logits.get_mut(*id as usize) {
             *logit = f32::NEG_INFINITY;
