@@ -163,6 +163,9 @@ def pools():
             panel("Queued output tokens", "short", [q("sum by (worker_pool, model, modality) (triptych_encode_queued_tokens{%W})", "{{worker_pool}} {{model}} {{modality}}")], "Target metric of autoscaling."),
             panel("Items encoded", "short", [q("sum by (worker_pool, modality) (rate(triptych_encodes_total{%W}%R))", "{{worker_pool}} {{modality}}")], "Per second.", stack=True),
             panel("Batch size in items and tokens, mean", "short", [q("sum by (worker_pool) (rate(triptych_encode_batch_items_sum{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_batch_items_count{%W}%R))", "{{worker_pool}} items"), q("sum by (worker_pool) (rate(triptych_encode_batch_tokens_sum{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_batch_tokens_count{%W}%R))", "{{worker_pool}} tokens")]),
+            panel("Forwards with and without a CUDA graph", "short", [q("sum by (worker_pool) (rate(triptych_encode_graph_replays_total{%W}%R))", "{{worker_pool}} replayed"), q("sum by (worker_pool) (rate(triptych_encode_eager_forwards_total{%W}%R))", "{{worker_pool}} eager")], "Per second, on workers with a GPU."),
+            panel("Padding of replayed graphs", "percentunit", [q("sum by (worker_pool) (rate(triptych_encode_graph_padding_tokens_total{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_graph_tokens_total{%W}%R))", "{{worker_pool}}")], "Share of output tokens. Budgets between those there are lower it.", top=1),
+            panel("GPU memory of encoder graphs", "bytes", [q("sum by (worker_pool) (triptych_encode_graph_memory_bytes{%W})", "{{worker_pool}}")], "Each captured budget keeps its activations."),
         ]),
         ("PD workers", [
             panel("Requests", "short", [q('sum by (worker_pool) (triptych_requests_running{%W,component="pd",model!=""})', "{{worker_pool}} running"), q("sum by (worker_pool) (triptych_requests_waiting{%W})", "{{worker_pool}} waiting")]),

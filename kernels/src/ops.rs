@@ -19,6 +19,7 @@ mod bias;
 mod choose;
 mod conv;
 mod error;
+mod graph;
 mod rotary;
 mod stage;
 mod weights;
@@ -31,9 +32,10 @@ pub use choose::{
 };
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
+pub use graph::{CapturedForward, ForwardInputs};
 pub use rotary::{RopePairs, RopeShape};
-pub(crate) use stage::SeqLens;
 pub use stage::{Angles, HostStep, Indices, Offsets, PagedBatch, PagedSequences, Sequences, StageBuilder};
+pub(crate) use stage::{ArrayContent, SeqLens};
 pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.
@@ -64,6 +66,10 @@ pub enum NormKind {
     /// Root mean square only.
     Rms,
 }
+
+/// A forward on a back end, over arrays and features `[n_rows, width]`.
+pub type Forward<'a, B, E> =
+    dyn FnMut(&B, &<B as Backend>::Step, &<B as Backend>::Tensor) -> Result<<B as Backend>::Tensor, E> + 'a;
 
 /// A back end: where weights and activations live, and the ops over them.
 ///
@@ -331,4 +337,25 @@ pub trait Backend: Clone + Send + Sync + 'static {
         kv: KvLayer<'_, Self::KvCache, Self::Bias, Self::Tensor>,
         shape: AttentionShape,
     ) -> Result<Self::Tensor>;
+
+    // Graphs.
+
+    /// `true` if forwards can be captured.
+    fn captures(&self) -> bool {
+        false
+    }
+    /// Captures a forward over inputs of these shapes; nothing is kept of their values. `forward` gets the back end to compute
+    /// on, the arrays and the features, and is called twice: the first call makes ready what a capture forbids. What it
+    /// submits may depend on the shapes, not on values.
+    ///
+    /// # Errors
+    /// [`KernelError::NotCapturable`] from a back end without graphs, or for a forward that uploads activations or downloads;
+    /// those of `forward`. The back end can be used further.
+    fn capture<E: From<KernelError>>(
+        &self,
+        _inputs: ForwardInputs,
+        _forward: &mut Forward<'_, Self, E>,
+    ) -> Result<Box<dyn CapturedForward>, E> {
+        Err(KernelError::NotCapturable { op: "capture" }.into())
+    }
 }

@@ -99,6 +99,7 @@ fn encoder(parts: Parts) -> EncoderConfig {
         dtype: DType::F32.into(),
         mac_keys: Default::default(),
         limits: Limits::default(),
+        graphs: None,
         batch: BatchLimits::default(),
         max_jobs: 64,
         preprocess_threads: 2,

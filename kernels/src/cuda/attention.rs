@@ -106,7 +106,7 @@ pub(super) fn block_diagonal(
     let out_width = shape.n_heads * shape.head_dim;
     let out = CudaTensor::new(op, queue, (rows.n_queries, out_width))?;
     let lens = ragged_lens(op, step, seqs.seqs)?;
-    let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
+    let longest = seqs.seqs.lens.max_seqlen_q;
     let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
     let bias = LaunchBias::new(op, queue, step, seqs.bias, scores)?;
     let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
@@ -202,6 +202,8 @@ pub(super) fn paged(
 ) -> Result<CudaTensor> {
     let op = "paged_attention";
     check_head(op, shape.head_dim)?;
+    // Its launches follow from lengths.
+    queue.refuse_in_capture(op)?;
     let out = CudaTensor::new(op, queue, q.dims())?;
     let lens = paged_lens(op, step, kv.seqs)?;
     let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };

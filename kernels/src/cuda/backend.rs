@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use half::bf16;
 use triptych_core::{DType, EncodedRows};
 
 use super::arguments::{Rotation, Windows};
@@ -12,6 +11,7 @@ use super::choose::choose;
 use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
+use super::graph;
 use super::kv::{CudaHostKvCache, CudaKvCache, KvRows, SlotRows, block_bytes};
 use super::linear::{CudaLinear, Finish, Use};
 use super::memory::Fixed;
@@ -20,9 +20,9 @@ use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, s
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, Choices, ChooseBatch, ChosenHeads, Conv2d, Indices, KvLayer,
-    KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopePairs, RopeShape, Sequences,
-    StageBuilder, StoredBias, Unfold, Varlen, WeightView,
+    Activation, Angles, AttentionShape, Backend, CapturedForward, Choices, ChooseBatch, ChosenHeads, Conv2d,
+    Forward, ForwardInputs, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets,
+    Qkv, Result, RopePairs, RopeShape, Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -85,6 +85,17 @@ impl CudaBackend {
         self.precision
     }
 
+    /// Address of indices that an op has checked to be below `len`.
+    fn rows_below(&self, op: &'static str, step: &CudaStep, rows: Indices, len: usize) -> Result<u64> {
+        check::below(op, "row", rows, len)?;
+        if let Some(recording) = self.queue.recording()
+            && rows.len() > 0
+        {
+            recording.limit(rows.words().start, len);
+        }
+        step.indices(op, rows)
+    }
+
     fn tensor(&self, op: &'static str, dims: Dims) -> Result<CudaTensor> {
         CudaTensor::new(op, &self.queue, dims)
     }
@@ -93,19 +104,7 @@ impl CudaBackend {
         self.queue.fixed(op, as_bytes(values))
     }
 
-    /// Rows `first ..` of a tensor from values in f32.
-    fn fill_from(&self, op: &'static str, x: &CudaTensor, first: usize, values: &[f32]) -> Result<()> {
-        let at = x.address() + (first * x.dims().1 * self.queue.element().size()) as u64;
-        match self.queue.element() {
-            Element::F32 => self.queue.upload_to(op, at, as_bytes(values)),
-            Element::Bf16 => {
-                let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-                self.queue.upload_to(op, at, as_bytes(&rounded))
-            }
-        }
-    }
-
-    /// The same from stored rows, which the device widens.
+    /// Rows `first ..` of a tensor from stored rows, which the device widens.
     fn fill_stored(
         &self,
         op: &'static str,
@@ -121,7 +120,7 @@ impl CudaBackend {
             (DType::F32, Element::F32) | (DType::Bf16, Element::Bf16) => {
                 return queue.upload_to(op, at, from.data());
             }
-            (DType::F16, _) => return self.fill_from(op, x, first, &from.to_f32()),
+            (DType::F16, _) => return x.fill_rows(op, queue, first, &from.to_f32()),
             _ => {}
         }
         let stored = queue.upload(op, from.data())?;
@@ -230,7 +229,7 @@ impl Backend for CudaBackend {
     fn upload(&self, values: Vec<f32>, n_tokens: usize, width: usize) -> Result<CudaTensor> {
         check::upload(values.len(), n_tokens, width)?;
         let x = self.tensor("upload", (n_tokens, width))?;
-        self.fill_from("upload", &x, 0, &values)?;
+        x.fill_rows("upload", &self.queue, 0, &values)?;
         Ok(x)
     }
 
@@ -266,16 +265,16 @@ impl Backend for CudaBackend {
 
     fn embed(&self, step: &CudaStep, table: &CudaTable, ids: Indices) -> Result<CudaTensor> {
         let op = "embed";
-        check::below(op, "row", ids, table.dims.0)?;
+        let at = self.rows_below(op, step, ids, table.dims.0)?;
         let dims = (ids.len(), table.dims.1);
-        rows::gather(op, &self.queue, table.rows.address(), step.indices(op, ids)?, dims)
+        rows::gather(op, &self.queue, table.rows.address(), at, dims)
     }
 
     fn gather_rows(&self, step: &CudaStep, x: &CudaTensor, rows: Indices) -> Result<CudaTensor> {
         let op = "gather_rows";
-        check::below(op, "row", rows, x.dims().0)?;
+        let at = self.rows_below(op, step, rows, x.dims().0)?;
         let dims = (rows.len(), x.dims().1);
-        rows::gather(op, &self.queue, x.address(), step.indices(op, rows)?, dims)
+        rows::gather(op, &self.queue, x.address(), at, dims)
     }
 
     fn scatter_rows(
@@ -287,7 +286,7 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let op = "scatter_rows";
         check::scatter_rows(x.dims(), rows, src.dims())?;
-        let (from, of_rows) = (src.address(), step.indices(op, rows)?);
+        let (from, of_rows) = (src.address(), self.rows_below(op, step, rows, x.dims().0)?);
         let to = x.write(op, &self.queue)?;
         let [n_rows, width] = [rows.len(), x.dims().1].map(|n| n as u32);
         let function = self.queue.kernel(self.queue.device().kernels.scatter_rows);
@@ -523,6 +522,20 @@ impl Backend for CudaBackend {
         let bias = bias.dims(CudaBias::dims, CudaTensor::dims);
         check::paged(q.dims(), kv.cache.layout(), shape, Attended { seqs, mask, bias })?;
         paged(&self.queue, step, q, kv, shape)
+    }
+
+    fn captures(&self) -> bool {
+        true
+    }
+
+    fn capture<E: From<KernelError>>(
+        &self,
+        inputs: ForwardInputs,
+        forward: &mut Forward<'_, Self, E>,
+    ) -> Result<Box<dyn CapturedForward>, E> {
+        graph::capture(&self.queue, inputs, &mut |queue, step, features| {
+            forward(&Self { queue: Arc::new(queue), ..self.clone() }, step, features)
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Biases on attention scores, as kernels read them.
 
+use std::sync::Arc;
+
 use super::arguments::{Bias, bias_kind};
 use super::element::Element;
 use super::memory::{Fixed, Piece};
@@ -20,7 +22,7 @@ pub struct CudaBias {
 /// A bias as a launch has it, with the memory that only this launch needs.
 pub(super) struct LaunchBias {
     pub(super) argument: Bias,
-    _offsets: Option<Piece>,
+    _offsets: Option<Arc<Piece>>,
     _widened: Option<CudaTensor>,
 }
 
@@ -91,22 +93,24 @@ impl LaunchBias {
         bias: ScoreBias<'_, CudaBias, CudaTensor>,
         scores: ScoreShape<'_>,
     ) -> Result<Self> {
-        let upload = |offsets: Vec<u64>| queue.upload(op, &offsets);
         Ok(match bias {
             ScoreBias::None => {
                 let argument = Bias { values: 0, offsets: 0, kind: bias_kind::NONE, max_distance: 0 };
                 Self { argument, _offsets: None, _widened: None }
             }
             ScoreBias::Loaded(bias) => {
-                let offsets = upload(vec![0; scores.lens.len()])?;
+                let offsets = queue.constant(op, &vec![0_u64; scores.lens.len()])?;
                 Self { argument: bias.argument(offsets.address()), _offsets: Some(offsets), _widened: None }
             }
             ScoreBias::Chosen(bias, table_of) => {
-                let offsets = upload(table_starts(op, step.host(), bias, table_of)?)?;
+                if let Some(recording) = queue.recording() {
+                    recording.keep(table_of.words().start);
+                }
+                let offsets = queue.constant(op, &table_starts(op, step.host(), bias, table_of)?)?;
                 Self { argument: bias.argument(offsets.address()), _offsets: Some(offsets), _widened: None }
             }
             ScoreBias::Materialized(values) => {
-                let offsets = upload(scores.starts())?;
+                let offsets = Arc::new(queue.upload(op, &scores.starts())?);
                 let widened = match queue.element() {
                     Element::F32 => None,
                     Element::Bf16 => Some(widened(op, queue, values)?),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::driver::result;
 use parking_lot::Mutex;
@@ -65,6 +66,8 @@ pub(super) struct Pool {
     device: Arc<Device>,
     /// Pieces that nobody has, by their size.
     free: Mutex<BTreeMap<usize, Vec<u64>>>,
+    /// Bytes of all pieces.
+    n_bytes: AtomicUsize,
 }
 
 /// A piece of a pool, which goes back when it is dropped.
@@ -78,22 +81,39 @@ pub(super) struct Piece {
 impl Pool {
     /// An empty one.
     pub(super) fn new(device: &Arc<Device>) -> Arc<Self> {
-        Arc::new(Self { device: Arc::clone(device), free: Mutex::new(BTreeMap::new()) })
+        let (free, n_bytes) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0));
+        Arc::new(Self { device: Arc::clone(device), free, n_bytes })
     }
 
     /// So many bytes, undefined. None at all have address 0.
     pub(super) fn take(self: &Arc<Self>, op: &'static str, n_bytes: usize) -> Result<Piece> {
-        let pool = Arc::clone(self);
-        if n_bytes == 0 {
-            return Ok(Piece { address: 0, size: 0, pool });
+        if let Some(kept) = self.take_kept(n_bytes) {
+            return Ok(kept);
         }
         let size = piece_size(n_bytes);
-        let kept = self.free.lock().get_mut(&size).and_then(Vec::pop);
-        let address = match kept {
-            Some(address) => address,
-            None => self.allocate(op, size)?,
-        };
-        Ok(Piece { address, size, pool })
+        Ok(Piece { address: self.allocate(op, size)?, size, pool: Arc::clone(self) })
+    }
+
+    /// The same without a call of the driver: `None` if there is no piece that nobody has.
+    pub(super) fn take_kept(self: &Arc<Self>, n_bytes: usize) -> Option<Piece> {
+        let pool = Arc::clone(self);
+        if n_bytes == 0 {
+            return Some(Piece { address: 0, size: 0, pool });
+        }
+        let size = piece_size(n_bytes);
+        let address = self.free.lock().get_mut(&size).and_then(Vec::pop)?;
+        Some(Piece { address, size, pool })
+    }
+
+    /// Bytes of all its pieces.
+    pub(super) fn n_bytes(&self) -> usize {
+        self.n_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Addresses and bytes of the pieces that nobody has.
+    pub(super) fn kept(&self) -> Vec<(u64, usize)> {
+        let free = self.free.lock();
+        free.iter().flat_map(|(size, pieces)| pieces.iter().map(|piece| (*piece, *size))).collect()
     }
 
     /// A new piece. Where the device has no room, pieces of other sizes are freed first.
@@ -101,18 +121,22 @@ impl Pool {
         self.device.bind(op)?;
         // SAFETY: the piece is freed when the pool is trimmed or dropped, and written before it is read.
         let allocate = || unsafe { result::malloc_sync(size) }.op(op);
-        match allocate() {
+        let address = match allocate() {
             Err(KernelError::OutOfMemory { .. }) => {
                 self.trim();
-                allocate()
+                allocate()?
             }
-            other => other,
-        }
+            other => other?,
+        };
+        self.n_bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(address)
     }
 
     /// Frees the pieces that nobody has.
     fn trim(&self) {
         let kept = std::mem::take(&mut *self.free.lock());
+        let n_bytes = kept.iter().map(|(size, pieces)| size * pieces.len()).sum();
+        self.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
         if self.device.bind("free").is_ok() {
             for address in kept.into_values().flatten() {
                 // SAFETY: nobody has the piece; the driver waits for what still uses it.

@@ -9,6 +9,7 @@ use super::device::{Device, Function};
 use super::element::Element;
 use super::error::InOp;
 use super::memory::{Fixed, Piece, Pool};
+use super::recording::Recording;
 use super::staging::Staging;
 use crate::ops::{KernelError, Result};
 
@@ -21,8 +22,20 @@ pub(super) struct Queue {
     device: Arc<Device>,
     stream: Arc<CudaStream>,
     pool: Arc<Pool>,
-    staging: Staging,
+    staging: Arc<Staging>,
     element: Element,
+    mode: Mode,
+}
+
+/// Use of the work that is submitted.
+#[derive(Debug)]
+enum Mode {
+    /// It runs.
+    Eager,
+    /// It runs, over the memory of a graph that will be captured of the same work.
+    WarmUp(Arc<Recording>),
+    /// It becomes nodes of a graph.
+    Capture(Arc<Recording>),
 }
 
 /// Blocks, threads of a block, and bytes of dynamic shared memory of a launch.
@@ -62,8 +75,51 @@ impl Queue {
     /// A new stream for activations of an element.
     pub(super) fn new(device: &Arc<Device>, element: Element) -> Result<Self> {
         let stream = device.context().new_stream().op("cuda")?;
-        let (pool, staging) = (Pool::new(device), Staging::new(device, &stream));
-        Ok(Self { device: Arc::clone(device), stream, pool, staging, element })
+        let (pool, staging) = (Pool::new(device), Arc::new(Staging::new(device, &stream)));
+        Ok(Self { device: Arc::clone(device), stream, pool, staging, element, mode: Mode::Eager })
+    }
+
+    /// The same stream with the memory of a graph, for the run before its capture.
+    pub(super) fn warm_up(&self, arena: &Arc<Pool>, recording: &Arc<Recording>) -> Self {
+        Self { mode: Mode::WarmUp(Arc::clone(recording)), ..self.over(&self.stream, arena) }
+    }
+
+    /// A stream that captures, with the memory of the graph.
+    pub(super) fn capture(
+        &self,
+        stream: &Arc<CudaStream>,
+        arena: &Arc<Pool>,
+        recording: &Arc<Recording>,
+    ) -> Self {
+        Self { mode: Mode::Capture(Arc::clone(recording)), ..self.over(stream, arena) }
+    }
+
+    fn over(&self, stream: &Arc<CudaStream>, arena: &Arc<Pool>) -> Self {
+        Self {
+            device: Arc::clone(&self.device),
+            stream: Arc::clone(stream),
+            pool: Arc::clone(arena),
+            staging: Arc::clone(&self.staging),
+            element: self.element,
+            mode: Mode::Eager,
+        }
+    }
+
+    /// The recording of work that is captured, or will be.
+    pub(super) fn recording(&self) -> Option<&Recording> {
+        match &self.mode {
+            Mode::Eager => None,
+            Mode::WarmUp(recording) | Mode::Capture(recording) => Some(recording),
+        }
+    }
+
+    /// An error in a capture, for work that a graph cannot repeat: it reads or writes memory of the host, or its launches
+    /// follow from values.
+    pub(super) fn refuse_in_capture(&self, op: &'static str) -> Result<()> {
+        match self.recording() {
+            None => Ok(()),
+            Some(_) => Err(KernelError::NotCapturable { op }),
+        }
     }
 
     /// Element of its activations.
@@ -91,7 +147,11 @@ impl Queue {
 
     /// Memory of the stream's pool, undefined.
     pub(super) fn take(&self, op: &'static str, n_bytes: usize) -> Result<Piece> {
-        let piece = self.pool.take(op, n_bytes)?;
+        let piece = match self.mode {
+            // An allocation would spoil the capture; the run before it had as many pieces.
+            Mode::Capture(_) => self.pool.take_kept(n_bytes).ok_or(KernelError::NotCapturable { op })?,
+            Mode::Eager | Mode::WarmUp(_) => self.pool.take(op, n_bytes)?,
+        };
         // A value that nobody wrote is NaN, so that a test which reads it fails.
         if cfg!(debug_assertions) && n_bytes > 0 {
             self.fill(op, piece.address(), 0xff, n_bytes)?;
@@ -121,6 +181,11 @@ impl Queue {
 
     /// Copies bytes to an address; they are taken when this returns.
     pub(super) fn upload_to(&self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
+        self.refuse_in_capture(op)?;
+        self.stage(op, to, bytes)
+    }
+
+    fn stage(&self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: callers have allocated as many.
         unsafe { self.staging.upload(op, to, bytes) }
     }
@@ -128,6 +193,7 @@ impl Queue {
     /// Memory that is allocated once, with these bytes. They are there for all that is submitted later; a copy outside of the
     /// stream could still be under way then.
     pub(super) fn fixed(&self, op: &'static str, bytes: &[u8]) -> Result<Fixed> {
+        self.refuse_in_capture(op)?;
         let fixed = Fixed::new(op, &self.device, bytes.len())?;
         self.upload_to(op, fixed.address(), bytes)?;
         Ok(fixed)
@@ -135,10 +201,25 @@ impl Queue {
 
     /// Copies words to memory of the pool.
     pub(super) fn upload<T: Word>(&self, op: &'static str, values: &[T]) -> Result<Piece> {
+        self.refuse_in_capture(op)?;
         let bytes = as_bytes(values);
         let piece = self.pool.take(op, bytes.len())?;
-        self.upload_to(op, piece.address(), bytes)?;
+        self.stage(op, piece.address(), bytes)?;
         Ok(piece)
+    }
+
+    /// The same of words that follow from the shapes of a forward: a graph keeps them, and its replays read them again.
+    pub(super) fn constant<T: Word>(&self, op: &'static str, values: &[T]) -> Result<Arc<Piece>> {
+        let bytes = as_bytes(values);
+        match &self.mode {
+            Mode::Eager => Ok(Arc::new(self.upload(op, values)?)),
+            Mode::WarmUp(recording) => {
+                recording.constant(op, bytes, |piece| self.stage(op, piece.address(), bytes))
+            }
+            Mode::Capture(recording) => {
+                recording.kept_constant(bytes).ok_or(KernelError::NotCapturable { op })
+            }
+        }
     }
 
     /// Waits for all work, and hands over bytes of the device, part by part, in order.
@@ -149,6 +230,7 @@ impl Queue {
         n_bytes: usize,
         each: impl FnMut(&[u8]),
     ) -> Result<()> {
+        self.refuse_in_capture(op)?;
         // SAFETY: callers have allocated as many.
         unsafe { self.staging.download(op, from, n_bytes, each) }
     }

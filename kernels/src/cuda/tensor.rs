@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use half::bf16;
+
 use super::element::Element;
 use super::memory::Piece;
-use super::queue::Queue;
+use super::queue::{Queue, as_bytes};
 use crate::check::Dims;
 use crate::ops::{HostStep, Indices, Offsets, PagedSequences, Result, StageBuilder};
 
@@ -44,6 +46,24 @@ impl CudaTensor {
         self.data.address()
     }
 
+    /// Rows `first ..` from values in f32, which a stream copies in its order.
+    pub(super) fn fill_rows(
+        &self,
+        op: &'static str,
+        queue: &Queue,
+        first: usize,
+        values: &[f32],
+    ) -> Result<()> {
+        let at = self.address() + (first * self.width * queue.element().size()) as u64;
+        match queue.element() {
+            Element::F32 => queue.upload_to(op, at, as_bytes(values)),
+            Element::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+                queue.upload_to(op, at, as_bytes(&rounded))
+            }
+        }
+    }
+
     /// The same values in other dimensions of as many.
     pub(super) fn reshape(self, (n_tokens, width): Dims) -> Self {
         Self { n_tokens, width, ..self }
@@ -80,37 +100,47 @@ impl CudaStep {
         Ok(Self { host, words })
     }
 
+    /// Arrays whose words are at an address of the device, or will be.
+    pub(super) fn at(host: HostStep, words: Piece) -> Self {
+        Self { host, words }
+    }
+
+    /// Address of the words of all arrays.
+    pub(super) fn address(&self) -> u64 {
+        self.words.address()
+    }
+
     /// The arrays in host memory.
     pub(super) fn host(&self) -> &HostStep {
         &self.host
     }
 
     /// Address of a word.
-    fn at(&self, word: usize) -> u64 {
+    fn word(&self, word: usize) -> u64 {
         self.words.address() + (word * size_of::<u32>()) as u64
     }
 
     /// Address of indices.
     pub(super) fn indices(&self, op: &'static str, indices: Indices) -> Result<u64> {
         self.host.indices(op, indices)?;
-        Ok(self.at(indices.words().start))
+        Ok(self.word(indices.words().start))
     }
 
     /// Address of offsets.
     pub(super) fn offsets(&self, op: &'static str, offsets: Offsets) -> Result<u64> {
         self.host.offsets(op, offsets)?;
-        Ok(self.at(offsets.words().start))
+        Ok(self.word(offsets.words().start))
     }
 
     /// Addresses of cosines and sines.
     pub(super) fn angles(&self, op: &'static str, angles: crate::ops::Angles) -> Result<[u64; 2]> {
         self.host.angles(op, angles)?;
-        Ok(angles.words().map(|words| self.at(words.start)))
+        Ok(angles.words().map(|words| self.word(words.start)))
     }
 
     /// Addresses of `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
     pub(super) fn paged(&self, op: &'static str, seqs: PagedSequences) -> Result<[u64; 4]> {
         self.host.paged(op, seqs)?;
-        Ok(seqs.words().map(|words| self.at(words.start)))
+        Ok(seqs.words().map(|words| self.word(words.start)))
     }
 }

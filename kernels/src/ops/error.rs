@@ -54,6 +54,12 @@ pub enum KernelError {
         /// The driver's message.
         message: String,
     },
+    /// Work that cannot be captured as a graph, such as a copy to the host. It can be computed without one.
+    #[error("{op}: cannot be captured as a graph")]
+    NotCapturable {
+        /// The op.
+        op: &'static str,
+    },
     /// An error of a library that the back end uses.
     #[error("{op}: {message}")]
     Library {

@@ -32,9 +32,31 @@ static LAST_ID: AtomicU64 = AtomicU64::new(0);
 pub struct StageBuilder {
     id: u64,
     words: Vec<u32>,
-    n_arrays: usize,
+    arrays: Vec<StagedArray>,
     /// Words that each array may have, in the order in which they are added.
     rooms: Option<Vec<usize>>,
+}
+
+/// An array in the buffer of its step, as far as a captured forward must find it in the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StagedArray {
+    /// First word.
+    pub(crate) start: usize,
+    /// Words.
+    pub(crate) len: usize,
+    /// Bounds of its words.
+    pub(crate) content: ArrayContent,
+}
+
+/// Bounds of the words of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ArrayContent {
+    /// Indices below `bound`.
+    Indices { bound: usize },
+    /// Offsets of sequences in `n_rows` rows. Queries of attention: the longest sequence has at most `max_seqlen_q` of them.
+    Offsets { n_rows: usize, max_seqlen_q: Option<usize> },
+    /// Lengths, cosines, sines.
+    Values,
 }
 
 /// Range of an array in the buffer of its step.
@@ -104,6 +126,8 @@ pub struct PagedSequences {
 pub(crate) struct SeqLens {
     /// Sequences.
     pub(crate) n_seqs: usize,
+    /// Queries of a sequence, at most.
+    pub(crate) max_seqlen_q: usize,
     /// Products of both, summed up.
     pub(crate) n_scores: usize,
     /// The first sequence.
@@ -127,7 +151,7 @@ impl StageBuilder {
     /// A builder that lays one array behind the other.
     pub fn new() -> Self {
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { id, words: Vec::new(), n_arrays: 0, rooms: None }
+        Self { id, words: Vec::new(), arrays: Vec::new(), rooms: None }
     }
 
     /// A builder in which array `i`, in the order in which they are added, takes the place of `rooms[i]` words. Offsets take
@@ -142,7 +166,7 @@ impl StageBuilder {
     /// [`KernelError::Shape`] for more than there is room for, here and in all that follow.
     pub fn indices(&mut self, indices: &[u32]) -> Result<Indices> {
         let bound = indices.iter().max().map_or(0, |&most| most as usize + 1);
-        Ok(Indices { place: self.push(indices.iter().copied())?, bound })
+        Ok(Indices { place: self.push(ArrayContent::Indices { bound }, indices.iter().copied())?, bound })
     }
 
     /// Adds offsets of sequences, `[n_seqs + 1]`.
@@ -152,7 +176,8 @@ impl StageBuilder {
     pub fn offsets(&mut self, offsets: &[u32]) -> Result<Offsets> {
         let n_rows = offsets.last().map_or(0, |&end| end as usize);
         sizes::offsets("stage", "offsets", offsets, n_rows)?;
-        Ok(Offsets { place: self.push(offsets.iter().copied())?, n_rows })
+        let content = ArrayContent::Offsets { n_rows, max_seqlen_q: None };
+        Ok(Offsets { place: self.push(content, offsets.iter().copied())?, n_rows })
     }
 
     /// Adds sequences whose queries have keys of their own, by the offsets of both, `[n_seqs + 1]`.
@@ -160,11 +185,35 @@ impl StageBuilder {
     /// # Errors
     /// [`KernelError::Shape`] for offsets that are not, or of different numbers of sequences.
     pub fn sequences(&mut self, cu_seqlens_q: &[u32], cu_seqlens_k: &[u32]) -> Result<Sequences> {
+        let first = self.arrays.len();
         let queries = self.offsets(cu_seqlens_q)?;
         let keys = self.offsets(cu_seqlens_k)?;
         sizes::same("stage", "n_seqs", &[keys.n_seqs()], &[queries.n_seqs()])?;
         let lens = SeqLens::of(lens(cu_seqlens_q).zip(lens(cu_seqlens_k)));
+        self.bound_queries(first, lens.max_seqlen_q);
         Ok(Sequences { queries, keys, lens })
+    }
+
+    /// Adds sequences of at most `max_seqlen_q` queries, whatever the longest of this batch has: a captured forward takes
+    /// every batch of as many sequences and rows.
+    ///
+    /// # Errors
+    /// As [`Self::sequences`], and for a sequence that is longer.
+    pub fn bounded_sequences(
+        &mut self,
+        cu_seqlens_q: &[u32],
+        cu_seqlens_k: &[u32],
+        max_seqlen_q: usize,
+    ) -> Result<Sequences> {
+        let first = self.arrays.len();
+        let mut seqs = self.sequences(cu_seqlens_q, cu_seqlens_k)?;
+        if seqs.lens.max_seqlen_q > max_seqlen_q {
+            let (expected, actual) = (vec![max_seqlen_q], vec![seqs.lens.max_seqlen_q]);
+            return Err(KernelError::Shape { op: "stage", what: "queries of a sequence", expected, actual });
+        }
+        seqs.lens.max_seqlen_q = max_seqlen_q;
+        self.bound_queries(first, max_seqlen_q);
+        Ok(seqs)
     }
 
     /// Adds sequences whose rows are queries and keys both, by their offsets, `[n_seqs + 1]`.
@@ -172,8 +221,10 @@ impl StageBuilder {
     /// # Errors
     /// As [`Self::offsets`].
     pub fn self_sequences(&mut self, cu_seqlens: &[u32]) -> Result<Sequences> {
+        let first = self.arrays.len();
         let offsets = self.offsets(cu_seqlens)?;
         let lens = SeqLens::of(lens(cu_seqlens).map(|len| (len, len)));
+        self.bound_queries(first, lens.max_seqlen_q);
         Ok(Sequences { queries: offsets, keys: offsets, lens })
     }
 
@@ -197,7 +248,8 @@ impl StageBuilder {
         let n_keys = seq_lens.iter().map(|&n_keys| n_keys as usize);
         let lens = SeqLens::of(lens(query_start_loc).zip(n_keys));
         let blocks = self.indices(block_tables)?;
-        Ok(PagedSequences { queries, tables, blocks, seq_lens: self.push(seq_lens.iter().copied())?, lens })
+        let seq_lens = self.push(ArrayContent::Values, seq_lens.iter().copied())?;
+        Ok(PagedSequences { queries, tables, blocks, seq_lens, lens })
     }
 
     /// Adds the cosines and sines of rows, `[n_rows, n_pairs]` each, row-major.
@@ -209,29 +261,39 @@ impl StageBuilder {
         if n_pairs > 0 || !cos.is_empty() {
             sizes::divides("stage", "angles", n_pairs, cos.len())?;
         }
-        let [cos, sin] = [cos, sin].map(|values| self.push(values.iter().map(|value| value.to_bits())));
+        let [cos, sin] = [cos, sin]
+            .map(|values| self.push(ArrayContent::Values, values.iter().map(|value| value.to_bits())));
         Ok(Angles { cos: cos?, sin: sin?, n_pairs })
+    }
+
+    /// Notes the longest sequence of an array of queries, by its index.
+    fn bound_queries(&mut self, array: usize, longest: usize) {
+        if let Some(StagedArray { content: ArrayContent::Offsets { max_seqlen_q, .. }, .. }) =
+            self.arrays.get_mut(array)
+        {
+            *max_seqlen_q = Some(longest);
+        }
     }
 
     /// Everything that was added, in host memory.
     pub fn finish(self) -> HostStep {
-        HostStep::new(self.id, self.words)
+        HostStep::new(self.id, self.words, self.arrays)
     }
 
     /// Adds an array.
-    fn push(&mut self, words: impl Iterator<Item = u32>) -> Result<Place> {
+    fn push(&mut self, content: ArrayContent, words: impl Iterator<Item = u32>) -> Result<Place> {
         let start = self.words.len();
         self.words.extend(words);
         let len = self.words.len() - start;
         let room = match &self.rooms {
-            Some(rooms) => rooms.get(self.n_arrays).copied().unwrap_or(0),
+            Some(rooms) => rooms.get(self.arrays.len()).copied().unwrap_or(0),
             None => len,
         };
         if len > room {
             let (expected, actual) = (vec![room], vec![len]);
             return Err(KernelError::Shape { op: "stage", what: "words of an array", expected, actual });
         }
-        self.n_arrays += 1;
+        self.arrays.push(StagedArray { start, len, content });
         self.words.resize(start + room.next_multiple_of(ALIGNMENT), 0);
         Ok(Place { step: self.id, start, len })
     }
@@ -254,6 +316,7 @@ impl SeqLens {
         for (n_queries, n_keys) in each {
             let len = (n_queries, n_keys);
             lens.n_seqs += 1;
+            lens.max_seqlen_q = lens.max_seqlen_q.max(n_queries);
             lens.n_scores = lens.n_scores.saturating_add(n_queries.saturating_mul(n_keys));
             let first = *lens.first.get_or_insert(len);
             lens.other = lens.other.or((len != first).then_some(len));
@@ -404,6 +467,19 @@ mod tests {
         assert_eq!(stage(&[1, 2, 3, 4, 5, 6], PAGED), stage(&[1], one));
         assert_eq!(stage(&[1], one), Ok((0, [8, 16, 24, 36], 40)));
         assert!(matches!(stage(&[0; 7], one), Err(KernelError::Shape { what: "words of an array", .. })));
+    }
+
+    #[test]
+    fn bounded_sequences_have_the_bound_of_every_batch() {
+        let stage = |q: &[u32], bound| {
+            let mut builder = StageBuilder::new();
+            let seqs = builder.bounded_sequences(q, &[0, 2, 6], bound)?;
+            Ok((seqs.lens.max_seqlen_q, builder.finish().arrays().to_vec()))
+        };
+        let (bound, arrays) = stage(&[0, 4, 6], 5).expect("short enough");
+        assert_eq!(bound, 5);
+        assert_eq!(stage(&[0, 1, 6], 5), Ok((5, arrays)));
+        assert!(matches!(stage(&[0, 0, 6], 5), Err(KernelError::Shape { .. })));
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod conv;
 mod cublaslt;
 mod device;
 mod element;
+mod graph;
 mod linear;
 mod misuse;
 #[allow(dead_code)]

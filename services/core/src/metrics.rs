@@ -39,6 +39,12 @@ metrics! {
     ENCODE_TIME = "encode_time", "seconds", "Time of an encoder forward, per batch";
     ENCODE_BATCH_ITEMS = "encode_batch_items", "", "Items in an encoder batch";
     ENCODE_BATCH_TOKENS = "encode_batch_tokens", "", "Output tokens of an encoder batch";
+    ENCODE_GRAPH_REPLAYS = "encode_graph_replays", "", "Encoder forwards that replayed a CUDA graph";
+    ENCODE_EAGER_FORWARDS = "encode_eager_forwards", "", "Encoder forwards without a graph on a worker that has graphs";
+    ENCODE_GRAPH_TOKENS = "encode_graph_tokens", "", "Output tokens of replayed encoder graphs, padding included";
+    ENCODE_GRAPH_PADDING_TOKENS = "encode_graph_padding_tokens", "", "Output tokens of replayed encoder graphs that are padding";
+    ENCODE_GRAPHS = "encode_graphs", "", "Encoder graphs captured";
+    ENCODE_GRAPH_MEMORY = "encode_graph_memory", "bytes", "GPU memory that encoder graphs keep";
     ENCODES = "encodes", "", "Items encoded, by modality";
     ENCODE_JOBS = "encode_jobs", "", "Encoder jobs sent by the proxy, by reason: first, retry, hedge, fallback";
     ENCODES_SHARED = "encodes_shared", "", "Items that joined an encode in flight";

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use triptych_core::Failure;
 use triptych_core::timeline::COMPUTE;
 use triptych_models::ModelError;
-use triptych_models::encoder::Encoder;
+use triptych_models::encoder::{Encoder, GraphStats};
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
 use triptych_runtime::watchdog::Watchdog;
@@ -90,7 +90,12 @@ impl Batcher {
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let waiting = VecDeque::new();
-        let work = move || BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting }.run(jobs);
+        let graphs = GraphStats::default();
+        let work = move || {
+            let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs };
+            thread.report_graphs();
+            thread.run(jobs);
+        };
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
@@ -127,9 +132,18 @@ struct BatcherThread {
     meters: Arc<EncoderMeters>,
     watchdog: Watchdog,
     waiting: VecDeque<BatchJob>,
+    /// The encoder's graphs at the last report.
+    graphs: GraphStats,
 }
 
 impl BatcherThread {
+    /// Reports what its graphs have done since the last report.
+    fn report_graphs(&mut self) {
+        let stats = self.encoder.graph_stats();
+        self.meters.graphs(self.graphs, stats);
+        self.graphs = stats;
+    }
+
     fn run(mut self, mut jobs: mpsc::Receiver<BatchJob>) {
         loop {
             if self.waiting.is_empty() {
@@ -175,6 +189,7 @@ impl BatcherThread {
         let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&inputs))));
         let encode = start.elapsed();
         self.meters.batch(batch.len(), n_tokens, encode);
+        self.report_graphs();
         let rows = match result {
             Ok(Ok(rows)) if rows.len() == batch.len() => rows,
             Ok(Err(error)) if error.is_device_lost() => {
@@ -285,7 +300,8 @@ mod tests {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
         let (encoder, limits, watchdog) = (Box::new(Fake), BatchLimits::default(), Watchdog::default());
         let (arbiter, waiting) = (None, VecDeque::new());
-        let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting };
+        let graphs = GraphStats::default();
+        let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs };
         let (jobs, answers): (Vec<_>, Vec<_>) = [3, 13, 5]
             .map(|n| {
                 let (reply, answer) = oneshot::channel();

@@ -22,6 +22,7 @@ use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::{PeerCache, PeerCacheSettings};
 use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
@@ -53,6 +54,8 @@ pub struct EncoderConfig {
     pub mac_keys: MacKeys,
     /// Limits on items.
     pub limits: Limits,
+    /// Forwards that a GPU captures as graphs; `None`: none. The CPU has none.
+    pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
     /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
@@ -108,6 +111,8 @@ pub struct EmbeddedConfig {
     pub dtype: RowTypes,
     /// Limits on items.
     pub limits: Limits,
+    /// Forwards that a GPU captures as graphs; `None`: none. The CPU has none.
+    pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
     /// Compute arbiter shared with the engines of the process; `None`: no engines.
@@ -201,6 +206,7 @@ async fn run_to_drain(
         compute: config.compute,
         dtype: config.dtype,
         limits: config.limits,
+        graphs: config.graphs,
         batch: config.batch,
         arbiter: None,
         max_jobs: config.max_jobs,
@@ -227,8 +233,9 @@ impl EmbeddedConfig {
     ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
         let compute = self.compute;
         let dtype = self.dtype;
-        let sources = self.models;
-        let loading = tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype));
+        let (sources, graphs) = (self.models, self.graphs);
+        let loading =
+            tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype, graphs.as_ref()));
         let models = tokio::select! {
             loaded = loading => loaded??,
             // The loading thread is not in the drain group: draining need not wait for weights that are then
@@ -290,6 +297,7 @@ fn load_all(
     sources: &[ModelSource],
     compute: ComputeConfig,
     dtype: &RowTypes,
+    graphs: Option<&EncoderGraphConfig>,
 ) -> Result<Vec<LoadedModel>, EncoderError> {
     let failed = |source: &ModelSource| {
         let dir = source.dir.display().to_string();
@@ -298,18 +306,26 @@ fn load_all(
     let mut loaded = Vec::new();
     for source in sources {
         let compute = Compute::new(compute).map_err(failed(source))?;
-        loaded.push(load(source, &compute, dtype).map_err(failed(source))?);
+        loaded.push(load(source, &compute, dtype, graphs).map_err(failed(source))?);
     }
     Ok(loaded)
 }
 
-fn load(source: &ModelSource, compute: &Compute, types: &RowTypes) -> Result<LoadedModel, ModelError> {
+fn load(
+    source: &ModelSource,
+    compute: &Compute,
+    types: &RowTypes,
+    graphs: Option<&EncoderGraphConfig>,
+) -> Result<LoadedModel, ModelError> {
     let model = Model::open(source)?;
     let dtype = types.of(model.name().as_str());
     let mut encoders = Vec::new();
     for &modality in model.modalities() {
         let fingerprint = model.fingerprint_in(modality, dtype, compute.precision())?;
         let mut encoder = compute.load_encoder(&model, modality)?;
+        if let Some(graphs) = graphs {
+            encoder.use_graphs(graphs);
+        }
         warm_up(&mut *encoder, &*model.preprocess(), modality);
         encoders.push(LoadedEncoder { modality, fingerprint, encoder });
     }

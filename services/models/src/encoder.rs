@@ -6,6 +6,7 @@
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
 
+mod graphs;
 mod layout;
 mod units;
 mod position_bias;
@@ -13,6 +14,7 @@ mod stem;
 mod tiled;
 mod transformer;
 
+pub use graphs::{EncoderGraphConfig, GraphStats};
 pub use tiled::TiledEncoder;
 pub use transformer::TransformerEncoder;
 
@@ -23,6 +25,15 @@ pub use transformer::TransformerEncoder;
 pub trait Encoder: Send {
     /// Width of an output row.
     fn hidden(&self) -> usize;
+
+    /// Captures forwards as graphs from now on, where the back end has them and the model's forwards allow it; else nothing
+    /// changes. Rows are the same with graphs and without.
+    fn use_graphs(&mut self, _config: &EncoderGraphConfig) {}
+
+    /// Forwards with and without graphs so far; zeros without graphs.
+    fn graph_stats(&self) -> GraphStats {
+        GraphStats::default()
+    }
 
     /// Encodes a batch. Result `i` holds the rows of `batch[i]`: `[n_tokens, hidden]`, row-major.
     ///

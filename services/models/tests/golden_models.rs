@@ -7,6 +7,8 @@
 mod case;
 #[path = "golden_models/cogagent.rs"]
 mod cogagent;
+#[path = "golden_models/graphs.rs"]
+mod graphs;
 #[path = "golden_models/greedy.rs"]
 mod greedy;
 #[path = "golden_models/mllama.rs"]

@@ -7,6 +7,7 @@ pub mod auth;
 pub mod tls;
 pub mod discovery;
 pub mod drain;
+pub mod graphs;
 pub mod rows;
 pub mod watchdog;
 
@@ -15,6 +16,7 @@ use crate::ec_meters::TierMeters;
 use crate::error::{CliError, chain};
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
+use graphs::EncoderGraphArgs;
 use rows::RowArgs;
 use std::ffi::OsString;
 use std::fmt;
@@ -117,6 +119,9 @@ pub struct ModelArgs {
     /// Format of encoder outputs
     #[command(flatten)]
     pub rows: RowArgs,
+    /// Encoder graphs
+    #[command(flatten)]
+    pub graphs: EncoderGraphArgs,
 }
 
 impl ModelArgs {

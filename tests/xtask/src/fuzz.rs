@@ -33,8 +33,10 @@ pub struct FuzzArgs {
     runs: u64,
 }
 
-/// Inputs of a short run.
+/// Inputs of a short run, of each target.
 const BRIEF: u64 = 20_000;
+/// Seconds after which a short run of a target ends with fewer.
+const BRIEF_SECONDS: u32 = 30;
 
 /// The short run of `cargo xtask test`: one target or all, from their own seeds.
 ///
@@ -96,7 +98,7 @@ fn run_targets(wanted: Option<&str>, runs: u64, programs: &Path) -> Result<()> {
         fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
         if runs <= BRIEF {
             // Nobody watches it find its way.
-            fuzz.args(["-verbosity=0"]);
+            fuzz.arg("-verbosity=0").arg(format!("-max_total_time={BRIEF_SECONDS}"));
         }
         run(&mut fuzz)?;
     }

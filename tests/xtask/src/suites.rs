@@ -52,7 +52,7 @@ pub const SUITES: [Suite; 22] = [
     cluster("chaos", &[Need::Redis, Need::S3, Need::Namespaces], "a cluster under faults"),
     Suite {
         name: "fuzz",
-        about: "every reader of outside bytes, 20 000 inputs each",
+        about: "every reader of outside bytes, 20 000 inputs or 30 seconds each",
         needs: &[Need::Cxx],
         target: Target::Fuzzers,
     },

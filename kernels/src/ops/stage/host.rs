@@ -1,6 +1,6 @@
 //! A step in host memory: what host back ends compute with, and what a device keeps beside its copy for sizes.
 
-use super::{Angles, Indices, Offsets, PagedSequences, Place};
+use super::{Angles, Indices, Offsets, PagedSequences, Place, StagedArray};
 use crate::ops::PagedBatch;
 use crate::ops::error::{KernelError, Result};
 
@@ -9,16 +9,22 @@ use crate::ops::error::{KernelError, Result};
 pub struct HostStep {
     id: u64,
     words: Vec<u32>,
+    arrays: Vec<StagedArray>,
 }
 
 impl HostStep {
-    pub(super) fn new(id: u64, words: Vec<u32>) -> Self {
-        Self { id, words }
+    pub(super) fn new(id: u64, words: Vec<u32>, arrays: Vec<StagedArray>) -> Self {
+        Self { id, words, arrays }
     }
 
     /// All arrays, with what lies between them.
     pub fn words(&self) -> &[u32] {
         &self.words
+    }
+
+    /// The arrays, in the order in which they were added.
+    pub(crate) fn arrays(&self) -> &[StagedArray] {
+        &self.arrays
     }
 
     /// The array of a handle; `op` is for the error.

@@ -15,6 +15,7 @@ use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::peer::PeerCacheSettings;
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_models::compute::ComputeConfig;
+use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{LoadFormat, ModelSource};
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
@@ -98,6 +99,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         dtype: DType::F32.into(),
         mac_keys: Default::default(),
         limits: Limits::default(),
+        graphs: Some(EncoderGraphConfig::default()),
         batch: BatchLimits::default(),
         max_jobs,
         preprocess_threads: 4,

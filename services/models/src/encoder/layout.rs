@@ -8,8 +8,12 @@ use super::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{InputLayer, StagedPositions};
 use crate::spec::EncoderSpec;
-use triptych_kernels::Backend;
 use triptych_kernels::ops::{Indices, Sequences, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
+
+mod padding;
+
+pub(super) use padding::{Room, SeqRoom};
 
 /// Layout of the rows of a run.
 #[derive(Debug, Default, PartialEq)]
@@ -56,15 +60,50 @@ impl RowLayout {
         builder: &mut StageBuilder,
         input: &InputLayer<B>,
     ) -> Result<StagedLayout, ModelError> {
-        let whole = builder.self_sequences(&self.whole)?;
+        self.stage_with(builder, input, [None; 2])
+    }
+
+    /// The same with padding that fills a captured forward.
+    ///
+    /// # Errors
+    /// As [`Self::stage`], and if there is no room for the layout.
+    pub fn stage_in<B: Backend>(
+        self,
+        builder: &mut StageBuilder,
+        input: &InputLayer<B>,
+        room: Room,
+    ) -> Result<StagedLayout, ModelError> {
+        let seqs = [room.whole, room.windows].map(|seqs| Some((seqs, room.n_rows)));
+        self.with_padding(room).stage_with(builder, input, seqs)
+    }
+
+    fn stage_with<B: Backend>(
+        &self,
+        builder: &mut StageBuilder,
+        input: &InputLayer<B>,
+        rooms: [Option<(SeqRoom, usize)>; 2],
+    ) -> Result<StagedLayout, ModelError> {
+        let whole = stage_seqs(builder, &self.whole, rooms[0])?;
         let (mut windows, mut order) = (whole, None);
         if let Some(WindowOrder { stem_rows, output_rows }) = &self.order {
-            windows = builder.self_sequences(&self.windows)?;
+            windows = stage_seqs(builder, &self.windows, rooms[1])?;
             order = Some([builder.indices(stem_rows)?, builder.indices(output_rows)?]);
         }
         let rows = self.positions.iter().map(|[.., x]| *x);
         let positions = input.stage(builder, rows, &self.positions)?;
         Ok(StagedLayout { whole, windows, positions, order })
+    }
+
+    /// The layout with rows of padding; offsets stay those of the units.
+    fn with_padding(mut self, room: Room) -> Self {
+        let n_real = self.positions.len();
+        self.positions.resize(room.n_rows.max(n_real), [0; 3]);
+        if let Some(order) = &mut self.order {
+            order.stem_rows.extend(n_real as u32..room.n_rows as u32);
+            let merged = order.output_rows.len() as u32;
+            order.output_rows.extend(merged..(room.n_rows / room.group.max(1)) as u32);
+        }
+        self
     }
 
     /// Layout of the units of a run.
@@ -97,6 +136,17 @@ impl RowLayout {
         }
         layout
     }
+}
+
+/// Adds sequences by their offsets, with those of padding where there is room for so many rows.
+fn stage_seqs(
+    builder: &mut StageBuilder,
+    offsets: &[u32],
+    room: Option<(SeqRoom, usize)>,
+) -> Result<Sequences, KernelError> {
+    let Some((room, n_rows)) = room else { return builder.self_sequences(offsets) };
+    let [queries, keys] = room.padded(offsets, n_rows)?;
+    builder.bounded_sequences(&queries, &keys, room.max_seqlen)
 }
 
 impl WindowOrder {

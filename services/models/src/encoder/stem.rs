@@ -3,23 +3,27 @@
 
 mod captioned;
 mod davit;
+mod input;
 mod join;
 mod prefixed;
 mod swin;
 mod wave;
 mod windows;
 
-use super::units::EncodeUnit;
+use super::layout::Room;
+use super::units::{EncodeUnit, filled};
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
 use captioned::{CaptionedRows, CaptionedStem, TokenTable};
+pub(super) use input::StemInput;
+use input::patch_rows;
 use prefixed::{PrefixedPatchStem, PrefixedRows};
 use swin::{SwinRows, SwinStem};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder, Unfold};
 use triptych_kernels::{Backend, KernelError};
-use wave::{WaveRows, WaveStem};
+use wave::{PackedWave, WaveRows, WaveStem};
 
 const TAPS: usize = 3;
 
@@ -39,6 +43,7 @@ pub(super) enum StagedStem<'a, B: Backend> {
     Mel { convs: &'a [B::Linear; 2], n_mels: usize, n_frames: usize },
     Patches { projection: &'a B::Linear, patch_dim: usize },
     Wave(&'a WaveStem<B>, WaveRows),
+    PackedWave(&'a WaveStem<B>, PackedWave),
     Tokens(&'a B::Table, Indices),
     Prefixed(&'a PrefixedPatchStem<B>, PrefixedRows),
     Shifted(&'a SwinStem<B>, SwinRows),
@@ -111,10 +116,51 @@ impl<B: Backend> Stem<B> {
             Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
         })
     }
+
+    /// The same for units, and padding, of a captured forward.
+    ///
+    /// # Errors
+    /// As [`Self::stage`], and for a stem that cannot be captured.
+    pub fn stage_in(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+        room: Room,
+    ) -> Result<StagedStem<'_, B>, KernelError> {
+        match self {
+            Self::Mel { .. } | Self::Patches { .. } | Self::Shifted(_) => self.stage(builder, units),
+            Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
+            Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
+            Self::Tokens(table) => {
+                let mut ids: Vec<u32> = units.iter().flat_map(|p| p.values.tokens()).copied().collect();
+                ids.resize(room.n_rows, 0);
+                Ok(StagedStem::Tokens(table, builder.indices(&ids)?))
+            }
+            Self::Captioned(_) => Err(KernelError::NotCapturable { op: "encode" }),
+        }
+    }
+
+    /// Features of units, and zeros for padding, of a captured forward: `[n_rows, width]`, and `(n_rows, width)`.
+    pub fn features(&self, units: &[EncodeUnit<'_>], room: Room) -> (Vec<f32>, (usize, usize)) {
+        let concatenated = || units.iter().flat_map(|p| p.values.floats()).copied().collect();
+        let n_patches = units.first().map_or(0, |unit| unit.patches[0] * unit.patches[1]);
+        let (mut values, dims): (Vec<f32>, _) = match self {
+            Self::Mel { n_mels, n_frames, .. } => {
+                (mel_frames(units, [*n_mels, *n_frames]), (room.max_units * n_frames, *n_mels))
+            }
+            Self::Patches { patch_dim, .. } => (concatenated(), (room.n_rows, *patch_dim)),
+            Self::Prefixed(stem) => (concatenated(), (room.max_units * n_patches, stem.patch_values())),
+            Self::Shifted(stem) => (concatenated(), (n_patches, stem.patch_values())),
+            Self::Wave(stem) => (stem.packed_samples(units), (stem.n_packed(room), 1)),
+            Self::Tokens(_) | Self::Captioned(_) => (Vec::new(), (0, 0)),
+        };
+        values.resize(dims.0 * dims.1, 0.0);
+        (values, dims)
+    }
 }
 
 impl<B: Backend> StagedStem<'_, B> {
-    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`. The units are those that were staged.
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`. The input is of the units that were staged.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
@@ -122,34 +168,53 @@ impl<B: Backend> StagedStem<'_, B> {
         &self,
         backend: &B,
         step: &B::Step,
-        units: &[EncodeUnit<'_>],
+        input: StemInput<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
-        match self {
-            Self::Mel { convs, n_mels, n_frames } => {
-                let mut frames = Vec::with_capacity(units.len() * n_mels * n_frames);
-                for unit in units {
-                    transpose_into(&mut frames, unit.values.floats(), *n_frames);
-                }
-                let mut x = backend.upload(frames, units.len() * n_frames, *n_mels)?;
+        match (self, input) {
+            (Self::Mel { convs, n_mels, n_frames }, input) => {
+                let mut x = match input {
+                    StemInput::Rows(x) => x.clone(),
+                    StemInput::Units(units) => {
+                        let frames = mel_frames(units, [*n_mels, *n_frames]);
+                        backend.upload(frames, units.len() * n_frames, *n_mels)?
+                    }
+                };
+                let n_seqs = backend.dims(&x).0 / (*n_frames).max(1);
                 for (conv, stride) in convs.iter().zip([1, 2]) {
-                    let unfold = Unfold { n_seqs: units.len(), kernel: TAPS, stride, padding: 1 };
+                    let unfold = Unfold { n_seqs, kernel: TAPS, stride, padding: 1 };
                     x = backend.linear(&backend.unfold(&x, unfold)?, conv, Activation::Gelu, None)?;
                 }
                 Ok(x)
             }
-            Self::Patches { projection, patch_dim } => {
-                let values: Vec<f32> = units.iter().flat_map(|p| p.values.floats()).copied().collect();
-                let n_patches = values.len() / patch_dim;
-                let x = backend.upload(values, n_patches, *patch_dim)?;
+            (Self::Patches { projection, patch_dim }, input) => {
+                let x = patch_rows(backend, input, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
             }
-            Self::Wave(stem, rows) => stem.forward(backend, step, units, rows),
-            Self::Tokens(table, ids) => Ok(backend.embed(step, table, *ids)?),
-            Self::Prefixed(stem, rows) => stem.forward(backend, step, units, rows),
-            Self::Shifted(stem, rows) => stem.forward(backend, step, units, rows),
-            Self::Captioned(stem, rows) => stem.forward(backend, step, units, rows),
+            (Self::Tokens(table, ids), _) => Ok(backend.embed(step, table, *ids)?),
+            (Self::Prefixed(stem, rows), input) => stem.forward(backend, step, input, rows),
+            (Self::Shifted(stem, rows), input) => stem.forward(backend, step, input, rows),
+            (Self::PackedWave(stem, packed), StemInput::Rows(x)) => {
+                stem.forward_packed(backend, step, x, packed)
+            }
+            (Self::Wave(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
+            (Self::Captioned(stem, rows), StemInput::Units(units)) => {
+                stem.forward(backend, step, units, rows)
+            }
+            (Self::Wave(..) | Self::Captioned(..), StemInput::Rows(_))
+            | (Self::PackedWave(..), StemInput::Units(_)) => {
+                Err(KernelError::NotCapturable { op: "encode" }.into())
+            }
         }
     }
+}
+
+/// Frames of units, one's under another's: `[n_units · n_frames, n_mels]`.
+fn mel_frames(units: &[EncodeUnit<'_>], [n_mels, n_frames]: [usize; 2]) -> Vec<f32> {
+    let mut frames = Vec::with_capacity(units.len() * n_mels * n_frames);
+    for unit in units {
+        transpose_into(&mut frames, unit.values.floats(), n_frames);
+    }
+    frames
 }
 
 /// Appends the transpose of `values: [rows, n_columns]`.

@@ -8,6 +8,10 @@
 mod layer;
 mod rows;
 
+use super::graphs::{
+    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphStats, GraphUnits, UnitSize, append,
+    by_item,
+};
 use super::units::{EncodeUnit, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
@@ -15,17 +19,19 @@ use crate::layers::{LinearShape, Loader, StoredLinear};
 use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, NormSpec, StemSpec, TilesSpec};
 use crate::weights::Weights;
-use layer::{TileSequences, TiledLayer};
+use layer::{StagedTileSequences, TileSequences, TiledLayer};
 use rows::{StagedTileRows, TileRows, TiledImage};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, StageBuilder, WeightView};
+use triptych_kernels::ops::{Activation, CapturedForward, ForwardInputs, StageBuilder, WeightView};
 
 /// Rows computed at once, as in the other encoder.
 const RUN_ROWS: usize = 8192;
 
 /// An encoder of tiles over any back end.
 pub struct TiledEncoder<B: Backend> {
+    // Dropped before the weights that they name.
+    graphs: EncoderGraphs,
     backend: B,
     spec: EncoderSpec,
     tiles: TilesSpec,
@@ -36,6 +42,13 @@ pub struct TiledEncoder<B: Backend> {
     global: Vec<TiledLayer<B>>,
     // For the last layer's rows, then for those of each tap.
     projections: Vec<B::Linear>,
+}
+
+/// Arrays of a run in a step.
+#[derive(Clone, Copy)]
+struct StagedTiles {
+    sequences: StagedTileSequences,
+    rows: StagedTileRows,
 }
 
 /// Position embeddings, multiplied by their gates.
@@ -70,6 +83,7 @@ impl<B: Backend> TiledEncoder<B> {
         let gates = tiles.names.global_gates;
         let global = |i| TiledLayer::load(&loader.layer(tiles.names.global_layers, i), spec, Some(gates));
         Ok(Self {
+            graphs: EncoderGraphs::default(),
             patches: loader.linear(&[LinearShape { name, shape: &shape, bias: false }])?,
             embeddings: TileEmbeddings::load(&loader, tiles, hidden)?,
             norms: [norm(norm_before)?, norm(norm_after)?],
@@ -90,13 +104,28 @@ impl<B: Backend> TiledEncoder<B> {
         let mut parts = shares(n_tokens, self.local.len() + self.global.len());
         let mut part = || parts.next().map_or((), &mut *before);
         part();
-        let images: Vec<TiledImage> = run.iter().map(|unit| TiledImage::of(&self.tiles, unit)).collect();
-        let rows = TileRows::of(&self.tiles, &images);
+        let rows = TileRows::of(&self.tiles, &self.images(run));
         let mut builder = StageBuilder::new();
-        let sequences = TileSequences::of(&rows).stage(&mut builder)?;
-        let rows = rows.stage(&mut builder)?;
+        let staged = StagedTiles {
+            sequences: TileSequences::of(&rows).stage(&mut builder)?,
+            rows: rows.stage(&mut builder)?,
+        };
         let step = &backend.stage(builder)?;
-        let mut x = self.stem(step, run, &rows)?;
+        let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
+        let patches = backend.upload(values, staged.rows.patches.len(), self.patch_values())?;
+        Ok(backend.take_values(self.forward(backend, step, (&patches, staged), &mut part)?)?)
+    }
+
+    /// Output rows from patches `[n_patches, patch_values]`. `part` is called before every layer but the first.
+    fn forward(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        (patches, staged): (&B::Tensor, StagedTiles),
+        part: &mut dyn FnMut(),
+    ) -> Result<B::Tensor, ModelError> {
+        let StagedTiles { sequences, rows } = staged;
+        let mut x = self.stem(backend, step, patches, &rows)?;
         let mut taps = vec![None; self.tiles.taps.len()];
         for (i, layer) in self.local.iter().enumerate() {
             if i > 0 {
@@ -120,22 +149,22 @@ impl<B: Backend> TiledEncoder<B> {
                 projected = Some(backend.linear(part, projection, Activation::None, projected.as_ref())?);
             }
         }
-        Ok(projected.map(|rows| backend.download(&rows)).transpose()?.unwrap_or_default())
+        match projected {
+            Some(rows) => Ok(rows),
+            None => Ok(backend.zeros(0, self.tiles.out)?),
+        }
     }
 
     /// Input rows of the first layer, all images: patches, classes, filling; `[n_rows, hidden]`.
     fn stem(
         &self,
+        backend: &B,
         step: &B::Step,
-        run: &[EncodeUnit<'_>],
+        patches: &B::Tensor,
         rows: &StagedTileRows,
     ) -> Result<B::Tensor, ModelError> {
-        let backend = &self.backend;
         let hidden = self.spec.stack.hidden;
-        let values: Vec<f32> = run.iter().flat_map(|unit| unit.values.floats()).copied().collect();
-        let patch_values: usize = self.tiles.patch.iter().product();
-        let patches = backend.upload(values, rows.patches.len(), patch_values)?;
-        let patches = backend.linear(&patches, &self.patches, Activation::None, None)?;
+        let patches = backend.linear(patches, &self.patches, Activation::None, None)?;
         let zeros = |n: usize| backend.zeros(n, hidden);
         // Rows of tiles first; filling rows stay zero.
         let mut x = zeros(rows.placed.len())?;
@@ -149,11 +178,92 @@ impl<B: Backend> TiledEncoder<B> {
         backend.scatter_rows(step, &mut x, rows.placed, &normed)?;
         Ok(x)
     }
+
+    fn images(&self, units: &[EncodeUnit<'_>]) -> Vec<TiledImage> {
+        units.iter().map(|unit| TiledImage::of(&self.tiles, unit)).collect()
+    }
+
+    /// Values of a patch.
+    fn patch_values(&self) -> usize {
+        self.tiles.patch.iter().product()
+    }
+
+    /// Output rows of an image with all tiles.
+    fn whole_rows(&self) -> usize {
+        self.tiles.max_tiles * self.tiles.tile_rows()
+    }
+
+    /// Inputs of a captured forward and the arrays in them.
+    fn staged_in(
+        &self,
+        shape: GraphShape,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<(ForwardInputs, StagedTiles), ModelError> {
+        let rows = TileRows::padded(&self.tiles, &self.images(units), shape.max_units);
+        let mut arrays = StageBuilder::new();
+        let sequences = TileSequences::padded(&rows, self.whole_rows()).stage(&mut arrays)?;
+        let staged = StagedTiles { sequences, rows: rows.stage(&mut arrays)? };
+        let of_image = self.tiles.max_tiles * self.tiles.side * self.tiles.side * self.patch_values();
+        let mut features = Vec::with_capacity(shape.max_units * of_image);
+        for (i, unit) in units.iter().enumerate() {
+            features.extend_from_slice(unit.values.floats());
+            // Tiles that the image does not have.
+            features.resize((i + 1) * of_image, 0.0);
+        }
+        features.resize(shape.max_units * of_image, 0.0);
+        let dims = (staged.rows.patches.len(), self.patch_values());
+        Ok((ForwardInputs { arrays, features, dims }, staged))
+    }
+}
+
+impl<B: Backend> GraphEncoder for TiledEncoder<B> {
+    fn size(&self, unit: &EncodeUnit<'_>) -> UnitSize {
+        // An image with few tiles costs as much as one with all.
+        UnitSize { n_tokens: self.whole_rows(), n_seqs: 1, n_rows: unit.n_rows() }
+    }
+
+    fn eager(&self, units: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
+        let mut rows = Vec::new();
+        for run in units.chunks((RUN_ROWS / self.whole_rows().max(1)).max(1)) {
+            append(&mut rows, self.run(run, before)?);
+        }
+        Ok(rows)
+    }
+
+    fn inputs(&self, shape: GraphShape, units: &[EncodeUnit<'_>]) -> Result<ForwardInputs, ModelError> {
+        Ok(self.staged_in(shape, units)?.0)
+    }
+
+    fn capture(
+        &self,
+        shape: GraphShape,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<Box<dyn CapturedForward>, ModelError> {
+        let (inputs, staged) = self.staged_in(shape, units)?;
+        self.backend.capture(inputs, &mut |backend, step, patches| {
+            self.forward(backend, step, (patches, staged), &mut || ())
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.tiles.out
+    }
 }
 
 impl<B: Backend> Encoder for TiledEncoder<B> {
     fn hidden(&self) -> usize {
         self.tiles.out
+    }
+
+    fn use_graphs(&mut self, config: &EncoderGraphConfig) {
+        if self.backend.captures() {
+            let units = GraphUnits::Fixed(self.whole_rows().max(1));
+            self.graphs = EncoderGraphs::new(config, units, RUN_ROWS);
+        }
+    }
+
+    fn graph_stats(&self) -> GraphStats {
+        self.graphs.stats()
     }
 
     fn encode_in_parts(
@@ -165,19 +275,10 @@ impl<B: Backend> Encoder for TiledEncoder<B> {
         for (i, input) in batch.iter().enumerate() {
             all.extend(units(&self.spec, i, input)?);
         }
-        // An image with few tiles costs as much as one with all.
-        let whole = self.tiles.max_tiles * self.tiles.tile_rows();
-        let mut outputs = vec![Vec::new(); batch.len()];
-        for run in all.chunks((RUN_ROWS / whole).max(1)) {
-            let rows = self.run(run, before)?;
-            let mut rest = rows.as_slice();
-            for unit in run {
-                let (own, after) = rest.split_at(unit.n_rows() * self.tiles.out);
-                outputs[unit.item].extend_from_slice(own);
-                rest = after;
-            }
-        }
-        Ok(outputs)
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let rows = graphs.encode(&*self, &all, before);
+        self.graphs = graphs;
+        Ok(by_item(&all, rows?, batch.len()))
     }
 }
 

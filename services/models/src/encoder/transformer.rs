@@ -1,20 +1,26 @@
 //! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
-use super::layout::RowLayout;
+use super::graphs::{
+    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphStats, GraphUnits, UnitSize, append,
+    by_item,
+};
+use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::position_bias;
-use super::stem::Stem;
-use super::units::{EncodeUnit, runs, units};
+use super::stem::{StagedStem, Stem, StemInput};
+use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{
     AttentionRows, FeedForward, InputLayer, LinearShape, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::preprocess::EncoderInput;
-use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec};
+use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, Mask, ScoreBias, StageBuilder, Varlen};
+use triptych_kernels::ops::{
+    Activation, CapturedForward, ForwardInputs, Mask, ScoreBias, StageBuilder, Varlen,
+};
 
 /// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
 /// any back end needs to be busy.
@@ -22,6 +28,8 @@ const RUN_ROWS: usize = 8192;
 
 /// An encoder of any family over any back end.
 pub struct TransformerEncoder<B: Backend> {
+    // Dropped before the weights that they name.
+    graphs: EncoderGraphs,
     backend: B,
     spec: EncoderSpec,
     stem: Stem<B>,
@@ -30,6 +38,12 @@ pub struct TransformerEncoder<B: Backend> {
     final_norm: Option<B::Norm>,
     merger: Option<PatchMerger<B>>,
     projection: Option<B::Linear>,
+}
+
+/// Arrays of a run in a step.
+struct StagedRun<'a, B: Backend> {
+    stem: StagedStem<'a, B>,
+    layout: StagedLayout,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -73,6 +87,7 @@ impl<B: Backend> TransformerEncoder<B> {
             None => None,
         };
         Ok(Self {
+            graphs: EncoderGraphs::default(),
             stem: Stem::load(&loader, spec, weights)?,
             input_layer: InputLayer::load(
                 &loader,
@@ -98,10 +113,24 @@ impl<B: Backend> TransformerEncoder<B> {
         let mut part = || parts.next().map_or((), &mut *before);
         part();
         let mut builder = StageBuilder::new();
-        let stem = self.stem.stage(&mut builder, run)?;
-        let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
+        let staged = StagedRun {
+            stem: self.stem.stage(&mut builder, run)?,
+            layout: RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?,
+        };
         let step = &backend.stage(builder)?;
-        let mut x = stem.forward(backend, step, run)?;
+        let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
+        Ok(backend.take_values(self.layers(backend, step, (x, staged.layout), &mut part)?)?)
+    }
+
+    /// Output rows of the stem's rows: the layers, and what follows them. `part` is called before every layer but the first,
+    /// and after the last.
+    fn layers(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        (mut x, layout): (B::Tensor, StagedLayout),
+        part: &mut dyn FnMut(),
+    ) -> Result<B::Tensor, ModelError> {
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -128,7 +157,61 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some([_, output_rows]) = layout.order {
             x = backend.gather_rows(step, &x, output_rows)?;
         }
-        Ok(backend.take_values(x)?)
+        Ok(x)
+    }
+
+    /// Units that a captured forward takes; `None` if forwards cannot be captured.
+    fn graph_units(&self) -> Option<GraphUnits> {
+        match &self.spec.stem {
+            StemSpec::Mel { n_frames, .. } => Some(GraphUnits::Fixed((n_frames / 2 / self.group()).max(1))),
+            StemSpec::PrefixedPatches { grid, n_prefix, .. } => {
+                Some(GraphUnits::Fixed(((grid[0] * grid[1] + n_prefix) / self.group()).max(1)))
+            }
+            StemSpec::Patches { .. } | StemSpec::Wave(_) | StemSpec::Tokens { .. } => {
+                Some(GraphUnits::Ragged)
+            }
+            StemSpec::Swin(_) => Some(GraphUnits::OneGrid),
+            // The rows of its tower go through host memory.
+            StemSpec::Captioned(_) | StemSpec::Tiles(_) => None,
+        }
+    }
+
+    /// Rows and sequences of a captured forward.
+    fn room(&self, shape: GraphShape) -> Room {
+        let (group, max_units) = (self.group(), shape.max_units);
+        let n_rows = shape.n_tokens * group;
+        let whole = match self.graph_units() {
+            Some(GraphUnits::Fixed(of_unit)) => SeqRoom { n_seqs: max_units, max_seqlen: of_unit * group },
+            // One more for padding.
+            _ => SeqRoom { n_seqs: max_units + 1, max_seqlen: n_rows },
+        };
+        let windows = self.spec.windows.as_ref().map_or(whole, |windows| {
+            // `⌈h / side⌉ · ⌈w / side⌉ ≤ (h w + side − 1) / side` windows of a frame, and whole ones of padding.
+            let side = windows.side.max(1);
+            let n_seqs = (shape.n_tokens + max_units * (side - 1)).div_ceil(side) + 1;
+            SeqRoom { n_seqs, max_seqlen: side * side * group }
+        });
+        Room { n_rows, max_units, group, whole, windows }
+    }
+
+    /// Arrays of a captured forward.
+    fn stage_in(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+        shape: GraphShape,
+    ) -> Result<StagedRun<'_, B>, ModelError> {
+        let room = self.room(shape);
+        let stem = self.stem.stage_in(builder, units, room)?;
+        // Tables of scores are of whole images, so padding is too.
+        let layout = match (self.spec.extras.position_bias.is_some(), shape.grid) {
+            (true, _) => {
+                RowLayout::of(&self.spec, &filled(units, room.max_units)).stage(builder, &self.input_layer)?
+            }
+            (false, Some(_)) => RowLayout::of(&self.spec, units).stage(builder, &self.input_layer)?,
+            (false, None) => RowLayout::of(&self.spec, units).stage_in(builder, &self.input_layer, room)?,
+        };
+        Ok(StagedRun { stem, layout })
     }
 
     /// Rows that become one output row.
@@ -137,9 +220,64 @@ impl<B: Backend> TransformerEncoder<B> {
     }
 }
 
+impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
+    fn size(&self, unit: &EncodeUnit<'_>) -> UnitSize {
+        let n_rows = unit.n_rows() / self.group();
+        // Frames of an image are sequences of their own.
+        UnitSize { n_tokens: n_rows, n_seqs: unit.grid[0], n_rows }
+    }
+
+    fn eager(&self, units: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
+        let mut rows = Vec::new();
+        for run in runs(units, RUN_ROWS) {
+            append(&mut rows, self.run(run, before)?);
+        }
+        Ok(rows)
+    }
+
+    fn inputs(&self, shape: GraphShape, units: &[EncodeUnit<'_>]) -> Result<ForwardInputs, ModelError> {
+        let mut arrays = StageBuilder::new();
+        self.stage_in(&mut arrays, units, shape)?;
+        let (features, dims) = self.stem.features(units, self.room(shape));
+        Ok(ForwardInputs { arrays, features, dims })
+    }
+
+    fn capture(
+        &self,
+        shape: GraphShape,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<Box<dyn CapturedForward>, ModelError> {
+        let mut arrays = StageBuilder::new();
+        let staged = self.stage_in(&mut arrays, units, shape)?;
+        let (features, dims) = self.stem.features(units, self.room(shape));
+        self.backend.capture(ForwardInputs { arrays, features, dims }, &mut |backend, step, features| {
+            let x = staged.stem.forward(backend, step, StemInput::Rows(features))?;
+            self.layers(backend, step, (x, staged.layout), &mut || ())
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.spec.output_width()
+    }
+}
+
 impl<B: Backend> Encoder for TransformerEncoder<B> {
     fn hidden(&self) -> usize {
         self.spec.output_width()
+    }
+
+    fn use_graphs(&mut self, config: &EncoderGraphConfig) {
+        if !self.backend.captures() {
+            return;
+        }
+        match self.graph_units() {
+            Some(units) => self.graphs = EncoderGraphs::new(config, units, RUN_ROWS / self.group()),
+            None => tracing::info!("forwards of this encoder cannot be captured; they run without graphs"),
+        }
+    }
+
+    fn graph_stats(&self) -> GraphStats {
+        self.graphs.stats()
     }
 
     fn encode_in_parts(
@@ -151,18 +289,10 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
         for (i, input) in batch.iter().enumerate() {
             all.extend(units(&self.spec, i, input)?);
         }
-        let group = self.group();
-        let mut outputs = vec![Vec::new(); batch.len()];
-        for run in runs(&all, RUN_ROWS) {
-            let rows = self.run(run, before)?;
-            let mut rest = rows.as_slice();
-            for unit in run {
-                let (own, after) = rest.split_at(unit.n_rows() / group * self.hidden());
-                outputs[unit.item].extend_from_slice(own);
-                rest = after;
-            }
-        }
-        Ok(outputs)
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let rows = graphs.encode(&*self, &all, before);
+        self.graphs = graphs;
+        Ok(by_item(&all, rows?, batch.len()))
     }
 }
 

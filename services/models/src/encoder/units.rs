@@ -176,6 +176,15 @@ fn captioned_rows(
     }
 }
 
+/// The units, and units of padding up to `n`: as large as the first, without values.
+pub(super) fn filled<'a>(units: &[EncodeUnit<'a>], n: usize) -> Vec<EncodeUnit<'a>> {
+    let mut all = units.to_vec();
+    if let Some(first) = units.first() {
+        all.resize(n.max(units.len()), EncodeUnit { values: UnitValues::Floats(&[]), ..*first });
+    }
+    all
+}
+
 /// Splits units into runs of at most `max_rows` rows; a unit that is larger makes a run of its own.
 pub(super) fn runs<'p, 'a>(units: &'p [EncodeUnit<'a>], max_rows: usize) -> Vec<&'p [EncodeUnit<'a>]> {
     let mut runs = Vec::new();

@@ -104,6 +104,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         dtype: args.models.row_types(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
+        graphs: args.models.graphs.config(),
         batch: BatchLimits { max_tokens: args.batch_tokens, max_items: args.batch_items.max(1) },
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -14,6 +14,7 @@ use clap::builder::FalseyValueParser;
 use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_models::compute::ComputeConfig;
+use triptych_models::encoder::EncoderGraphConfig;
 use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, MakeColocated, PdConfig, PdError};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
@@ -151,7 +152,12 @@ fn mib(n: u32) -> usize {
 }
 
 /// The encoders of the same models, over the worker's own connector.
-fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeColocated {
+fn encoders(
+    config: &PdConfig,
+    graphs: Option<EncoderGraphConfig>,
+    drain: Drain,
+    metrics: MetricsRegistry,
+) -> MakeColocated {
     let config = EmbeddedConfig {
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
@@ -159,6 +165,7 @@ fn encoders(config: &PdConfig, drain: Drain, metrics: MetricsRegistry) -> MakeCo
         compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
+        graphs,
         batch: BatchLimits::default(),
         arbiter: config.arbiter.clone(),
         max_jobs: MAX_JOBS,
@@ -226,7 +233,12 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     };
     if args.with_encoder {
         config.arbiter = Some(ComputeArbiter::new(args.encoder_token_budget));
-        config.colocated = Some(encoders(&config, process.drain.clone(), process.metrics.clone()));
+        config.colocated = Some(encoders(
+            &config,
+            args.models.graphs.config(),
+            process.drain.clone(),
+            process.metrics.clone(),
+        ));
     }
     triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {
         PdError::Model { .. } | PdError::Engine { .. } => CliError::Setting(chain(&e)),

@@ -174,6 +174,7 @@ pub fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, C
 pub fn model_flags(args: &ModelArgs, models: &[CheckedModel]) -> Vec<OsString> {
     let mut flags = args.compute.to_flags();
     flags.extend(args.rows.to_flags());
+    flags.extend(args.graphs.to_flags());
     for model in models {
         let mut source = OsString::from(format!("{}=", model.name));
         source.push(&model.dir);

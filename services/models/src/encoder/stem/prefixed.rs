@@ -3,6 +3,7 @@
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/vit/modeling_vit.py>
 //! (`ViTEmbeddings`) and `deit/modeling_deit.py` beside it.
 
+use super::input::{StemInput, patch_rows};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
@@ -50,6 +51,11 @@ impl<B: Backend> PrefixedPatchStem<B> {
         })
     }
 
+    /// Values of a patch.
+    pub fn patch_values(&self) -> usize {
+        self.patch_values
+    }
+
     /// Adds the places of rows to a step.
     ///
     /// # Errors
@@ -85,14 +91,12 @@ impl<B: Backend> PrefixedPatchStem<B> {
         &self,
         backend: &B,
         step: &B::Step,
-        units: &[EncodeUnit<'_>],
+        input: StemInput<'_, B>,
         rows: &PrefixedRows,
     ) -> Result<B::Tensor, ModelError> {
-        let values: Vec<f32> = units.iter().flat_map(|p| p.values.floats()).copied().collect();
-        let n_patches = values.len() / self.patch_values;
-        let patches = backend.upload(values, n_patches, self.patch_values)?;
+        let patches = patch_rows(backend, input, self.patch_values)?;
         let patches = backend.linear(&patches, &self.projection, Activation::None, None)?;
-        let n_rows = n_patches + units.len() * self.prefix.len();
+        let n_rows = rows.patches.len() + rows.learned.len() * self.prefix.len();
         let mut x = backend.zeros(n_rows, self.hidden)?;
         backend.scatter_rows(step, &mut x, rows.patches, &patches)?;
         for (table, places) in self.prefix.iter().zip(&rows.prefix) {

@@ -5,6 +5,7 @@
 //! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there. Images are computed
 //! one by one: at the first stage a page of 2560 by 1920 has 307 200 rows.
 
+use super::input::StemInput;
 use super::join::{joined, stage_places};
 use super::windows::{Cut, StagedWindows, WindowPartition, quads};
 use crate::encoder::position_bias::{n_offsets, offset};
@@ -80,6 +81,11 @@ impl<B: Backend> SwinStem<B> {
         })
     }
 
+    /// Values of a patch.
+    pub fn patch_values(&self) -> usize {
+        self.patch_values
+    }
+
     /// Adds images to a step.
     ///
     /// # Errors
@@ -106,23 +112,35 @@ impl<B: Backend> SwinStem<B> {
         &self,
         backend: &B,
         step: &B::Step,
-        units: &[EncodeUnit<'_>],
+        input: StemInput<'_, B>,
         rows: &SwinRows,
     ) -> Result<B::Tensor, ModelError> {
-        let images = units.iter().zip(&rows.images).map(|(unit, grids)| self.one(backend, step, unit, grids));
-        joined(backend, step, images.collect::<Result<_, _>>()?, &rows.places)
+        let images: Vec<B::Tensor> = match input {
+            StemInput::Rows(patches) => {
+                let one = |grids: &Vec<SwinGrid>| self.one(backend, step, patches, grids);
+                rows.images.iter().map(one).collect::<Result<_, _>>()?
+            }
+            StemInput::Units(units) => {
+                let one = |(unit, grids): (&EncodeUnit<'_>, &Vec<SwinGrid>)| {
+                    let n_patches = unit.patches[0] * unit.patches[1];
+                    let patches =
+                        backend.upload(unit.values.floats().to_vec(), n_patches, self.patch_values)?;
+                    self.one(backend, step, &patches, grids)
+                };
+                units.iter().zip(&rows.images).map(one).collect::<Result<_, ModelError>>()?
+            }
+        };
+        joined(backend, step, images, &rows.places)
     }
 
     fn one(
         &self,
         backend: &B,
         step: &B::Step,
-        unit: &EncodeUnit<'_>,
+        patches: &B::Tensor,
         grids: &[SwinGrid],
     ) -> Result<B::Tensor, ModelError> {
-        let n_patches = unit.patches[0] * unit.patches[1];
-        let x = backend.upload(unit.values.floats().to_vec(), n_patches, self.patch_values)?;
-        let x = backend.linear(&x, &self.projection, Activation::None, None)?;
+        let x = backend.linear(patches, &self.projection, Activation::None, None)?;
         let mut x = backend.norm(&x, &self.norm)?;
         for (stage, grid) in self.stages.iter().zip(grids) {
             for layer in &stage.layers {

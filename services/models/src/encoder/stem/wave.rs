@@ -4,6 +4,7 @@
 //! (`MoonshineEncoder`). Pieces are computed one by one, since each has its own length.
 
 use super::join::{joined, stage_places};
+use crate::encoder::layout::Room;
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
@@ -24,6 +25,15 @@ pub(crate) struct WaveRows {
     normed: Vec<Offsets>,
     /// Of each unit's output among those of all.
     places: Vec<Indices>,
+}
+
+/// Units of a captured forward, which lie one after another in one signal: each starts where an output row does, and the
+/// rows of windows that reach past a unit are left out.
+pub(crate) struct PackedWave {
+    /// Rows after the first convolution: of what precedes a unit, then of the unit, for each; then the rest.
+    normed: Offsets,
+    /// Output rows of the units, and any row for padding.
+    rows: Indices,
 }
 
 impl<B: Backend> WaveStem<B> {
@@ -94,7 +104,83 @@ impl<B: Backend> WaveStem<B> {
         normed: Offsets,
     ) -> Result<B::Tensor, ModelError> {
         let samples = unit.values.floats();
-        let mut x = backend.upload(samples.to_vec(), samples.len(), 1)?;
+        self.convolve(backend, step, backend.upload(samples.to_vec(), samples.len(), 1)?, normed)
+    }
+
+    /// Samples of the signal of a captured forward.
+    pub fn n_packed(&self, room: Room) -> usize {
+        let (stride, least) = (self.spec.samples_per_row().max(1), self.spec.min_samples());
+        // Samples of a unit past those that start its rows.
+        let beyond = room.max_units * least.div_ceil(stride);
+        (room.n_rows + beyond) * stride + least
+    }
+
+    /// The signal, without the zeros after the last unit.
+    pub fn packed_samples(&self, units: &[EncodeUnit<'_>]) -> Vec<f32> {
+        let stride = self.spec.samples_per_row().max(1);
+        let mut signal = Vec::new();
+        for unit in units {
+            signal.extend_from_slice(unit.values.floats());
+            signal.resize(signal.len().next_multiple_of(stride), 0.0);
+        }
+        signal
+    }
+
+    /// Adds the rows of units of a captured forward to a step.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] if there is no room for them.
+    pub fn stage_packed(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+        room: Room,
+    ) -> Result<PackedWave, KernelError> {
+        let n_samples = self.n_packed(room);
+        let stride = self.spec.samples_per_row().max(1);
+        let [taps, first_stride] = self.spec.convs[0];
+        let after_first = |n: usize| n.checked_sub(taps).map_or(0, |n| n / first_stride.max(1) + 1);
+        let (mut normed, mut rows, mut start) = (vec![0], Vec::with_capacity(room.n_rows), 0);
+        for unit in units {
+            let n = unit.values.floats().len();
+            let first = start / first_stride.max(1);
+            normed.extend([first as u32, (first + after_first(n)) as u32]);
+            let first = (start / stride) as u32;
+            rows.extend(first..first + unit.n_rows() as u32);
+            start = (start + n).next_multiple_of(stride);
+        }
+        if start > n_samples || units.len() > room.max_units || rows.len() > room.n_rows {
+            let (expected, actual) = (vec![n_samples, room.max_units], vec![start, units.len()]);
+            return Err(KernelError::Shape { op: "encode", what: "samples and units", expected, actual });
+        }
+        normed.resize(2 * room.max_units + 2, after_first(n_samples) as u32);
+        rows.resize(room.n_rows, self.spec.n_rows(n_samples).saturating_sub(1) as u32);
+        Ok(PackedWave { normed: builder.offsets(&normed)?, rows: builder.indices(&rows)? })
+    }
+
+    /// Rows of the units of a captured forward, from its signal `x: [n_packed, 1]`: `[n_rows, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if a back end refuses the shapes.
+    pub fn forward_packed(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+        packed: &PackedWave,
+    ) -> Result<B::Tensor, ModelError> {
+        let x = self.convolve(backend, step, x.clone(), packed.normed)?;
+        Ok(backend.gather_rows(step, &x, packed.rows)?)
+    }
+
+    /// The convolutions over one signal, `x: [n_samples, 1]`, with the norm of each sequence of rows after the first.
+    fn convolve(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        mut x: B::Tensor,
+        normed: Offsets,
+    ) -> Result<B::Tensor, ModelError> {
         for (i, (conv, [kernel, stride])) in self.convs.iter().zip(self.spec.convs).enumerate() {
             let windows = backend.unfold(&x, Unfold { n_seqs: 1, kernel, stride, padding: 0 })?;
             let activation = if i == 0 { Activation::Tanh } else { Activation::Gelu };

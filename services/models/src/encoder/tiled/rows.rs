@@ -84,6 +84,18 @@ impl TileRows {
         })
     }
 
+    /// The same for a captured forward of `n_images`: padding up to it, patches of the tiles that images do not have too, and as
+    /// many output rows as these images can have.
+    pub fn padded(tiles: &TilesSpec, images: &[TiledImage], n_images: usize) -> Self {
+        let mut all = images.to_vec();
+        all.resize(n_images.max(images.len()), TiledImage { n_tiles: 1, arrangement: 1 });
+        let mut rows = Self::of(tiles, &all);
+        let is_patch = |(i, place): (usize, &u32)| (*place > 0).then_some(i as u32);
+        rows.patches = rows.places.iter().enumerate().filter_map(is_patch).collect();
+        rows.output.resize(all.len() * tiles.max_tiles * tiles.tile_rows(), 0);
+        rows
+    }
+
     /// Indices for these images.
     pub fn of(tiles: &TilesSpec, images: &[TiledImage]) -> Self {
         let n_tiles = tiles.max_tiles;
