@@ -85,7 +85,8 @@ pub(crate) fn choose(logits: Dims, batch: &ChooseBatch) -> Result<()> {
     indices(op, "row", &rows, logits.0)?;
     indices(op, "whole row", &batch.whole, logits.0)?;
     if let Some(pair) = batch.whole.windows(2).find(|pair| pair[1] <= pair[0]) {
-        let (expected, actual) = (vec![pair[0] as usize + 1], vec![pair[1] as usize]);
+        let expected = vec![pair[0] as usize + 1];
+        let actual = vec![pair[1] as usize];
         return Err(KernelError::Shape { op, what: "whole rows that ascend", expected, actual });
     }
     let n_words = logits.1.div_ceil(u32::BITS as usize);

@@ -286,7 +286,8 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let op = "scatter_rows";
         check::scatter_rows(x.dims(), rows, src.dims())?;
-        let (from, of_rows) = (src.address(), self.rows_below(op, step, rows, x.dims().0)?);
+        let from = src.address();
+        let of_rows = self.rows_below(op, step, rows, x.dims().0)?;
         let to = x.write(op, &self.queue)?;
         let [n_rows, width] = [rows.len(), x.dims().1].map(|n| n as u32);
         let function = self.queue.kernel(self.queue.device().kernels.scatter_rows);

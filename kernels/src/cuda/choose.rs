@@ -34,7 +34,7 @@ pub(super) fn choose(queue: &Queue, mut logits: CudaTensor, batch: &ChooseBatch)
                 // A clone keeps its values.
                 logits.write(OP, queue)?;
             }
-            let rows = f32_rows(queue, &logits, (asked, word(arrays.rows)), may_change)?;
+            let rows = f32_rows(queue, &logits, asked, word(arrays.rows), may_change)?;
             let device = DeviceRows { queue, logits: rows.address(), n_rows: asked.len(), vocab };
             if arrays.is_changed {
                 device.edit([arrays.edits, arrays.edit_start, arrays.masks, arrays.mask_start].map(word))?;
@@ -118,7 +118,8 @@ impl Arrays {
 fn f32_rows(
     queue: &Queue,
     logits: &CudaTensor,
-    (asked, rows): (&[ChooseRow], u64),
+    asked: &[ChooseRow],
+    rows: u64,
     may_change: bool,
 ) -> Result<CudaTensor> {
     let vocab = logits.dims().1;
@@ -161,17 +162,22 @@ impl DeviceRows<'_> {
 
     /// Chooses by the settings at an address; log-probabilities where a choice asks for them.
     fn choose(&self, sampling: u64, asked: &[ChooseRow]) -> Result<Vec<Result<Choice, SampleError>>> {
-        let (queue, kernels, n, vocab) =
-            (self.queue, &self.queue.device().kernels, self.n_rows, self.vocab as u32);
+        let queue = self.queue;
+        let kernels = &queue.device().kernels;
+        let n = self.n_rows;
+        let vocab = self.vocab as u32;
         let n_top = asked.iter().filter_map(|one| one.n_top).max().map(|n_top| n_top.min(vocab) as usize);
         let n_words = n * n_top.map_or(CHOICE_WORDS, |n_top| CHOICE_WORDS + 1 + 2 * n_top);
         let results = queue.take(OP, n_words * size_of::<u32>())?;
         let at = |word: usize| results.address() + (word * size_of::<u32>()) as u64;
-        let (chosen, top) = (n * CHOICE_WORDS, n * (CHOICE_WORDS + 1));
+        let chosen = n * CHOICE_WORDS;
+        let top = n * (CHOICE_WORDS + 1);
         let arguments: [&dyn Argument; 4] = [&at(0), &self.logits, &sampling, &vocab];
         queue.launch(OP, kernels.choose, self.launch(), arguments)?;
         if let Some(n_top) = n_top {
-            let (tokens, logprobs, count) = (at(top), at(top + n * n_top), n_top as u32);
+            let tokens = at(top);
+            let logprobs = at(top + n * n_top);
+            let count = n_top as u32;
             let arguments: [&dyn Argument; 7] =
                 [&at(chosen), &tokens, &logprobs, &self.logits, &at(0), &count, &vocab];
             queue.launch(OP, kernels.log_probabilities, self.launch(), arguments)?;
@@ -221,7 +227,8 @@ fn download_words(queue: &Queue, from: u64, n_words: usize) -> Result<Vec<u32>> 
 
 /// Rows of logits as they are, one download for each run of them.
 fn whole_rows(queue: &Queue, logits: &CudaTensor, asked: &[u32]) -> Result<WholeRows> {
-    let (vocab, size) = (logits.dims().1, queue.element().size());
+    let vocab = logits.dims().1;
+    let size = queue.element().size();
     let mut values = Vec::with_capacity(asked.len() * vocab);
     for run in asked.chunk_by(|a, b| a + 1 == *b) {
         let from = logits.address() + (run[0] as usize * vocab * size) as u64;

@@ -39,7 +39,8 @@ pub(super) fn capture<E: From<KernelError>>(
     forward: &mut dyn FnMut(Queue, &CudaStep, &CudaTensor) -> Result<CudaTensor, E>,
 ) -> Result<Box<dyn CapturedForward>, E> {
     let op = "capture";
-    let (arena, recording) = (Pool::new(queue.device()), Arc::new(Recording::new(queue.device())));
+    let arena = Pool::new(queue.device());
+    let recording = Arc::new(Recording::new(queue.device()));
     let ForwardInputs { arrays, features: values, dims } = inputs;
     check::upload(values.len(), dims.0, dims.1)?;
     let host = arrays.finish();
@@ -51,7 +52,8 @@ pub(super) fn capture<E: From<KernelError>>(
     drop(forward(queue.warm_up(&arena, &recording), &step, &features)?);
     let capturing = Capturing::begin(queue)?;
     let out = forward(queue.capture(&capturing.stream, &arena, &recording), &step, &features)?;
-    let (executable, queue) = (capturing.end()?, Arc::clone(queue));
+    let executable = capturing.end()?;
+    let queue = Arc::clone(queue);
     Ok(Box::new(CudaForward { executable, queue, step, features, out, recording, arena }))
 }
 

@@ -81,7 +81,8 @@ pub(super) struct Piece {
 impl Pool {
     /// An empty one.
     pub(super) fn new(device: &Arc<Device>) -> Arc<Self> {
-        let (free, n_bytes) = (Mutex::new(BTreeMap::new()), AtomicUsize::new(0));
+        let free = Mutex::new(BTreeMap::new());
+        let n_bytes = AtomicUsize::new(0);
         Arc::new(Self { device: Arc::clone(device), free, n_bytes })
     }
 

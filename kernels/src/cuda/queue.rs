@@ -75,7 +75,8 @@ impl Queue {
     /// A new stream for activations of an element.
     pub(super) fn new(device: &Arc<Device>, element: Element) -> Result<Self> {
         let stream = device.context().new_stream().op("cuda")?;
-        let (pool, staging) = (Pool::new(device), Arc::new(Staging::new(device, &stream)));
+        let pool = Pool::new(device);
+        let staging = Arc::new(Staging::new(device, &stream));
         Ok(Self { device: Arc::clone(device), stream, pool, staging, element, mode: Mode::Eager })
     }
 

@@ -27,8 +27,12 @@ pub(super) struct Recording {
 impl Recording {
     /// One of nothing so far.
     pub(super) fn new(device: &Arc<Device>) -> Self {
-        let (constants, limits, kept) = Default::default();
-        Self { pool: Pool::new(device), constants, limits, kept }
+        Self {
+            pool: Pool::new(device),
+            constants: Mutex::default(),
+            limits: Mutex::default(),
+            kept: Mutex::default(),
+        }
     }
 
     /// Bytes of device memory that the constants take.
@@ -73,7 +77,8 @@ impl Recording {
     /// An error unless the launches captured over `of` may run over `other`.
     pub(super) fn check(&self, op: &'static str, of: &HostStep, other: &HostStep) -> Result<()> {
         check::same(op, "arrays", &[other.arrays().len()], &[of.arrays().len()])?;
-        let (limits, kept) = (self.limits.lock(), self.kept.lock());
+        let limits = self.limits.lock();
+        let kept = self.kept.lock();
         for (of_array, array) in of.arrays().iter().zip(other.arrays()) {
             check::same(op, "words of an array", &[array.start, array.len], &[of_array.start, of_array.len])?;
             match (of_array.content, array.content) {

@@ -208,7 +208,8 @@ impl StageBuilder {
         let first = self.arrays.len();
         let mut seqs = self.sequences(cu_seqlens_q, cu_seqlens_k)?;
         if seqs.lens.max_seqlen_q > max_seqlen_q {
-            let (expected, actual) = (vec![max_seqlen_q], vec![seqs.lens.max_seqlen_q]);
+            let expected = vec![max_seqlen_q];
+            let actual = vec![seqs.lens.max_seqlen_q];
             return Err(KernelError::Shape { op: "stage", what: "queries of a sequence", expected, actual });
         }
         seqs.lens.max_seqlen_q = max_seqlen_q;

@@ -233,7 +233,8 @@ impl EmbeddedConfig {
     ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
         let compute = self.compute;
         let dtype = self.dtype;
-        let (sources, graphs) = (self.models, self.graphs);
+        let sources = self.models;
+        let graphs = self.graphs;
         let loading =
             tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype, graphs.as_ref()));
         let models = tokio::select! {

@@ -105,7 +105,8 @@ impl Runner {
             logit_rows: &plan.logit_rows,
             choose,
         })?;
-        let (expected, actual) = (choose.choices.len(), chosen.choices.len());
+        let expected = choose.choices.len();
+        let actual = chosen.choices.len();
         if expected == actual { Ok(chosen) } else { Err(RunError::Choices { expected, actual }) }
     }
 }

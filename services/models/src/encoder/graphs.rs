@@ -268,7 +268,8 @@ impl EncoderGraphs {
                 return None;
             }
         };
-        match replayed(encoder, *shape, state, (units, inputs, n_rows)) {
+        let captured = captured(encoder, *shape, state, units);
+        match captured.and_then(|graph| Ok(graph.replay(inputs, n_rows)?)) {
             Ok(rows) => {
                 self.stats.replays += 1;
                 self.stats.tokens += shape.n_tokens as u64;
@@ -289,20 +290,20 @@ impl EncoderGraphs {
     }
 }
 
-/// Replays a slot's graph, after capturing it if it is not there.
-fn replayed(
+/// The graph of a slot, captured if it is not there.
+fn captured<'a>(
     encoder: &impl GraphEncoder,
     shape: GraphShape,
-    state: &mut SlotState,
-    (units, inputs, n_rows): (&[EncodeUnit<'_>], ForwardInputs, usize),
-) -> Result<Vec<f32>, ModelError> {
+    state: &'a mut SlotState,
+    units: &[EncodeUnit<'_>],
+) -> Result<&'a mut dyn CapturedForward, ModelError> {
     if !matches!(state, SlotState::Captured(_)) {
         let graph = encoder.capture(shape, units)?;
         tracing::debug!(tokens = shape.n_tokens, bytes = graph.n_bytes(), "encoder forward captured");
         *state = SlotState::Captured(graph);
     }
     match state {
-        SlotState::Captured(graph) => Ok(graph.replay(inputs, n_rows)?),
+        SlotState::Captured(graph) => Ok(graph.as_mut()),
         SlotState::Empty | SlotState::Failed => Err(KernelError::NotCapturable { op: "encode" }.into()),
     }
 }

@@ -178,7 +178,8 @@ impl<B: Backend> TransformerEncoder<B> {
 
     /// Rows and sequences of a captured forward.
     fn room(&self, shape: GraphShape) -> Room {
-        let (group, max_units) = (self.group(), shape.max_units);
+        let group = self.group();
+        let max_units = shape.max_units;
         let n_rows = shape.n_tokens * group;
         let whole = match self.graph_units() {
             Some(GraphUnits::Fixed(of_unit)) => SeqRoom { n_seqs: max_units, max_seqlen: of_unit * group },

@@ -19,7 +19,8 @@ pub(super) fn packs(sizes: &[UnitSize], most: UnitSize) -> (Vec<Vec<usize>>, Vec
         (0..sizes.len()).partition(|&i| fits(sizes[i].n_tokens, sizes[i].n_seqs));
     order.sort_by_key(|&i| sizes[i].n_tokens);
     let mut packs: Vec<Vec<usize>> = Vec::new();
-    let (mut n_tokens, mut n_seqs) = (0, 0);
+    let mut n_tokens = 0;
+    let mut n_seqs = 0;
     for i in order {
         let size = sizes[i];
         match packs.last_mut() {

@@ -36,7 +36,8 @@ impl SeqRoom {
     /// [`KernelError::Shape`] for more sequences, or longer ones, than there is room for.
     pub fn padded(self, real: &[u32], n_rows: usize) -> Result<[Vec<u32>; 2], KernelError> {
         let n_rows = n_rows as u32;
-        let (mut queries, mut keys) = (real.to_vec(), real.to_vec());
+        let mut queries = real.to_vec();
+        let mut keys = real.to_vec();
         let n_real = real.last().copied().unwrap_or(0);
         let mut end = n_real;
         while end < n_rows && queries.len() <= self.n_seqs {
@@ -45,7 +46,8 @@ impl SeqRoom {
         }
         let is_longer = |pair: &[u32]| (pair[1] - pair[0]) as usize > self.max_seqlen;
         if end != n_rows || queries.len() > self.n_seqs + 1 || real.windows(2).any(is_longer) {
-            let (expected, actual) = (vec![self.n_seqs, self.max_seqlen], vec![real.len().saturating_sub(1)]);
+            let expected = vec![self.n_seqs, self.max_seqlen];
+            let actual = vec![real.len().saturating_sub(1)];
             return Err(KernelError::Shape { op: "encode", what: "sequences of a graph", expected, actual });
         }
         queries.resize(self.n_seqs + 2, n_rows);

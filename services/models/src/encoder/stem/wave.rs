@@ -109,7 +109,8 @@ impl<B: Backend> WaveStem<B> {
 
     /// Samples of the signal of a captured forward.
     pub fn n_packed(&self, room: Room) -> usize {
-        let (stride, least) = (self.spec.samples_per_row().max(1), self.spec.min_samples());
+        let stride = self.spec.samples_per_row().max(1);
+        let least = self.spec.min_samples();
         // Samples of a unit past those that start its rows.
         let beyond = room.max_units * least.div_ceil(stride);
         (room.n_rows + beyond) * stride + least
@@ -140,7 +141,9 @@ impl<B: Backend> WaveStem<B> {
         let stride = self.spec.samples_per_row().max(1);
         let [taps, first_stride] = self.spec.convs[0];
         let after_first = |n: usize| n.checked_sub(taps).map_or(0, |n| n / first_stride.max(1) + 1);
-        let (mut normed, mut rows, mut start) = (vec![0], Vec::with_capacity(room.n_rows), 0);
+        let mut normed = vec![0];
+        let mut rows = Vec::with_capacity(room.n_rows);
+        let mut start = 0;
         for unit in units {
             let n = unit.values.floats().len();
             let first = start / first_stride.max(1);
@@ -150,7 +153,8 @@ impl<B: Backend> WaveStem<B> {
             start = (start + n).next_multiple_of(stride);
         }
         if start > n_samples || units.len() > room.max_units || rows.len() > room.n_rows {
-            let (expected, actual) = (vec![n_samples, room.max_units], vec![start, units.len()]);
+            let expected = vec![n_samples, room.max_units];
+            let actual = vec![start, units.len()];
             return Err(KernelError::Shape { op: "encode", what: "samples and units", expected, actual });
         }
         normed.resize(2 * room.max_units + 2, after_first(n_samples) as u32);
