@@ -33,6 +33,17 @@ async fn a_cluster_on_cuda_answers_and_replaces_a_worker_whose_device_is_lost() 
     let mut question = about_images(text, vec![heldout(file)]);
     let answer = generate(&mut client, question.clone()).await.expect("an answer");
     assert_eq!(answer.text, scene["answer"].as_str().expect("an answer"));
+    let metrics = cluster.metrics("encoder-0").await;
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim_start_matches("{}").trim().parse::<f64>().ok())
+    };
+    for name in ["graph_replays_total", "graph_tokens_total", "graph_memory_bytes"] {
+        assert!(value(&format!("triptych_encode_{name}")).is_some_and(|n| n > 0.0), "{name}: {metrics}");
+    }
+    for name in ["eager_forwards_total", "graph_padding_tokens_total"] {
+        assert!(value(&format!("triptych_encode_{name}")).is_some(), "{name}: {metrics}");
+    }
 
     // The PD worker loses its device in the middle of a stream.
     question.sampling = Some(v1::Sampling {

@@ -1,5 +1,6 @@
 //! Start, shutdown, and the death of the supervisor.
 
+use futures::future::{join, join_all};
 use serde_json::json;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -66,7 +67,7 @@ async fn a_failed_start_prints_the_cause_and_exits_with_an_error() {
 
 /// Streams of each API.
 const N: usize = 16;
-/// Tokens of a stream: the last streams to begin still run when the PD worker is frozen.
+/// Tokens of a stream: it still runs when the PD worker is frozen.
 const N_TOKENS: u32 = 400;
 
 /// Running streams of a cluster, each with its first text read.
@@ -84,29 +85,31 @@ async fn cluster_with_streams(args: &[&str]) -> (Cluster, Streams) {
     let up = Process::spawn(&mut command);
     let mut cluster = Cluster { up, http: format!("http://{http}"), grpc: format!("http://{grpc}") };
     cluster.wait_ready().await;
-    let mut streams = Streams { http: Vec::new(), grpc: Vec::new() };
     let body = json!({
         "model": "shapes-qwen2-vl", "stream": true, "max_tokens": N_TOKENS, "ignore_eos": true,
         "messages": [{"role": "user", "content": "Hello"}],
     });
-    for _ in 0..N {
-        let url = format!("{}/v1/chat/completions", cluster.http);
-        let mut response = reqwest_client().post(url).json(&body).send().await.expect("accepted");
+    let url = format!("{}/v1/chat/completions", cluster.http);
+    let http = (0..N).map(async |_| {
+        let mut response = reqwest_client().post(&url).json(&body).send().await.expect("accepted");
         assert!(response.chunk().await.expect("a stream").is_some());
-        streams.http.push(response);
-    }
-    for _ in 0..N {
-        let mut request = about_images("Hello", Vec::new());
-        request.model = "shapes-qwen2-vl".into();
-        let sampling = v1::Sampling { ignore_eos: true, max_tokens: Some(N_TOKENS), ..Default::default() };
-        request.sampling = Some(sampling);
+        response
+    });
+    let mut request = about_images("Hello", Vec::new());
+    request.model = "shapes-qwen2-vl".into();
+    let sampling = v1::Sampling { ignore_eos: true, max_tokens: Some(N_TOKENS), ..Default::default() };
+    request.sampling = Some(sampling);
+    let grpc = (0..N).map(async |_| {
         let mut client = connect(&cluster.grpc).await;
-        let mut stream = client.generate(request).await.expect("accepted").into_inner();
+        let mut stream = client.generate(request.clone()).await.expect("accepted").into_inner();
         while !matches!(stream.message().await.expect("a stream").and_then(|m| m.kind), Some(Kind::Delta(_)))
         {
         }
-        streams.grpc.push(stream);
-    }
+        stream
+    });
+    // All at once, so that the first still runs when the last has begun.
+    let (http, grpc) = join(join_all(http), join_all(grpc)).await;
+    let streams = Streams { http, grpc };
     (cluster, streams)
 }
 

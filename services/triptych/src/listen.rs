@@ -75,6 +75,8 @@ pub struct Ports(Vec<StdListener>);
 
 const FIRST_PORT: u16 = 20_000;
 const N_PORTS: u16 = 12_000;
+/// Ports of a cluster, as a rule.
+const OF_CLUSTER: u16 = 12;
 
 impl Ports {
     /// A port that nobody listens on.
@@ -82,8 +84,7 @@ impl Ports {
     /// # Errors
     /// [`CliError::Failed`] if there is none.
     pub fn next(&mut self) -> Result<u16, CliError> {
-        // A random start separates clusters that start at the same time.
-        let start = rand::random_range(0..N_PORTS);
+        let start = start(std::process::id());
         for i in 0..N_PORTS {
             let port = FIRST_PORT + (start + i) % N_PORTS;
             if let Ok(listener) = StdListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), port)) {
@@ -95,9 +96,30 @@ impl Ports {
     }
 }
 
+/// Offset of the first port to try. Clusters that start at the same time have other process ids, so that none takes a port
+/// that another has chosen and its worker does not hold yet.
+fn start(process_id: u32) -> u16 {
+    let n_clusters = N_PORTS / OF_CLUSTER;
+    match u16::try_from(process_id % u32::from(n_clusters)) {
+        // The first process of any container.
+        _ if process_id == 1 => rand::random_range(0..N_PORTS),
+        Ok(cluster) => cluster * OF_CLUSTER,
+        Err(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clusters_of_neighbouring_processes_try_other_ports() {
+        let starts: Vec<u16> = (2..1002).map(start).collect();
+        assert!(starts.iter().all(|at| *at <= N_PORTS - OF_CLUSTER));
+        let mut apart = starts.clone();
+        apart.sort_unstable();
+        assert!(apart.windows(2).all(|pair| pair[1] - pair[0] >= OF_CLUSTER), "{apart:?}");
+    }
 
     #[tokio::test]
     async fn a_taken_port_names_address_and_flag() {
