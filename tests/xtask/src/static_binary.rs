@@ -9,11 +9,9 @@ use crate::shell::{cargo, root, run};
 use anyhow::{Context, Result};
 use std::fs;
 
-/// Targets asked for beside a program, so that cargo finds every crate built by the test run. A test, since with one cargo
-/// gives crates the features that tests ask for; one of kernels, which no [`Form`] changes. And the program that uses crates
-/// of procedural macros as libraries, since cargo then keeps one form of them for both uses.
-pub const AS_FOR_TESTS: [&str; 5] =
-    ["--workspace", "--test", "conformance", "--bin", "triptych-proto-codegen"];
+/// A target asked for beside a program, so that cargo finds every crate built by the test run: with a test among what is
+/// built, it gives crates the features that tests ask for. One of kernels, which no [`Form`] changes.
+pub const AS_FOR_TESTS: [&str; 3] = ["--workspace", "--test", "conformance"];
 
 /// # Errors
 /// If it does not build.
