@@ -160,7 +160,8 @@ fn watch(limits: WatchdogLimits, table: &Weak<Mutex<WorkTable>>, end: impl FnOnc
             let (limit, taken) = (limits.memory_bytes?, anonymous_bytes()?);
             (taken > limit).then_some(Overrun::Memory { taken, limit })
         };
-        if let Some(overrun) = stuck.or_else(memory) {
+        // Work that takes memory takes time too: the memory is the cause.
+        if let Some(overrun) = memory().or(stuck) {
             return end(overrun);
         }
     }
