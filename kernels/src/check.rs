@@ -12,7 +12,8 @@ mod conv;
 pub(crate) mod sizes;
 
 pub(crate) use attention::{
-    Attended, attention, attention_weights, bias_tables, copy_blocks, kv_layout, layer, paged, swap, write_kv,
+    Attended, attention, attention_weights, bias_tables, copy_blocks, fused_qkv, kv_layout, layer, paged,
+    same_heads, swap, write_kv,
 };
 pub(crate) use conv::{Planes, Windows, depthwise2d, unfold, unfold2d};
 pub(crate) use sizes::{divides, indices, same};

@@ -24,7 +24,7 @@ mod rotary;
 mod stage;
 mod weights;
 
-pub use attention::{AttentionShape, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
+pub use attention::{AttentionShape, ChosenHeads, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
 pub(crate) use bias::{BiasDims, LoadedDims};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, StoredBias};
 pub use choose::{
@@ -33,7 +33,7 @@ pub use choose::{
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
 pub use graph::{CapturedForward, ForwardInputs};
-pub use rotary::{RopePairs, RopeShape};
+pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{Angles, HostStep, Indices, Offsets, PagedBatch, PagedSequences, Sequences, StageBuilder};
 pub(crate) use stage::{ArrayContent, SeqLens};
 pub use weights::{LinearPart, WeightView};
@@ -309,6 +309,29 @@ pub trait Backend: Clone + Send + Sync + 'static {
         let width = check::divides("write_fused_kv", "kv width", 2, self.dims(kv).1)?;
         let [k, v] = [self.columns(kv, 0, width)?, self.columns(kv, width, width)?];
         self.write_kv(step, to, [&k, &v])
+    }
+    /// Writes the keys, rotated, and the values of rows to slots, as [`write_kv`](Self::write_kv) does. Returns the queries,
+    /// rotated: `[n_tokens, n_heads·head_dim]`.
+    ///
+    /// # Errors
+    /// As [`Self::rope`] and [`Self::write_kv`].
+    fn write_fused_qkv(
+        &self,
+        step: &Self::Step,
+        to: KvSlots<'_, Self::KvCache>,
+        qkv: FusedQkv<'_, Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        let FusedQkv { rows, shape, rotation } = qkv;
+        check::fused_qkv("write_fused_qkv", self.dims(rows), shape, rotation)?;
+        let [width, kv] = shape.widths();
+        let mut q = self.columns(rows, 0, width)?;
+        let [mut k, v] = [self.columns(rows, width, kv)?, self.columns(rows, width + kv, kv)?];
+        if let Some(Rotation { shape, angles }) = rotation {
+            self.rope(step, &mut q, shape, angles)?;
+            self.rope(step, &mut k, shape, angles)?;
+        }
+        self.write_kv(step, to, [&k, &v])?;
+        Ok(q)
     }
     /// Copies whole blocks, all layers, in order: `[(from, to)]`.
     fn copy_blocks(&self, cache: &mut Self::KvCache, pairs: &[(u32, u32)]) -> Result<()>;

@@ -2,10 +2,10 @@
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
-use super::{Dims, below, divides, ends, indices, same};
+use super::{Dims, below, divides, ends, indices, rope, same};
 use crate::ops::{
     AttentionShape, BiasDims, ChosenHeads, Indices, KernelError, KvLayout, LoadedDims, Mask, PagedSequences,
-    Result, SeqLens, Sequences,
+    Result, Rotation, SeqLens, Sequences,
 };
 
 /// Checks that heads divide and widths fit.
@@ -146,6 +146,31 @@ pub(crate) fn write_kv(dims: [Dims; 2], layout: KvLayout, slots: Indices) -> Res
     below("write_kv", "slot", slots, layout.n_blocks * KV_BLOCK_TOKENS)
 }
 
+/// Checks of rows that have queries, keys and values side by side, and of their rotation.
+pub(crate) fn fused_qkv(
+    op: &'static str,
+    rows: Dims,
+    shape: AttentionShape,
+    rotation: Option<Rotation>,
+) -> Result<()> {
+    let [q, kv] = shape.widths();
+    heads(op, shape, q)?;
+    same(op, "qkv width", &[rows.1], &[q + 2 * kv])?;
+    match rotation {
+        Some(rotation) => {
+            same(op, "head_dim of the rotation", &[rotation.shape.head_dim], &[shape.head_dim])?;
+            rope((rows.0, q), rotation.shape, rotation.angles)
+        }
+        None => Ok(()),
+    }
+}
+
+/// An error unless a cache has the key heads of an attention.
+pub(crate) fn same_heads(op: &'static str, layout: KvLayout, shape: AttentionShape) -> Result<()> {
+    let (cache, asked) = ([layout.n_kv_heads, layout.head_dim], [shape.n_kv_heads, shape.head_dim]);
+    same(op, "kv heads and head_dim", &asked, &cache)
+}
+
 /// Checks of `copy_blocks`.
 pub(crate) fn copy_blocks(layout: KvLayout, pairs: &[(u32, u32)]) -> Result<()> {
     pairs.iter().try_for_each(|&(from, to)| indices("copy_blocks", "block", &[from, to], layout.n_blocks))
@@ -170,8 +195,7 @@ pub(crate) fn paged(
 ) -> Result<()> {
     let op = "paged_attention";
     heads(op, shape, q.1)?;
-    let (cache, asked) = ([layout.n_kv_heads, layout.head_dim], [shape.n_kv_heads, shape.head_dim]);
-    same(op, "kv heads and head_dim", &asked, &cache)?;
+    same_heads(op, layout, shape)?;
     ends(op, "rows of queries", kv.seqs.queries, q.0)?;
     below(op, "block", kv.seqs.blocks, layout.n_blocks)?;
     enough_keys(op, kv.mask, kv.seqs.lens)?;

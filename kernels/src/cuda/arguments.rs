@@ -80,6 +80,11 @@ plain! {
     struct Product { x: u64, n_tokens: u32, n_in: u32, n_out: u32, gap: u32 }
 }
 
+impl Rotation {
+    /// Nothing is rotated.
+    pub(super) const NONE: Self = Self { cos: 0, sin: 0, rotary_dim: 0, is_interleaved: 0 };
+}
+
 /// Kinds of bias, by their numbers in `scores.cuh`.
 pub(super) mod bias_kind {
     pub(in crate::cuda) const NONE: u32 = 0;

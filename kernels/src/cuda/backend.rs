@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use triptych_core::{DType, EncodedRows};
 
-use super::arguments::{Rotation, Windows};
+use super::arguments::Windows;
 use super::attention::{QkvRows, block_diagonal, paged, weights};
 use super::bias::CudaBias;
 use super::choose::choose;
@@ -12,7 +12,7 @@ use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
 use super::graph;
-use super::kv::{CudaHostKvCache, CudaKvCache, KvRows, SlotRows, block_bytes};
+use super::kv::{CudaHostKvCache, CudaKvCache, FusedRows, KvRows, SlotRows, block_bytes};
 use super::linear::{CudaLinear, Finish, Use};
 use super::memory::Fixed;
 use super::queue::{Argument, Launch, Queue, as_bytes};
@@ -21,8 +21,9 @@ use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, CapturedForward, Choices, ChooseBatch, ChosenHeads, Conv2d,
-    Forward, ForwardInputs, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets,
-    Qkv, Result, RopePairs, RopeShape, Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView,
+    Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind,
+    Offsets, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias, Unfold, Varlen,
+    WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -382,9 +383,7 @@ impl Backend for CudaBackend {
 
     fn rope(&self, step: &CudaStep, x: &mut CudaTensor, shape: RopeShape, angles: Angles) -> Result<()> {
         check::rope(x.dims(), shape, angles)?;
-        let [cos, sin] = step.angles("rope", angles)?;
-        let is_interleaved = u32::from(shape.pairs == RopePairs::Interleaved);
-        let rotation = Rotation { cos, sin, rotary_dim: shape.rotary_dim as u32, is_interleaved };
+        let rotation = step.rotation("rope", Rotation { shape, angles })?;
         rows::rope(&self.queue, x, shape.head_dim, rotation)
     }
 
@@ -492,6 +491,28 @@ impl Backend for CudaBackend {
         let k = kv.address();
         let v = k + (width * self.queue.element().size()) as u64;
         self.write_rows(op, step, to, KvRows { k, v, stride: 2 * width })
+    }
+
+    fn write_fused_qkv(
+        &self,
+        step: &CudaStep,
+        to: KvSlots<'_, CudaKvCache>,
+        qkv: FusedQkv<'_, CudaTensor>,
+    ) -> Result<CudaTensor> {
+        let op = "write_fused_qkv";
+        let FusedQkv { rows, shape, rotation } = qkv;
+        let ((n_tokens, _), [width, kv_width]) = (rows.dims(), shape.widths());
+        check::fused_qkv(op, rows.dims(), shape, rotation)?;
+        check::layer(op, to.layer, to.cache.layout())?;
+        check::same_heads(op, to.cache.layout(), shape)?;
+        check::write_kv([(n_tokens, kv_width); 2], to.cache.layout(), to.slots)?;
+        let q = self.tensor(op, (n_tokens, width))?;
+        let rotation = rotation.map(|rotation| step.rotation(op, rotation)).transpose()?;
+        let rows = FusedRows { q: q.address(), rows: rows.address(), n_heads: shape.n_heads, rotation };
+        let KvSlots { cache, layer, slots } = to;
+        let to = SlotRows { layer, slots: step.indices(op, slots)?, n_slots: slots.len() };
+        cache.write_fused(op, &self.queue, to, rows)?;
+        Ok(q)
     }
 
     fn copy_blocks(&self, cache: &mut CudaKvCache, pairs: &[(u32, u32)]) -> Result<()> {

@@ -39,6 +39,16 @@ pub(super) struct KvRows {
     pub(super) stride: usize,
 }
 
+/// Rows of queries, keys and values side by side, and the place of the queries alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FusedRows {
+    pub(super) q: u64,
+    pub(super) rows: u64,
+    /// Heads of queries.
+    pub(super) n_heads: usize,
+    pub(super) rotation: Option<Rotation>,
+}
+
 /// Slots to write to: a layer, and the address of their numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotRows {
@@ -116,10 +126,30 @@ impl CudaKvCache {
         let pages = self.pages(layer);
         let n_values = n_slots * self.layout.n_kv_heads * head_stride(self.layout);
         let function = queue.kernel(queue.device().kernels.write_kv);
-        let still = Rotation { cos: 0, sin: 0, rotary_dim: 0, is_interleaved: 0 };
+        let still = Rotation::NONE;
         let [n_tokens, head_dim, stride] = [n_slots, self.layout.head_dim, rows.stride].map(|n| n as u32);
         let arguments: [&dyn Argument; 9] =
             [&pages, &rows.k, &rows.v, &slots, &still, &n_tokens, &head_dim, &stride, &stride];
+        queue.launch(op, function, shared_work(n_values), arguments)
+    }
+
+    /// Writes keys, rotated, and values of rows to the slots at an address, and the queries, rotated, to their place; the
+    /// caller checked the arguments.
+    pub(super) fn write_fused(
+        &mut self,
+        op: &'static str,
+        queue: &Queue,
+        to: SlotRows,
+        from: FusedRows,
+    ) -> Result<()> {
+        let SlotRows { layer, slots, n_slots } = to;
+        let FusedRows { q, rows, n_heads, rotation } = from;
+        let (pages, rotation) = (self.pages(layer), rotation.unwrap_or(Rotation::NONE));
+        let n_values = n_slots * (n_heads + 2 * self.layout.n_kv_heads) * head_stride(self.layout);
+        let function = queue.kernel(queue.device().kernels.write_qkv);
+        let [n_tokens, n_heads, head_dim] = [n_slots, n_heads, self.layout.head_dim].map(|n| n as u32);
+        let arguments: [&dyn Argument; 8] =
+            [&q, &pages, &rows, &slots, &rotation, &n_tokens, &n_heads, &head_dim];
         queue.launch(op, function, shared_work(n_values), arguments)
     }
 

@@ -67,3 +67,31 @@ DEVICE void write_kv(Pages<T> pages, const T* k, const T* v, const uint32_t* slo
    uint32_t v_stride)
 KERNELS(kRowThreads, write_kv, write_kv, PARAMETERS, (pages, k, v, slots, rotation, n_tokens, head_dim, k_stride, v_stride))
 #undef PARAMETERS
+
+// The same of rows in which `n_heads` heads of queries stand in front of as many keys and values as pages have: queries,
+// rotated, go to `q: [n_tokens, n_heads head_dim]`.
+template <class T>
+DEVICE void write_qkv(T* q, Pages<T> pages, const T* rows, const uint32_t* slots, Rotation rotation, uint32_t n_tokens, uint32_t n_heads,
+                      uint32_t head_dim) {
+  uint32_t all_heads = n_heads + 2 * pages.n_kv_heads, width = all_heads * pages.head_stride;
+  uint64_t n = uint64_t{n_tokens} * width;
+  for (uint64_t i = uint64_t{blockIdx.x} * kRowThreads + threadIdx.x; i < n; i += uint64_t{gridDim.x} * kRowThreads) {
+    uint32_t token = static_cast<uint32_t>(i / width), column = static_cast<uint32_t>(i % width);
+    uint32_t head = column / pages.head_stride, e = column % pages.head_stride;
+    const T* from = rows + (uint64_t{token} * all_heads + head) * head_dim;
+    bool is_there = e < head_dim, is_value = head >= n_heads + pages.n_kv_heads;
+    float value = !is_there ? 0.0f : is_value ? to_f32(from[e]) : rotated(from, e, token, rotation);
+    if (head < n_heads) {
+      if (is_there) q[(uint64_t{token} * n_heads + head) * head_dim + e] = from_f32<T>(value);
+      continue;
+    }
+    uint32_t slot = slots[token], kv_head = head - n_heads - (is_value ? pages.n_kv_heads : 0);
+    uint64_t to = pages.at(slot / kPageTokens, kv_head, slot % kPageTokens) + e;
+    (is_value ? pages.v : pages.k)[to] = from_f32<T>(value);
+  }
+}
+
+#define PARAMETERS(T)                                                                                                               \
+  (T * q, Pages<T> pages, const T* rows, const uint32_t* slots, Rotation rotation, uint32_t n_tokens, uint32_t n_heads, uint32_t head_dim)
+KERNELS(kRowThreads, write_qkv, write_qkv, PARAMETERS, (q, pages, rows, slots, rotation, n_tokens, n_heads, head_dim))
+#undef PARAMETERS

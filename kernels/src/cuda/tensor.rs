@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use super::arguments::Rotation;
 use super::element::Element;
 use super::memory::Piece;
 use super::queue::{Queue, as_bytes};
 use crate::check::Dims;
-use crate::ops::{HostStep, Indices, Offsets, PagedSequences, Result, StageBuilder};
+use crate::ops::{self, HostStep, Indices, Offsets, PagedSequences, Result, RopePairs, StageBuilder};
 
 /// An activation, `[n_tokens, width]`. Clones share its memory until one of them is written.
 #[derive(Clone, Debug)]
@@ -132,10 +133,13 @@ impl CudaStep {
         Ok(self.word(offsets.words().start))
     }
 
-    /// Addresses of cosines and sines.
-    pub(super) fn angles(&self, op: &'static str, angles: crate::ops::Angles) -> Result<[u64; 2]> {
+    /// A rotation with the addresses of its cosines and sines.
+    pub(super) fn rotation(&self, op: &'static str, rotation: ops::Rotation) -> Result<Rotation> {
+        let ops::Rotation { shape, angles } = rotation;
         self.host.angles(op, angles)?;
-        Ok(angles.words().map(|words| self.word(words.start)))
+        let [cos, sin] = angles.words().map(|words| self.word(words.start));
+        let is_interleaved = u32::from(shape.pairs == RopePairs::Interleaved);
+        Ok(Rotation { cos, sin, rotary_dim: shape.rotary_dim as u32, is_interleaved })
     }
 
     /// Addresses of `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.

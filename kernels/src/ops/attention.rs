@@ -1,6 +1,7 @@
 //! Arguments of attention: heads, masks, sequences, and the paged cache.
 
 use super::bias::ScoreBias;
+use super::rotary::Rotation;
 use super::stage::{Indices, PagedSequences, Sequences};
 
 /// Heads of an attention, and how scores are scaled.
@@ -63,6 +64,17 @@ pub struct Qkv<'a, T> {
     pub k: &'a T,
     /// `[Σk, n_kv_heads·head_dim]`.
     pub v: &'a T,
+}
+
+/// Rows of [`Backend::write_fused_qkv`](super::Backend::write_fused_qkv).
+#[derive(Debug)]
+pub struct FusedQkv<'a, T> {
+    /// Queries, keys and values side by side, `[n_tokens, (n_heads + 2·n_kv_heads)·head_dim]`.
+    pub rows: &'a T,
+    /// Heads of the rows.
+    pub shape: AttentionShape,
+    /// Rotation of queries and keys.
+    pub rotation: Option<Rotation>,
 }
 
 /// Sequences of [`Backend::attention`](super::Backend::attention).

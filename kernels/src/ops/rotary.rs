@@ -1,5 +1,7 @@
 //! Arguments of the rotary embedding.
 
+use super::stage::Angles;
+
 /// The pairs of values of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RopePairs {
@@ -26,4 +28,13 @@ impl RopeShape {
     pub fn whole(head_dim: usize) -> Self {
         Self { head_dim, rotary_dim: head_dim, pairs: RopePairs::Halves }
     }
+}
+
+/// Rotation of the rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    /// The values of a head that are rotated.
+    pub shape: RopeShape,
+    /// `[n_tokens, rotary_dim / 2]`.
+    pub angles: Angles,
 }

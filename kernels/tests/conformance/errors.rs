@@ -3,9 +3,9 @@
 use triptych_core::{DType, EncodedRows};
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, KvLayer, KvLayout,
-    KvSlots, LinearPart, Mask, NormKind, PagedBatch, Qkv, RopePairs, RopeShape, ScoreBias, StageBuilder,
-    StoredBias, Unfold, Varlen, WeightView,
+    Activation, AttentionShape, Backend, BucketRule, BucketSides, ChosenHeads, Conv2d, FusedQkv, KvLayer,
+    KvLayout, KvSlots, LinearPart, Mask, NormKind, PagedBatch, Qkv, RopePairs, RopeShape, Rotation,
+    ScoreBias, StageBuilder, StoredBias, Unfold, Varlen, WeightView,
 };
 
 use crate::added::OnBackend;
@@ -247,6 +247,29 @@ pub fn caches_refuse_what_they_do_not_hold<B: Backend>(subject: &Subject<B>) {
         shape_error(name, &format!("{batch:?}"), attend(0, heads, Mask::Causal, batch));
     }
     shape_error(name, "heads of the cache", attend(0, shape(2, 1, 2), Mask::Full, fits));
+}
+
+pub fn rows_of_one_projection_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
+    let (b, name) = (&subject.backend, subject.name.as_str());
+    let layout = KvLayout { n_layers: 2, n_blocks: 3, n_kv_heads: 2, head_dim: 2 };
+    let mut cache = b.kv_cache(layout).expect("a cache");
+    let mut write = |layer, shape, qkv: &B::Tensor, slots: &[u32], head_dim| {
+        let (step, (slots, angles)) =
+            stage(b, |builder| Ok((builder.indices(slots)?, builder.angles(&[1.0; 3], &[0.0; 3], 1)?)));
+        let rotation =
+            Some(Rotation { shape: RopeShape { rotary_dim: 2, ..RopeShape::whole(head_dim) }, angles });
+        let to = KvSlots { cache: &mut cache, layer, slots };
+        b.write_fused_qkv(&step, to, FusedQkv { rows: qkv, shape, rotation })
+    };
+    let (qkv, of_qkv) = (subject.tensor(&[1.0; 48], 3, 16), shape(4, 2, 2));
+    assert!(write(0, of_qkv, &qkv, &[0, 1, 2], 2).is_ok(), "{name}");
+    index_error(name, "layer", write(2, of_qkv, &qkv, &[0, 1, 2], 2));
+    index_error(name, "slot", write(0, of_qkv, &qkv, &[0, 1, 96], 2));
+    shape_error(name, "slots", write(0, of_qkv, &qkv, &[0, 1], 2));
+    shape_error(name, "heads", write(0, shape(3, 2, 2), &qkv, &[0, 1, 2], 2));
+    shape_error(name, "heads of the rotation", write(0, of_qkv, &qkv, &[0, 1, 2], 4));
+    let two = subject.tensor(&[1.0; 32], 2, 16);
+    shape_error(name, "angles", write(0, of_qkv, &two, &[0, 1], 2));
 }
 
 pub fn biases_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {

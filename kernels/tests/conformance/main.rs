@@ -102,6 +102,7 @@ on_every_backend! {
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
         keys_and_values_side_by_side_are_those_apart,
+        rows_of_one_projection_are_cached_as_their_parts_are,
         layers_and_copied_blocks_are_kept_apart,
         blocks_come_back_from_the_host_as_they_were,
         a_slot_written_again_has_the_later_key,
@@ -126,6 +127,7 @@ on_every_backend! {
         indices_past_the_end_are_refused,
         offsets_that_are_not_offsets_are_refused,
         caches_refuse_what_they_do_not_hold,
+        rows_of_one_projection_that_do_not_fit_are_refused,
         biases_that_do_not_fit_are_refused,
         convolutions_that_do_not_fit_are_refused,
         nothing_in_gives_nothing_out;

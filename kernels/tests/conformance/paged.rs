@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::ops::{Backend, KvLayer, KvLayout, KvSlots, Mask, PagedBatch};
+use triptych_kernels::ops::{
+    Backend, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, RopePairs, RopeShape, Rotation,
+};
 
 use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, stage, values};
@@ -136,6 +138,56 @@ pub fn keys_and_values_side_by_side_are_those_apart<B: Backend>(subject: &Subjec
         subject.backend.write_fused_kv(&step, to, &kv).expect("write");
         let fused = attend(subject, &seqs, &tables, (&cache, 1));
         assert_eq!(subject.bits(&fused), subject.bits(&apart), "{}", subject.name);
+    }
+}
+
+/// `(head_dim, rotary_dim)`: whole heads, parts of them, none, and heads that are padded.
+const TURNED: [(usize, usize); 6] = [(80, 20), (64, 64), (20, 20), (33, 32), (20, 0), (12, 2)];
+
+pub fn rows_of_one_projection_are_cached_as_their_parts_are<B: Backend>(subject: &Subject<B>) {
+    for (i, (head_dim, rotary_dim)) in TURNED.into_iter().enumerate() {
+        for pairs in [None, Some(RopePairs::Halves), Some(RopePairs::Interleaved)] {
+            let turned = pairs.map(|pairs| RopeShape { head_dim, rotary_dim, pairs });
+            let (n_heads, n_kv_heads) = [(4, 2), (3, 3), (2, 1)][i % 3];
+            let lens = [&[(3, 70), (1, 5), (2, 2)][..], &[(1, 1)], &[]][i % 3];
+            let seqs = Sequences::new(lens, shape(n_heads, n_kv_heads, head_dim), Mask::Causal);
+            assert_cached_alike(subject, &seqs, turned);
+        }
+    }
+}
+
+/// Compares queries, and attention over what is cached, of one op and of the ops that it stands for, to the bit.
+fn assert_cached_alike<B: Backend>(subject: &Subject<B>, seqs: &Sequences, turned: Option<RopeShape>) {
+    let (b, n) = (&subject.backend, seqs.n_keys());
+    let [width, kv_width] = seqs.shape.widths();
+    let tables = Tables::new(seqs, 2, 3);
+    let half = turned.map_or(0, |shape| shape.rotary_dim / 2);
+    let angles = values(5, n * half);
+    let [cos, sin] = [f32::cos, f32::sin].map(|f| angles.iter().map(|a| f(3.0 * a)).collect::<Vec<f32>>());
+    let (step, (slots, angles)) =
+        stage(b, |builder| Ok((builder.indices(&tables.slots(seqs))?, builder.angles(&cos, &sin, half)?)));
+    let rotation = turned.map(|shape| Rotation { shape, angles });
+    let rows = subject.tensor(&values(4, n * (width + 2 * kv_width)), n, width + 2 * kv_width);
+    let [mut apart, mut fused] = [(); 2].map(|()| b.kv_cache(tables.layout).expect("a cache"));
+
+    let columns = |start, width| b.columns(&rows, start, width).expect("columns");
+    let [mut q, mut k, v] =
+        [columns(0, width), columns(width, kv_width), columns(width + kv_width, kv_width)];
+    if let Some(Rotation { shape, angles }) = rotation {
+        b.rope(&step, &mut q, shape, angles).expect("rope");
+        b.rope(&step, &mut k, shape, angles).expect("rope");
+    }
+    b.write_kv(&step, KvSlots { cache: &mut apart, layer: 1, slots }, [&k, &v]).expect("write");
+    let to = KvSlots { cache: &mut fused, layer: 1, slots };
+    let queries = b.write_fused_qkv(&step, to, FusedQkv { rows: &rows, shape: seqs.shape, rotation });
+    let queries = queries.expect("write");
+    let what = format!("{} {:?} {turned:?} {:?}", subject.name, seqs.shape, seqs.lens);
+    assert_eq!(b.dims(&queries), (n, width), "{what}");
+    assert_eq!(subject.bits(&queries), subject.bits(&q), "{what}");
+    for layer in [0, 1] {
+        let [apart, fused] =
+            [&apart, &fused].map(|cache| subject.bits(&attend(subject, seqs, &tables, (cache, layer))));
+        assert_eq!(fused, apart, "{what}: layer {layer}");
     }
 }
 

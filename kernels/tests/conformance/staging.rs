@@ -2,8 +2,8 @@
 
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Backend, ChosenHeads, KvLayer, KvLayout, KvSlots, Mask, NormKind, PagedBatch, Qkv, RopeShape, ScoreBias,
-    StageBuilder, Varlen,
+    Backend, ChosenHeads, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, NormKind, PagedBatch, Qkv, RopeShape,
+    Rotation, ScoreBias, StageBuilder, Varlen,
 };
 
 use crate::rows::load_norm;
@@ -19,14 +19,15 @@ pub fn a_handle_of_another_step_is_refused<B: Backend>(subject: &Subject<B>) {
         Ok((rows, seqs, builder.angles(&[1.0; 2], &[0.0; 2], 2)?, builder.paged(batch)?))
     };
     // The same arrays, so that nothing else is wrong.
-    let (step, _) = stage(b, both);
-    let (_, (rows, seqs, angles, paged)) = stage(b, both);
+    let (step, (.., own_angles, _)) = stage(b, both);
+    let (other, (rows, seqs, angles, paged)) = stage(b, both);
     let refused = |what: &str, result: Result<(), KernelError>| {
         let is_refused = matches!(result, Err(KernelError::Step { .. }));
         assert!(is_refused, "{}: {what}: {result:?}", subject.name);
     };
     let mut x = subject.tensor(&[1.0; 4], 1, 4);
     let y = x.clone();
+    let qkv = subject.tensor(&[1.0; 12], 1, 12);
     let stored = Stored::f32(&[1.0; 4], &[1, 4]);
     let table = b.load_table(stored.view(), 1.0).expect("a table");
     let norm = load_norm(subject, NormKind::Layer, &[1.0; 4], None);
@@ -44,6 +45,13 @@ pub fn a_handle_of_another_step_is_refused<B: Backend>(subject: &Subject<B>) {
     refused("weights", b.attention_weights(&step, [&x, &x], chosen, of(seqs)).map(drop));
     let to = KvSlots { cache: &mut cache, layer: 0, slots: rows };
     refused("keys and values", b.write_kv(&step, to, [&x, &x]));
+    let mut fused = |step: &B::Step, angles| {
+        let rotation = Some(Rotation { shape: RopeShape::whole(4), angles });
+        let to = KvSlots { cache: &mut cache, layer: 0, slots: rows };
+        b.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: heads, rotation }).map(drop)
+    };
+    refused("slots of one projection", fused(&step, own_angles));
+    refused("angles of one projection", fused(&other, own_angles));
     let kv = KvLayer { cache: &cache, layer: 0, seqs: paged, mask: Mask::Causal, bias: ScoreBias::None };
     refused("pages", b.paged_attention(&step, &x, kv, heads).map(drop));
     assert_eq!(subject.bits(&x), subject.bits(&y), "{}: nothing was written", subject.name);

@@ -195,7 +195,42 @@ fn keys_and_values_reach_their_slots<T: Element>() {
     device.finish();
 }
 
+fn one_launch_is_those_that_it_stands_for<T: Element>() {
+    let device = Device::new(3);
+    for (i, (n_tokens, n_kv_heads, head_dim, rotary_dim)) in ROTATIONS.into_iter().enumerate() {
+        let (n_heads, n_pages) = (n_kv_heads * (1 + i % 3), 4);
+        let (q_width, width) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let slots: Vec<u32> = (0..n_tokens).map(|i| ((i * 37 + 31) % (n_pages * PAGE)) as u32).collect();
+        let rows = elements::<T>(1, n_tokens * (q_width + 2 * width));
+        let part = |first: usize, width: usize| -> Vec<T> {
+            rows.chunks(q_width + 2 * n_kv_heads * head_dim)
+                .flat_map(|row| row[first..][..width].to_vec())
+                .collect()
+        };
+        let (q, k, v) = (part(0, q_width), part(q_width, width), part(q_width + width, width));
+        let angles = Angles::new(&device, n_tokens, rotary_dim, i % 2 == 1);
+        let [apart, fused] = [(); 2].map(|()| Cache::<T>::new(&device, n_pages, n_kv_heads, head_dim));
+        apart.write(&device, [&k, &v], &slots, angles.rotation);
+        let turned = device.upload(&q);
+        launch!(device, format!("rope_{}", T::NAME), [(n_tokens as u32).min(2), 1, 1], 256, 0;
+            turned, angles.rotation, n_tokens as u32, n_heads as u32, head_dim as u32, q_width as u32);
+        let (queries, at, from) =
+            (device.poisoned::<T>(q.len()), device.upload(&slots), device.upload(&rows));
+        launch!(device, format!("write_qkv_{}", T::NAME), [(n_tokens as u32).min(3), 1, 1], 256, 0;
+            queries, fused.pages, from, at, angles.rotation, n_tokens as u32, n_heads as u32, head_dim as u32);
+        let bits = |slice: &CudaSlice<T>, len: usize| -> Vec<u32> {
+            device.download(slice, len).iter().map(|value| value.to_f32().to_bits()).collect()
+        };
+        assert_eq!(bits(&queries, q.len()), bits(&turned, q.len()), "queries of {head_dim}");
+        assert_eq!(bits(&fused.k, fused.len()), bits(&apart.k, apart.len()), "keys of {head_dim}");
+        assert_eq!(bits(&fused.v, fused.len()), bits(&apart.v, apart.len()), "values of {head_dim}");
+        drop((apart, fused, angles));
+    }
+    device.finish();
+}
+
 for_each_element! {
     pairs_are_turned_and_the_rest_stays,
     keys_and_values_reach_their_slots,
+    one_launch_is_those_that_it_stands_for,
 }

@@ -60,6 +60,7 @@ MUTANTS = [
     ("decode.cu", "splits of a row on one another", "* n_splits + split;", "* n_splits;", "attention"),
     ("pages.cuh", "heads of a page on one another", "(uint64_t{head} * kPageTokens + token)", "(uint64_t{head} + token)", "cache"),
     ("rope.cu", "a sign of the rotation", "a * cos - b * sin", "a * cos + b * sin", "cache"),
+    ("rope.cu", "values of one projection are rotated", "is_value ? to_f32(from[e]) : rotated(from, e, token, rotation)", "rotated(from, e, token, rotation)", "cache"),
     ("rope.cu", "what pads a head is not written", "uint32_t row = pages.n_kv_heads * pages.head_stride;", "uint32_t row = pages.n_kv_heads * head_dim;", "cache"),
     ("reduce.cuh", "scratch is used again too early", "  sync_block();\n  return sum;", "  return sum;", "norm"),
     ("norm.cu", "the mean is not taken off", "(to_f32(a.value[i]) - mean) * factor", "to_f32(a.value[i]) * factor", "norm"),

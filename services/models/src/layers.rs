@@ -10,9 +10,9 @@ mod loader;
 mod residual;
 mod rotary;
 
-pub use attention::{AttentionRows, CrossAttention, SelfAttention};
+pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use feed_forward::FeedForward;
 pub use input::{InputLayer, StackAndNames, StagedPositions};
 pub use loader::{LinearShape, Loader, StoredLinear};
 pub use residual::Residual;
-pub use rotary::{Rotary, Rotation};
+pub use rotary::Rotary;

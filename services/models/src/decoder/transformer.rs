@@ -5,7 +5,7 @@ use super::head::load_ends;
 use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput, no_align};
 use crate::error::ModelError;
 use crate::layers::{
-    CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
+    CachedRows, CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
@@ -281,10 +281,10 @@ impl<B: Backend> DecoderLayer<B> {
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = attention.project(backend, step, input, staged.positions.rotation)?;
                 let (layer, seqs) = (*layer, staged.own);
                 let to = KvSlots { cache: &mut *own, layer, slots: staged.slots };
-                backend.write_kv(step, to, [&k, &v])?;
+                let rows = CachedRows { to, rotation: staged.positions.rotation };
+                let q = attention.write_keys_values(backend, step, input, rows)?;
                 let kv = KvLayer { cache: &*own, layer, seqs, mask: Mask::Causal, bias };
                 let context = backend.paged_attention(step, &q, kv, attention.shape())?;
                 attention.output(backend, &context, residual)

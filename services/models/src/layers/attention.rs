@@ -1,10 +1,10 @@
 //! Attention layers: the projections around the attention ops, which the caller chooses.
 
-use super::{LinearShape, Loader, Rotation};
+use super::{LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, CrossSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, KvSlots, Qkv, Varlen};
+use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -17,6 +17,14 @@ pub struct SelfAttention<B: Backend> {
 pub struct AttentionRows<'a, B: Backend> {
     /// Their sequences.
     pub seqs: Varlen<'a, B::Bias, B::Tensor>,
+    /// Rotation of queries and keys.
+    pub rotation: Option<Rotation>,
+}
+
+/// Rows whose keys and values go to a cache.
+pub struct CachedRows<'a, B: Backend> {
+    /// Slot of each row.
+    pub to: KvSlots<'a, B::KvCache>,
     /// Rotation of queries and keys.
     pub rotation: Option<Rotation>,
 }
@@ -99,6 +107,23 @@ impl<B: Backend> SelfAttention<B> {
             backend.rope(step, &mut k, shape, angles)?;
         }
         Ok([q, k, v])
+    }
+
+    /// Projects `x: [n_tokens, hidden]` and writes keys, rotated, and values to a cache. Returns the queries, rotated:
+    /// `[n_tokens, n_heads·head_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width, or slots that do not fit.
+    pub fn write_keys_values(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+        rows: CachedRows<'_, B>,
+    ) -> Result<B::Tensor, ModelError> {
+        let CachedRows { to, rotation } = rows;
+        let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+        Ok(backend.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: self.shape, rotation })?)
     }
 
     /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection:

@@ -1,11 +1,11 @@
 //! The input of a stack: positions of the rows, and in some models a norm.
 
-use super::{Loader, Rotary, Rotation};
+use super::{Loader, Rotary};
 use crate::error::ModelError;
 use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
 use triptych_core::DType;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Indices, ScoreBias, StageBuilder, StoredBias, WeightView};
+use triptych_kernels::ops::{Indices, Rotation, ScoreBias, StageBuilder, StoredBias, WeightView};
 
 /// Positions and norm before the first layer of a stack.
 pub struct InputLayer<B: Backend> {

@@ -5,7 +5,7 @@
 
 use crate::spec::{RotaryAxes, RotaryScaling, RotarySpec};
 use triptych_kernels::KernelError;
-use triptych_kernels::ops::{Angles, RopeShape, StageBuilder};
+use triptych_kernels::ops::{RopeShape, Rotation, StageBuilder};
 
 /// The frequencies of a model. For the pair `i` of a head the angle is `position[axis[i]] · frequency[i]`.
 #[derive(Clone, Debug)]
@@ -13,15 +13,6 @@ pub struct Rotary {
     // (axis of the position, frequency), `[rotary_dim / 2]`.
     pairs: Vec<(usize, f32)>,
     shape: RopeShape,
-}
-
-/// Rotation of the rows of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Rotation {
-    /// The values of a head that are rotated.
-    pub shape: RopeShape,
-    /// `[n_tokens, rotary_dim / 2]`.
-    pub angles: Angles,
 }
 
 impl Rotary {
