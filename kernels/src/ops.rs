@@ -32,10 +32,12 @@ pub use choose::{
 };
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
-pub use graph::{CapturedForward, ForwardInputs};
+pub use graph::{CapturedForward, DeviceForward, ForwardInputs};
 pub use rotary::{RopePairs, RopeShape, Rotation};
-pub use stage::{Angles, HostStep, Indices, Offsets, PagedBatch, PagedSequences, Sequences, StageBuilder};
-pub(crate) use stage::{ArrayContent, SeqLens};
+pub use stage::{
+    Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, Sequences, StageBuilder,
+};
+pub(crate) use stage::{ArrayContent, SeqLens, StagedArray};
 pub use weights::{LinearPart, WeightView};
 
 /// A function applied to each element.
@@ -369,7 +371,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     }
     /// Captures a forward over inputs of these shapes; nothing is kept of their values. `forward` gets the back end to compute
     /// on, the arrays and the features, and is called twice: the first call makes ready what a capture forbids. What it
-    /// submits may depend on the shapes, not on values.
+    /// submits may depend on the shapes, not on values. Both it and a replay write to caches that it has: their memory must stay
+    /// as long as the captured forward, and what the first call writes is that of these inputs.
     ///
     /// # Errors
     /// [`KernelError::NotCapturable`] from a back end without graphs, or for a forward that uploads activations or downloads;
@@ -378,7 +381,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         &self,
         _inputs: ForwardInputs,
         _forward: &mut Forward<'_, Self, E>,
-    ) -> Result<Box<dyn CapturedForward>, E> {
+    ) -> Result<Box<dyn DeviceForward<Self::Tensor>>, E> {
         Err(KernelError::NotCapturable { op: "capture" }.into())
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! In bf16 a sequence of few queries in a step (decoding) goes to the kernel that splits its keys among blocks, any other to
 //! the one that keeps a tile of queries. Each sequence is judged by itself, so what a row gives depends on its own sequence.
+//! Launches over sequences with bounds follow from the bounds: a captured graph repeats them over any sequences within.
 
-use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys};
+use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys, bias_kind};
 use super::bias::{CudaBias, LaunchBias, Lens, ScoreShape};
 use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_bytes, decode_shared_bytes};
 use super::element::Element;
@@ -11,8 +12,8 @@ use super::kv::CudaKvCache;
 use super::queue::{Argument, Launch, Queue};
 use super::tensor::{CudaStep, CudaTensor};
 use crate::ops::{
-    AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedSequences as StagedPages, Result,
-    Sequences, Varlen,
+    AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedBounds, PagedSequences as StagedPages,
+    Result, Sequences, Varlen,
 };
 
 /// Rows, queries times heads that share a key head, of one block of the decoding kernel.
@@ -202,12 +203,22 @@ pub(super) fn paged(
 ) -> Result<CudaTensor> {
     let op = "paged_attention";
     check_head(op, shape.head_dim)?;
-    // Its launches follow from lengths.
-    queue.refuse_in_capture(op)?;
+    let bounds = kv.seqs.bounds;
+    if bounds.is_none() {
+        // Its launches follow from lengths.
+        queue.refuse_in_capture(op)?;
+    }
     let out = CudaTensor::new(op, queue, q.dims())?;
     let lens = paged_lens(op, step, kv.seqs)?;
     let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
     let bias = LaunchBias::new(op, queue, step, kv.bias, scores)?;
+    if let Some(recording) = queue.recording() {
+        if bias.argument.kind == bias_kind::MATRIX {
+            // A table has the size of the captured sequences, not of those of a replay.
+            return Err(KernelError::NotCapturable { op });
+        }
+        recording.limit(kv.seqs.blocks.words().start, kv.cache.layout().n_blocks);
+    }
     let call = Paged {
         queue,
         q,
@@ -223,14 +234,36 @@ pub(super) fn paged(
         Element::F32 => 0,
         Element::Bf16 => DECODE_ROWS / (shape.n_heads / shape.n_kv_heads.max(1)).max(1),
     };
-    let decoded: Lens = lens.iter().copied().filter(|len| (1..=most_decoded).contains(&len.0)).collect();
-    if !decoded.is_empty() {
-        call.decode(&decoded, most_decoded, lens.len())?;
+    let [decoded, prefilled] = match bounds {
+        Some(bounds) => longest_within(bounds, most_decoded),
+        None => longest_of(&lens, most_decoded),
+    };
+    if let Some(longest) = decoded {
+        call.decode(longest, most_decoded, lens.len())?;
     }
-    if let Some(longest) = lens.iter().map(|len| len.0).filter(|n| *n > most_decoded).max() {
-        call.prefill(longest, most_decoded + 1, lens.len())?;
+    if let Some(longest) = prefilled {
+        call.prefill(longest.max_seqlen_q, most_decoded + 1, lens.len())?;
     }
     Ok(out)
+}
+
+/// Bounds of the sequences that are decoded, those of at most `most` queries, and of the others; `None` if there are none.
+fn longest_of(lens: &Lens, most: usize) -> [Option<PagedBounds>; 2] {
+    let longest = |is_taken: &dyn Fn(usize) -> bool| {
+        let taken = || lens.iter().filter(|len| is_taken(len.0));
+        let max_seqlen_q = taken().map(|len| len.0).max()?;
+        Some(PagedBounds { max_seqlen_q, max_seqlen_k: taken().map(|len| len.1).max()? })
+    };
+    [longest(&|n_queries| (1..=most).contains(&n_queries)), longest(&|n_queries| n_queries > most)]
+}
+
+/// The same of sequences that are known by their bounds alone.
+fn longest_within(bounds: PagedBounds, most: usize) -> [Option<PagedBounds>; 2] {
+    let max_seqlen_q = bounds.max_seqlen_q.min(most);
+    [
+        (max_seqlen_q > 0).then_some(PagedBounds { max_seqlen_q, ..bounds }),
+        (bounds.max_seqlen_q > most).then_some(bounds),
+    ]
 }
 
 /// An attention over pages, whichever kernels compute it.
@@ -269,12 +302,11 @@ impl Paged<'_> {
         self.queue.launch(op, function, Launch { grid, threads, shared_bytes }, arguments)
     }
 
-    /// Sequences of at most so many queries, whose numbers of queries and keys are `lens`.
-    fn decode(&self, lens: &Lens, most: usize, n_seqs: usize) -> Result<()> {
+    /// Sequences of at most `most` queries, of which the longest have these numbers of queries and keys.
+    fn decode(&self, longest: PagedBounds, most: usize, n_seqs: usize) -> Result<()> {
         let (op, shape, queue) = ("paged_attention", self.shape, self.queue);
         let (n_rows, width) = self.q.dims();
-        let n_splits = lens.iter().map(|len| len.1.div_ceil(SPLIT_KEYS)).max().unwrap_or(0);
-        let longest = lens.iter().map(|len| len.0).max().unwrap_or(0);
+        let n_splits = longest.max_seqlen_k.div_ceil(SPLIT_KEYS);
         let scratch = |n: usize| CudaTensor::of(op, queue, Element::F32, (n_rows * shape.n_heads, n));
         let (largest, sum) = (scratch(n_splits)?, scratch(n_splits)?);
         let sums = scratch(n_splits * shape.head_dim)?;
@@ -295,7 +327,8 @@ impl Paged<'_> {
         queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
         let arguments: [&dyn Argument; 5] =
             [&self.out.address(), &parts, &keys.sequences, &self.heads, &width];
-        let launch = Launch { grid: [longest, shape.n_heads, n_seqs], threads: 128, shared_bytes: 0 };
+        let grid = [longest.max_seqlen_q, shape.n_heads, n_seqs];
+        let launch = Launch { grid, threads: 128, shared_bytes: 0 };
         queue.launch(op, kernels.join_splits_bf16, launch, arguments)
     }
 }

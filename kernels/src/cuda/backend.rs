@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{DType, EncodedRows};
 
 use super::arguments::Windows;
@@ -20,7 +21,7 @@ use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, s
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, CapturedForward, Choices, ChooseBatch, ChosenHeads, Conv2d,
+    Activation, Angles, AttentionShape, Backend, Choices, ChooseBatch, ChosenHeads, Conv2d, DeviceForward,
     Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind,
     Offsets, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias, Unfold, Varlen,
     WeightView,
@@ -89,12 +90,23 @@ impl CudaBackend {
     /// Address of indices that an op has checked to be below `len`.
     fn rows_below(&self, op: &'static str, step: &CudaStep, rows: Indices, len: usize) -> Result<u64> {
         check::below(op, "row", rows, len)?;
-        if let Some(recording) = self.queue.recording()
-            && rows.len() > 0
-        {
-            recording.limit(rows.words().start, len);
-        }
+        self.limit(rows, len);
         step.indices(op, rows)
+    }
+
+    /// Notes, where work is captured, that every replay's indices must be below `len` too.
+    fn limit(&self, indices: Indices, len: usize) {
+        if let Some(recording) = self.queue.recording()
+            && indices.len() > 0
+        {
+            recording.limit(indices.words().start, len);
+        }
+    }
+
+    /// Slots of a layer that an op has checked.
+    fn slots(&self, op: &'static str, step: &CudaStep, to: &KvSlots<'_, CudaKvCache>) -> Result<SlotRows> {
+        self.limit(to.slots, to.cache.layout().n_blocks * KV_BLOCK_TOKENS);
+        Ok(SlotRows { layer: to.layer, slots: step.indices(op, to.slots)?, n_slots: to.slots.len() })
     }
 
     fn tensor(&self, op: &'static str, dims: Dims) -> Result<CudaTensor> {
@@ -152,9 +164,8 @@ impl CudaBackend {
         to: KvSlots<'_, CudaKvCache>,
         rows: KvRows,
     ) -> Result<()> {
-        let KvSlots { cache, layer, slots } = to;
-        let to = SlotRows { layer, slots: step.indices(op, slots)?, n_slots: slots.len() };
-        cache.write(op, &self.queue, to, rows)
+        let slots = self.slots(op, step, &to)?;
+        to.cache.write(op, &self.queue, slots, rows)
     }
 }
 
@@ -509,9 +520,8 @@ impl Backend for CudaBackend {
         let q = self.tensor(op, (n_tokens, width))?;
         let rotation = rotation.map(|rotation| step.rotation(op, rotation)).transpose()?;
         let rows = FusedRows { q: q.address(), rows: rows.address(), n_heads: shape.n_heads, rotation };
-        let KvSlots { cache, layer, slots } = to;
-        let to = SlotRows { layer, slots: step.indices(op, slots)?, n_slots: slots.len() };
-        cache.write_fused(op, &self.queue, to, rows)?;
+        let slots = self.slots(op, step, &to)?;
+        to.cache.write_fused(op, &self.queue, slots, rows)?;
         Ok(q)
     }
 
@@ -554,7 +564,7 @@ impl Backend for CudaBackend {
         &self,
         inputs: ForwardInputs,
         forward: &mut Forward<'_, Self, E>,
-    ) -> Result<Box<dyn CapturedForward>, E> {
+    ) -> Result<Box<dyn DeviceForward<CudaTensor>>, E> {
         graph::capture(&self.queue, inputs, &mut |queue, step, features| {
             forward(&Self { queue: Arc::new(queue), ..self.clone() }, step, features)
         })

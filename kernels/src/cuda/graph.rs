@@ -18,7 +18,10 @@ use super::queue::{Queue, as_bytes};
 use super::recording::Recording;
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check;
-use crate::ops::{CapturedForward, ForwardInputs, KernelError, Result};
+use crate::ops::{CapturedForward, DeviceForward, ForwardInputs, KernelError, Result};
+
+/// The op that errors of a replay name.
+const REPLAY: &str = "replay";
 
 /// A captured forward and everything at the addresses that it has.
 struct CudaForward {
@@ -37,7 +40,7 @@ pub(super) fn capture<E: From<KernelError>>(
     queue: &Arc<Queue>,
     inputs: ForwardInputs,
     forward: &mut dyn FnMut(Queue, &CudaStep, &CudaTensor) -> Result<CudaTensor, E>,
-) -> Result<Box<dyn CapturedForward>, E> {
+) -> Result<Box<dyn DeviceForward<CudaTensor>>, E> {
     let op = "capture";
     let arena = Pool::new(queue.device());
     let recording = Arc::new(Recording::new(queue.device()));
@@ -59,7 +62,32 @@ pub(super) fn capture<E: From<KernelError>>(
 
 impl CapturedForward for CudaForward {
     fn replay(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<Vec<f32>> {
-        let op = "replay";
+        let n_values = self.launch(inputs, n_rows)?;
+        let (queue, mut values) = (&self.queue, Vec::with_capacity(n_values));
+        let (element, n_bytes) = (queue.element(), n_values * queue.element().size());
+        queue.download(REPLAY, self.out.address(), n_bytes, |part| element.decode(part, &mut values))?;
+        Ok(values)
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.arena.n_bytes() + self.recording.n_bytes()
+    }
+}
+
+impl DeviceForward<CudaTensor> for CudaForward {
+    fn replay_on_device(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<CudaTensor> {
+        let n_values = self.launch(inputs, n_rows)?;
+        let queue = &self.queue;
+        let rows = CudaTensor::new(REPLAY, queue, (n_rows, self.out.dims().1))?;
+        queue.copy(REPLAY, self.out.address(), rows.address(), n_values * queue.element().size())?;
+        Ok(rows)
+    }
+}
+
+impl CudaForward {
+    /// Submits the graph over other inputs. Returns the number of values in the first `n_rows` rows of its result.
+    fn launch(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<usize> {
+        let op = REPLAY;
         let ForwardInputs { arrays, features, dims } = inputs;
         check::upload(features.len(), dims.0, dims.1)?;
         let of = self.features.dims();
@@ -77,18 +105,9 @@ impl CapturedForward for CudaForward {
         queue.upload_to(op, self.step.address(), as_bytes(host.words()))?;
         self.features.fill_rows(op, queue, 0, &features)?;
         self.executable.launch(op, queue)?;
-        let mut values = Vec::with_capacity(n_rows * width);
-        let n_bytes = n_rows * width * queue.element().size();
-        queue.download(op, self.out.address(), n_bytes, |part| queue.element().decode(part, &mut values))?;
-        Ok(values)
+        Ok(n_rows * width)
     }
 
-    fn n_bytes(&self) -> usize {
-        self.arena.n_bytes() + self.recording.n_bytes()
-    }
-}
-
-impl CudaForward {
     /// Makes everything NaN that a replay has to write: inputs, result, and all between them.
     fn poison(&self, op: &'static str) -> Result<()> {
         let queue = &self.queue;

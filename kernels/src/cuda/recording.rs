@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::device::Device;
 use super::memory::{Piece, Pool};
 use crate::check;
-use crate::ops::{ArrayContent, HostStep, KernelError, Result};
+use crate::ops::{ArrayContent, HostStep, KernelError, Result, StagedArray};
 
 /// Constants, and bounds of arrays, of a captured forward.
 #[derive(Debug)]
@@ -77,33 +77,50 @@ impl Recording {
     /// An error unless the launches captured over `of` may run over `other`.
     pub(super) fn check(&self, op: &'static str, of: &HostStep, other: &HostStep) -> Result<()> {
         check::same(op, "arrays", &[other.arrays().len()], &[of.arrays().len()])?;
-        let limits = self.limits.lock();
+        check::same(op, "words of all arrays", &[other.words().len()], &[of.words().len()])?;
         let kept = self.kept.lock();
         for (of_array, array) in of.arrays().iter().zip(other.arrays()) {
-            check::same(op, "words of an array", &[array.start, array.len], &[of_array.start, of_array.len])?;
-            match (of_array.content, array.content) {
-                (ArrayContent::Values, ArrayContent::Values) => {}
-                (ArrayContent::Indices { .. }, ArrayContent::Indices { bound }) => {
-                    let len = limits.get(&array.start).copied().unwrap_or(usize::MAX);
-                    if bound > len {
-                        return Err(KernelError::Index { op, what: "row", index: bound - 1, len });
-                    }
-                }
-                (
-                    ArrayContent::Offsets { n_rows: of_rows, max_seqlen_q: at_most },
-                    ArrayContent::Offsets { n_rows, max_seqlen_q: longest },
-                ) => {
-                    check::same(op, "rows of sequences", &[n_rows], &[of_rows])?;
-                    let [at_most, longest] = [at_most, longest].map(|n| n.unwrap_or(usize::MAX));
-                    check::same(op, "queries of the longest", &[longest.max(at_most)], &[at_most])?;
-                }
-                _ => check::same(op, "kinds of arrays", &[], &[array.start])?,
-            }
+            self.check_array(op, *of_array, *array)?;
             let words = array.start..array.start + array.len;
             if kept.contains(&array.start) && of.words().get(words.clone()) != other.words().get(words) {
                 check::same(op, "values that the graph keeps", &[array.start], &[])?;
             }
         }
         Ok(())
+    }
+
+    /// An error unless launches over the array `of` may run over `other`.
+    fn check_array(&self, op: &'static str, of: StagedArray, other: StagedArray) -> Result<()> {
+        check::same(op, "first word of an array", &[other.start], &[of.start])?;
+        // Tables are of any length that there is room for; what is read of them follows from other arrays.
+        if !matches!(other.content, ArrayContent::Blocks { .. }) {
+            check::same(op, "words of an array", &[other.len], &[of.len])?;
+        }
+        match (of.content, other.content) {
+            (ArrayContent::Values, ArrayContent::Values) | (ArrayContent::Tables, ArrayContent::Tables) => {
+                Ok(())
+            }
+            (ArrayContent::Indices { .. }, ArrayContent::Indices { bound })
+            | (ArrayContent::Blocks { .. }, ArrayContent::Blocks { bound }) => {
+                let len = self.limits.lock().get(&other.start).copied().unwrap_or(usize::MAX);
+                if bound > len {
+                    return Err(KernelError::Index { op, what: "row", index: bound - 1, len });
+                }
+                Ok(())
+            }
+            (
+                ArrayContent::Offsets { n_rows: of_rows, max_seqlen_q: at_most },
+                ArrayContent::Offsets { n_rows, max_seqlen_q: longest },
+            ) => {
+                check::same(op, "rows of sequences", &[n_rows], &[of_rows])?;
+                let [at_most, longest] = [at_most, longest].map(|n| n.unwrap_or(usize::MAX));
+                check::same(op, "queries of the longest", &[longest.max(at_most)], &[at_most])
+            }
+            (
+                ArrayContent::SeqLens { max_seqlen_k: at_most },
+                ArrayContent::SeqLens { max_seqlen_k: longest },
+            ) => check::same(op, "keys of the longest", &[longest.max(at_most)], &[at_most]),
+            _ => check::same(op, "kinds of arrays", &[], &[other.start]),
+        }
     }
 }

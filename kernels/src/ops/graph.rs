@@ -20,7 +20,8 @@ pub struct ForwardInputs {
 
 /// A captured forward, with its inputs, its result and all memory between them at fixed addresses.
 ///
-/// A replay rewrites every input, and its result is in host memory when it returns: nothing of a replay is left for the next.
+/// A replay rewrites every input, and its result is in other memory when it returns: nothing of a replay is left for the next,
+/// but what the forward wrote to caches.
 pub trait CapturedForward: Send {
     /// Runs the forward over other inputs. Returns the first `n_rows` rows of its result, row-major.
     ///
@@ -31,4 +32,14 @@ pub trait CapturedForward: Send {
 
     /// Bytes of device memory that it keeps.
     fn n_bytes(&self) -> usize;
+}
+
+/// A captured forward whose result may stay on the device, as an activation `T` of the back end that captured it.
+pub trait DeviceForward<T>: CapturedForward {
+    /// Runs the forward over other inputs. Returns a copy of the first `n_rows` rows of its result, which later replays leave as
+    /// it is. It does not wait for the device.
+    ///
+    /// # Errors
+    /// As [`CapturedForward::replay`].
+    fn replay_on_device(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<T>;
 }

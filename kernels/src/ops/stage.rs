@@ -55,7 +55,13 @@ pub(crate) enum ArrayContent {
     Indices { bound: usize },
     /// Offsets of sequences in `n_rows` rows. Queries of attention: the longest sequence has at most `max_seqlen_q` of them.
     Offsets { n_rows: usize, max_seqlen_q: Option<usize> },
-    /// Lengths, cosines, sines.
+    /// Offsets of sequences in block tables.
+    Tables,
+    /// Block ids below `bound`, as many as the tables have.
+    Blocks { bound: usize },
+    /// Numbers of keys, at most `max_seqlen_k`.
+    SeqLens { max_seqlen_k: usize },
+    /// Cosines, sines.
     Values,
 }
 
@@ -119,6 +125,25 @@ pub struct PagedSequences {
     seq_lens: Place,
     /// Numbers of queries and keys.
     pub(crate) lens: SeqLens,
+    /// Bounds of every batch, for a forward that is captured.
+    pub(crate) bounds: Option<PagedBounds>,
+}
+
+/// Queries and keys that a sequence in a paged cache has at most, whatever the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedBounds {
+    /// Queries; 1 in steps of decoding.
+    pub max_seqlen_q: usize,
+    /// Keys. A device may keep a row's sums of every 256 of them, in f32, while it computes.
+    pub max_seqlen_k: usize,
+}
+
+impl PagedBounds {
+    /// Words of the four arrays of so many sequences, for [`StageBuilder::with_rooms`].
+    pub fn rooms(self, n_seqs: usize) -> [usize; 4] {
+        let n_blocks = self.max_seqlen_k.div_ceil(KV_BLOCK_TOKENS);
+        [n_seqs + 1, n_seqs + 1, n_seqs.saturating_mul(n_blocks), n_seqs]
+    }
 }
 
 /// Bounds, for checks, of the numbers of queries and keys, `(n_queries, n_keys)` of a sequence.
@@ -207,11 +232,7 @@ impl StageBuilder {
     ) -> Result<Sequences> {
         let first = self.arrays.len();
         let mut seqs = self.sequences(cu_seqlens_q, cu_seqlens_k)?;
-        if seqs.lens.max_seqlen_q > max_seqlen_q {
-            let expected = vec![max_seqlen_q];
-            let actual = vec![seqs.lens.max_seqlen_q];
-            return Err(KernelError::Shape { op: "stage", what: "queries of a sequence", expected, actual });
-        }
+        at_most("queries of a sequence", seqs.lens.max_seqlen_q, max_seqlen_q)?;
         seqs.lens.max_seqlen_q = max_seqlen_q;
         self.bound_queries(first, max_seqlen_q);
         Ok(seqs)
@@ -235,6 +256,7 @@ impl StageBuilder {
     /// [`KernelError::Shape`] for arrays that do not fit each other, [`KernelError::Index`] for more keys than a table has
     /// room for.
     pub fn paged(&mut self, batch: PagedBatch<'_>) -> Result<PagedSequences> {
+        let first = self.arrays.len();
         let PagedBatch { query_start_loc, table_start_loc, block_tables, seq_lens } = batch;
         let (queries, tables) = (self.offsets(query_start_loc)?, self.offsets(table_start_loc)?);
         sizes::same("stage", "blocks of the tables", &[block_tables.len()], &[tables.n_rows])?;
@@ -246,11 +268,36 @@ impl StageBuilder {
                 return Err(KernelError::Index { op: "stage", what: "key", index, len });
             }
         }
-        let n_keys = seq_lens.iter().map(|&n_keys| n_keys as usize);
-        let lens = SeqLens::of(lens(query_start_loc).zip(n_keys));
+        let lens = SeqLens::of(batch.lens());
+        let max_seqlen_k = seq_lens.iter().max().map_or(0, |&most| most as usize);
         let blocks = self.indices(block_tables)?;
-        let seq_lens = self.push(ArrayContent::Values, seq_lens.iter().copied())?;
-        Ok(PagedSequences { queries, tables, blocks, seq_lens, lens })
+        let seq_lens = self.push(ArrayContent::SeqLens { max_seqlen_k }, seq_lens.iter().copied())?;
+        self.bound_queries(first, lens.max_seqlen_q);
+        self.set_content(first + 1, ArrayContent::Tables);
+        self.set_content(first + 2, ArrayContent::Blocks { bound: blocks.bound });
+        Ok(PagedSequences { queries, tables, blocks, seq_lens, lens, bounds: None })
+    }
+
+    /// Adds sequences in a paged cache of at most so many queries and keys, whatever the longest of this batch has: a captured
+    /// forward takes every batch of as many sequences and rows. It needs rooms, for tables are of any length.
+    ///
+    /// A sequence of one query and no keys is padding. Its query sees nothing, and gives zeros.
+    ///
+    /// # Errors
+    /// As [`Self::paged`], and [`KernelError::Shape`] for a sequence that is longer.
+    pub fn bounded_paged(&mut self, batch: PagedBatch<'_>, bounds: PagedBounds) -> Result<PagedSequences> {
+        let first = self.arrays.len();
+        let mut seqs = self.paged(batch)?;
+        let PagedBounds { max_seqlen_q, max_seqlen_k } = bounds;
+        at_most("queries of a sequence", seqs.lens.max_seqlen_q, max_seqlen_q)?;
+        let longest = batch.seq_lens.iter().max().map_or(0, |&most| most as usize);
+        at_most("keys of a sequence", longest, max_seqlen_k)?;
+        self.bound_queries(first, max_seqlen_q);
+        self.set_content(first + 3, ArrayContent::SeqLens { max_seqlen_k });
+        seqs.lens.max_seqlen_q = max_seqlen_q;
+        seqs.lens.short = batch.lens().find(|&len| len.0 > len.1 && len != (1, 0));
+        seqs.bounds = Some(bounds);
+        Ok(seqs)
     }
 
     /// Adds the cosines and sines of rows, `[n_rows, n_pairs]` each, row-major.
@@ -276,6 +323,13 @@ impl StageBuilder {
         }
     }
 
+    /// Notes what the words of an array are, by its index.
+    fn set_content(&mut self, array: usize, content: ArrayContent) {
+        if let Some(array) = self.arrays.get_mut(array) {
+            array.content = content;
+        }
+    }
+
     /// Everything that was added, in host memory.
     pub fn finish(self) -> HostStep {
         HostStep::new(self.id, self.words, self.arrays)
@@ -290,10 +344,7 @@ impl StageBuilder {
             Some(rooms) => rooms.get(self.arrays.len()).copied().unwrap_or(0),
             None => len,
         };
-        if len > room {
-            let (expected, actual) = (vec![room], vec![len]);
-            return Err(KernelError::Shape { op: "stage", what: "words of an array", expected, actual });
-        }
+        at_most("words of an array", len, room)?;
         self.arrays.push(StagedArray { start, len, content });
         self.words.resize(start + room.next_multiple_of(ALIGNMENT), 0);
         Ok(Place { step: self.id, start, len })
@@ -309,6 +360,22 @@ impl Default for StageBuilder {
 /// Lengths of the sequences of offsets that are some.
 fn lens(offsets: &[u32]) -> impl Iterator<Item = usize> + '_ {
     offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize)
+}
+
+/// An error unless a length is within its bound.
+fn at_most(what: &'static str, actual: usize, bound: usize) -> Result<()> {
+    if actual <= bound {
+        return Ok(());
+    }
+    let (expected, actual) = (vec![bound], vec![actual]);
+    Err(KernelError::Shape { op: "stage", what, expected, actual })
+}
+
+impl PagedBatch<'_> {
+    /// Queries and keys of each sequence.
+    fn lens(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        lens(self.query_start_loc).zip(self.seq_lens.iter().map(|&n_keys| n_keys as usize))
+    }
 }
 
 impl SeqLens {
@@ -481,6 +548,33 @@ mod tests {
         assert_eq!(bound, 5);
         assert_eq!(stage(&[0, 1, 6], 5), Ok((5, arrays)));
         assert!(matches!(stage(&[0, 0, 6], 5), Err(KernelError::Shape { .. })));
+    }
+
+    #[test]
+    fn bounded_pages_have_the_bounds_of_every_batch() {
+        let bounds = PagedBounds { max_seqlen_q: 2, max_seqlen_k: 64 };
+        let stage = |batch: PagedBatch<'_>| {
+            assert_eq!(bounds.rooms(2), [3, 3, 4, 2]);
+            let mut builder = StageBuilder::with_rooms(bounds.rooms(2).to_vec());
+            let seqs = builder.bounded_paged(batch, bounds)?;
+            let contents: Vec<_> = builder.finish().arrays().iter().map(|array| array.content).collect();
+            Ok((seqs.lens.max_seqlen_q, seqs.lens.short, contents))
+        };
+        let contents = vec![
+            ArrayContent::Offsets { n_rows: 3, max_seqlen_q: Some(2) },
+            ArrayContent::Tables,
+            ArrayContent::Blocks { bound: 10 },
+            ArrayContent::SeqLens { max_seqlen_k: 64 },
+        ];
+        assert_eq!(stage(PAGED), Ok((2, None, contents.clone())));
+        // A sequence of padding; one that lacks keys is none.
+        let padded = PagedBatch { seq_lens: &[32, 0], ..PAGED };
+        assert_eq!(stage(padded), Ok((2, None, contents.clone())));
+        assert_eq!(stage(PagedBatch { seq_lens: &[0, 33], ..PAGED }), Ok((2, Some((2, 0)), contents)));
+        let long = PagedBatch { query_start_loc: &[0, 0, 3], ..PAGED };
+        assert!(matches!(stage(long), Err(KernelError::Shape { what: "queries of a sequence", .. })));
+        let tight = StageBuilder::new().bounded_paged(PAGED, PagedBounds { max_seqlen_k: 32, ..bounds });
+        assert!(matches!(tight, Err(KernelError::Shape { what: "keys of a sequence", .. })));
     }
 
     #[test]

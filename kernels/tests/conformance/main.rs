@@ -101,6 +101,7 @@ on_every_backend! {
         a_query_that_sees_no_key_has_no_weights;
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
+        bounds_change_no_bit_and_padding_gives_zeros,
         keys_and_values_side_by_side_are_those_apart,
         rows_of_one_projection_are_cached_as_their_parts_are,
         layers_and_copied_blocks_are_kept_apart,

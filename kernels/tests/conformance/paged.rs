@@ -6,9 +6,11 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{
-    Backend, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, RopePairs, RopeShape, Rotation,
+    Backend, BucketSides, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, PagedBounds, RopePairs,
+    RopeShape, Rotation,
 };
 
+use crate::added::Added;
 use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, stage, values};
 
@@ -79,7 +81,18 @@ pub fn attend<B: Backend>(
     subject: &Subject<B>,
     seqs: &Sequences,
     tables: &Tables,
+    of: (&B::KvCache, usize),
+) -> B::Tensor {
+    attend_within(subject, seqs, tables, of, None)
+}
+
+/// The same where the sequences have bounds.
+fn attend_within<B: Backend>(
+    subject: &Subject<B>,
+    seqs: &Sequences,
+    tables: &Tables,
     (cache, layer): (&B::KvCache, usize),
+    bounds: Option<PagedBounds>,
 ) -> B::Tensor {
     let q = subject.tensor(&seqs.q, seqs.n_queries(), seqs.q_width());
     let seq_lens: Vec<u32> = seqs.lens.iter().map(|len| len.1 as u32).collect();
@@ -89,8 +102,13 @@ pub fn attend<B: Backend>(
         block_tables: &tables.blocks.concat(),
         seq_lens: &seq_lens,
     };
-    let (step, (paged, table_of)) =
-        stage(&subject.backend, |builder| Ok((builder.paged(batch)?, seqs.bias.stage(builder)?)));
+    let (step, (paged, table_of)) = stage(&subject.backend, |builder| {
+        let paged = match bounds {
+            Some(bounds) => builder.bounded_paged(batch, bounds)?,
+            None => builder.paged(batch)?,
+        };
+        Ok((paged, seqs.bias.stage(builder)?))
+    });
     let bias = seqs.load_bias(&subject.backend);
     let kv = KvLayer { cache, layer, seqs: paged, mask: seqs.mask, bias: bias.view(table_of) };
     subject.backend.paged_attention(&step, &q, kv, seqs.shape).expect("paged attention")
@@ -121,6 +139,31 @@ pub fn paged_attention_is_attention_whatever_the_block_tables<B: Backend>(subjec
             Ok(())
         });
     run.unwrap_or_else(|error| panic!("{}: {error}", subject.name));
+}
+
+/// Bounds are for launches; sequences of one query and no keys are padding.
+pub fn bounds_change_no_bit_and_padding_gives_zeros<B: Backend>(subject: &Subject<B>) {
+    let lens = [(1, 40), (1, 0), (3, 300), (1, 0), (1, 1), (0, 0), (9, 270)];
+    for mask in [Mask::Full, Mask::Causal] {
+        for bias in [Added::None, Added::alibi(4), Added::relative(4, BucketSides::Past)] {
+            let seqs = Sequences::new(&lens, shape(4, 2, 33), mask).biased(bias);
+            let tables = Tables::new(&seqs, 1, 3);
+            let cache = filled(subject, &seqs, &tables, 0);
+            let alone = |i: usize| {
+                if lens[i] == (1, 0) {
+                    return vec![0; seqs.q_width()];
+                }
+                let tables = Tables { layout: tables.layout, blocks: vec![tables.blocks[i].clone()] };
+                subject.bits(&attend(subject, &seqs.alone(i), &tables, (&cache, 0)))
+            };
+            let alone: Vec<u32> = (0..lens.len()).flat_map(alone).collect();
+            for (max_seqlen_q, max_seqlen_k) in [(9, 300), (20, 1000)] {
+                let bounds = Some(PagedBounds { max_seqlen_q, max_seqlen_k });
+                let together = subject.bits(&attend_within(subject, &seqs, &tables, (&cache, 0), bounds));
+                assert_eq!(together, alone, "{} {mask:?} {}", subject.name, seqs.bias.name());
+            }
+        }
+    }
 }
 
 pub fn keys_and_values_side_by_side_are_those_apart<B: Backend>(subject: &Subject<B>) {

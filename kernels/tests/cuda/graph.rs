@@ -110,7 +110,9 @@ impl Model {
 
     fn capture(&self, lens: &[usize], seed: u64) -> Result<Box<dyn CapturedForward>, KernelError> {
         let (inputs, batch) = padded(lens, seed);
-        self.backend.capture(inputs, &mut |backend, step, x| self.forward(backend, step, (x, batch)))
+        let graph =
+            self.backend.capture(inputs, &mut |backend, step, x| self.forward(backend, step, (x, batch)))?;
+        Ok(graph)
     }
 }
 

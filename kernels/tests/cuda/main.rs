@@ -28,6 +28,7 @@ mod cache;
 mod choose;
 mod conv;
 mod cublaslt;
+mod decode_graph;
 mod device;
 mod element;
 mod graph;

@@ -240,9 +240,10 @@ impl<B: Backend> GraphEncoder for TiledEncoder<B> {
         units: &[EncodeUnit<'_>],
     ) -> Result<Box<dyn CapturedForward>, ModelError> {
         let (inputs, staged) = self.staged_in(shape, units)?;
-        self.backend.capture(inputs, &mut |backend, step, patches| {
+        let graph = self.backend.capture(inputs, &mut |backend, step, patches| {
             self.forward(backend, step, (patches, staged), &mut || ())
-        })
+        })?;
+        Ok(graph)
     }
 
     fn width(&self) -> usize {

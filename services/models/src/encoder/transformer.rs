@@ -251,10 +251,12 @@ impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
         let mut arrays = StageBuilder::new();
         let staged = self.stage_in(&mut arrays, units, shape)?;
         let (features, dims) = self.stem.features(units, self.room(shape));
-        self.backend.capture(ForwardInputs { arrays, features, dims }, &mut |backend, step, features| {
+        let inputs = ForwardInputs { arrays, features, dims };
+        let graph = self.backend.capture(inputs, &mut |backend, step, features| {
             let x = staged.stem.forward(backend, step, StemInput::Rows(features))?;
             self.layers(backend, step, (x, staged.layout), &mut || ())
-        })
+        })?;
+        Ok(graph)
     }
 
     fn width(&self) -> usize {
