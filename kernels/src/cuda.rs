@@ -21,6 +21,7 @@ mod packing;
 mod queue;
 mod recording;
 mod rows;
+mod sharing;
 mod staging;
 mod tensor;
 

@@ -60,6 +60,9 @@ plain! {
     /// `Parts` of `decode.cu`.
     struct Parts { largest: u64, sum: u64, out: u64, n_splits: u32, gap: u32 }
 
+    /// `SharedSplits` of `decode.cu`.
+    struct SharedSplits { splits: u64, queries: u64 }
+
     /// `Rotation` of `rope.cu`.
     struct Rotation { cos: u64, sin: u64, rotary_dim: u32, is_interleaved: u32 }
 

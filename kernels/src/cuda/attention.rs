@@ -2,6 +2,8 @@
 //!
 //! In bf16 a sequence of few queries in a step (decoding) goes to the kernel that splits its keys among blocks, any other to
 //! the one that keeps a tile of queries. Each sequence is judged by itself, so what a row gives depends on its own sequence.
+//! Sequences that have the pages of a split in common share a block for it ([`sharing`](super::sharing)).
+//!
 //! Launches over sequences with bounds follow from the bounds: a captured graph repeats them over any sequences within.
 
 use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys, bias_kind};
@@ -10,7 +12,8 @@ use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_by
 use super::element::Element;
 use super::kv::CudaKvCache;
 use super::queue::{Argument, Launch, Queue};
-use super::tensor::{CudaStep, CudaTensor};
+use super::sharing::SPLIT_KEYS;
+use super::tensor::{CudaStep, CudaTensor, StagedSharing};
 use crate::ops::{
     AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedBounds, PagedSequences as StagedPages,
     Result, Sequences, Varlen,
@@ -18,9 +21,6 @@ use crate::ops::{
 
 /// Rows, queries times heads that share a key head, of one block of the decoding kernel.
 const DECODE_ROWS: usize = 16;
-
-/// Keys of a split of the decoding kernel.
-const SPLIT_KEYS: usize = 256;
 
 /// The widest head that there is a kernel for.
 const MAX_HEAD: usize = 256;
@@ -227,6 +227,7 @@ pub(super) fn paged(
         heads: heads(shape, kv.mask),
         shape,
         pages: kv.cache.pages(kv.layer),
+        n_seqs: lens.len(),
         arrays: step.paged(op, kv.seqs)?,
     };
     // Sequences whose rows fit into one block of the decoding kernel.
@@ -239,10 +240,15 @@ pub(super) fn paged(
         None => longest_of(&lens, most_decoded),
     };
     if let Some(longest) = decoded {
-        call.decode(longest, most_decoded, lens.len())?;
+        // A plan follows from block tables, which no capture may read.
+        let shared = match bounds {
+            Some(_) => None,
+            None => step.shared_splits(op, queue, kv.seqs, most_decoded)?,
+        };
+        call.decode(longest, most_decoded, shared.as_deref())?;
     }
     if let Some(longest) = prefilled {
-        call.prefill(longest.max_seqlen_q, most_decoded + 1, lens.len())?;
+        call.prefill(longest.max_seqlen_q, most_decoded + 1)?;
     }
     Ok(out)
 }
@@ -275,6 +281,7 @@ struct Paged<'a> {
     heads: Heads,
     shape: AttentionShape,
     pages: super::arguments::Pages,
+    n_seqs: usize,
     /// `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
     arrays: [u64; 4],
 }
@@ -291,19 +298,20 @@ impl Paged<'_> {
     }
 
     /// Sequences of at least so many queries.
-    fn prefill(&self, longest: usize, least: usize, n_seqs: usize) -> Result<()> {
+    fn prefill(&self, longest: usize, least: usize) -> Result<()> {
         let (op, head_dim) = ("paged_attention", self.shape.head_dim);
         let (function, threads, shared_bytes, tile) = tiles(self.queue, head_dim, true);
         let keys = self.keys([least, usize::MAX]);
         let width = self.q.dims().1 as u32;
         let arguments: [&dyn Argument; 7] =
             [&self.out.address(), &self.q.address(), &keys, &self.heads, &self.bias.argument, &width, &width];
-        let grid = [longest.div_ceil(tile), self.shape.n_heads, n_seqs];
+        let grid = [longest.div_ceil(tile), self.shape.n_heads, self.n_seqs];
         self.queue.launch(op, function, Launch { grid, threads, shared_bytes }, arguments)
     }
 
-    /// Sequences of at most `most` queries, of which the longest have these numbers of queries and keys.
-    fn decode(&self, longest: PagedBounds, most: usize, n_seqs: usize) -> Result<()> {
+    /// Sequences of at most `most` queries, of which the longest have these numbers of queries and keys. `shared`: the splits
+    /// that some of them have in common, and all others.
+    fn decode(&self, longest: PagedBounds, most: usize, shared: Option<&StagedSharing>) -> Result<()> {
         let (op, shape, queue) = ("paged_attention", self.shape, self.queue);
         let (n_rows, width) = self.q.dims();
         let n_splits = longest.max_seqlen_k.div_ceil(SPLIT_KEYS);
@@ -319,15 +327,26 @@ impl Paged<'_> {
         };
         let keys = self.keys([1, most]);
         let kernels = &queue.device().kernels;
-        let (function, shared_bytes) = of_width(&kernels.decode_bf16, shape.head_dim, decode_shared_bytes);
-        let width = width as u32;
-        let arguments: [&dyn Argument; 6] =
-            [&parts, &self.q.address(), &keys, &self.heads, &self.bias.argument, &width];
-        let grid = [n_splits, shape.n_kv_heads, n_seqs];
-        queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
+        let of_width = |functions| of_width(functions, shape.head_dim, decode_shared_bytes);
+        let (width, q) = (width as u32, self.q.address());
+        let arguments: [&dyn Argument; 6] = [&parts, &q, &keys, &self.heads, &self.bias.argument, &width];
+        match shared {
+            None => {
+                let (function, shared_bytes) = of_width(&kernels.decode_bf16);
+                let grid = [n_splits, shape.n_kv_heads, self.n_seqs];
+                queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
+            }
+            Some(plan) => {
+                let (function, shared_bytes) = of_width(&kernels.decode_shared_bf16);
+                let grid = [plan.n_splits(), shape.n_kv_heads, 1];
+                let [parts, q, keys, heads, bias, width] = arguments;
+                let arguments = [parts, q, keys, heads, bias, width, &plan.argument() as &dyn Argument];
+                queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
+            }
+        }
         let arguments: [&dyn Argument; 5] =
             [&self.out.address(), &parts, &keys.sequences, &self.heads, &width];
-        let grid = [longest.max_seqlen_q, shape.n_heads, n_seqs];
+        let grid = [longest.max_seqlen_q, shape.n_heads, self.n_seqs];
         let launch = Launch { grid, threads: 128, shared_bytes: 0 };
         queue.launch(op, kernels.join_splits_bf16, launch, arguments)
     }

@@ -4,6 +4,9 @@
 // for all of them. Keys come in splits of 256, always the same for a sequence; a block takes one split, its four warps 64 keys
 // each, and what they found is joined in order: first the warps' parts, then, in a second kernel, the splits'. So a row's
 // value depends on its own sequence alone. The idea of splits is that of Flash-Decoding (Dao et al., 2023).
+//
+// A block has the queries of one sequence, or of several that have the pages of the split in common (`decode_shared`): beams over
+// one encoder output, prompts that begin alike. Rows of a product do not see each other, so a row is the same in both.
 #include "keys.cuh"
 #include "softmax.cuh"
 
@@ -40,14 +43,61 @@ struct Parts {
   }
 };
 
-// Grid: (splits, key heads times tiles of 16 rows, n_seqs). A split beyond a sequence's keys is left as it is.
-template <int D>
-DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& keys, const Heads& heads, const Bias& bias, uint32_t q_stride) {
+// A query: its sequence and the lengths of that, its number there, and its row among all queries.
+struct Query {
+  uint32_t seq, n_queries, n_keys, number, row;
+};
+
+// The queries of a sequence. Grid: (splits, key heads times tiles of 16 rows, n_seqs).
+struct OwnQueries {
+  uint32_t seq, split, first_row, n, n_keys;
+
+  DEVICE explicit OwnQueries(const PagedKeys<bf16>& keys) : seq(blockIdx.z), split(blockIdx.x), first_row(keys.query_start[seq]) {
+    n = keys.query_start[seq + 1] - first_row;
+    n_keys = keys.n_keys(seq);
+  }
+
+  DEVICE Query operator[](uint32_t i) const { return {seq, n, n_keys, i, first_row + i}; }
+};
+
+// Splits with the queries that read each, on the host's plan.
+struct SharedSplits {
+  // [n]: a split's number, the first of its queries in `queries`, and how many they are: with their heads at most 16 rows.
+  const uint32_t* splits;
+  // Sequence, number and row of each.
+  const uint32_t* queries;
+};
+
+// The queries that read a split of pages in common. The split is whole for each sequence, or all end at the same key of it.
+// Grid: (planned splits, key heads).
+struct SharedQueries {
+  const PagedKeys<bf16>& keys;
+  const uint32_t* queries;
+  uint32_t seq, split, n, n_keys;
+
+  DEVICE SharedQueries(const PagedKeys<bf16>& of, const SharedSplits& shared) : keys(of) {
+    const uint32_t* at = shared.splits + 3 * blockIdx.x;
+    queries = shared.queries + 3 * at[1];
+    seq = queries[0];
+    split = at[0];
+    n = at[2];
+    n_keys = keys.n_keys(seq);
+  }
+
+  DEVICE Query operator[](uint32_t i) const {
+    const uint32_t* at = queries + 3 * i;
+    return {at[0], keys.query_start[at[0] + 1] - keys.query_start[at[0]], keys.n_keys(at[0]), at[1], at[2]};
+  }
+};
+
+// A split beyond a sequence's keys is left as it is.
+template <int D, class BlockQueries>
+DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& keys, const Heads& heads, const Bias& bias, uint32_t q_stride,
+                   const BlockQueries& of_block) {
   SHARED_DYNAMIC(shared);
   constexpr uint32_t kTile = kStep<D> * kPitch<D>;
-  uint32_t seq = blockIdx.z, kv_head = blockIdx.y % heads.n_kv_heads, split = blockIdx.x;
-  uint32_t group = heads.n_heads / heads.n_kv_heads, first_query = keys.query_start[seq];
-  uint32_t n_queries = keys.query_start[seq + 1] - first_query, n_rows = n_queries * group, n_keys = keys.n_keys(seq);
+  uint32_t seq = of_block.seq, kv_head = blockIdx.y % heads.n_kv_heads, split = of_block.split;
+  uint32_t group = heads.n_heads / heads.n_kv_heads, n_queries = of_block.n, n_rows = n_queries * group, n_keys = of_block.n_keys;
   uint32_t first_row = blockIdx.y / heads.n_kv_heads * kRows;
   if (first_row >= n_rows || split * kSplitKeys >= n_keys || !keys.takes(n_queries)) return;
   uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -63,15 +113,20 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   };
   // Row `i` is query `i / group` of head `kv_head * group + i % group`.
   auto row_of = [&](uint32_t i) {
-    return q + uint64_t{first_query + i / group} * q_stride + (kv_head * group + i % group) * heads.head_dim;
+    return q + uint64_t{of_block[i / group].row} * q_stride + (kv_head * group + i % group) * heads.head_dim;
   };
   Queries<D> queries;
   queries.load(reinterpret_cast<bf16*>(shared) + 2 * kWarps * kTile + warp * kRows * kPitch<D>, row_of, first_row, n_rows, heads.head_dim);
+  // The lane's rows. One beyond the last is the last once more, which nobody reads.
   uint32_t row[2] = {first_row + lane / 4, first_row + lane / 4 + 8};
   uint32_t spare = n_rows - 1;
-  uint32_t row_query[2] = {(row[0] < n_rows ? row[0] : spare) / group, (row[1] < n_rows ? row[1] : spare) / group};
+  Query row_query[2] = {of_block[(row[0] < n_rows ? row[0] : spare) / group], of_block[(row[1] < n_rows ? row[1] : spare) / group]};
   uint32_t row_head[2] = {kv_head * group + (row[0] < n_rows ? row[0] : spare) % group, kv_head * group + (row[1] < n_rows ? row[1] : spare) % group};
-  Scores scores[2] = {Scores(heads, bias, seq, row_head[0], n_queries, n_keys), Scores(heads, bias, seq, row_head[1], n_queries, n_keys)};
+  auto scores_of = [&](int half) {
+    const Query& query = row_query[half];
+    return Scores(heads, bias, query.seq, row_head[half], query.n_queries, query.n_keys);
+  };
+  Scores scores[2] = {scores_of(0), scores_of(1)};
 
   Running<D> running;
   uint32_t begin = split * kSplitKeys + warp * kWarpKeys;
@@ -82,7 +137,7 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
     sync_warp();
     multiply_keys<D, kStep<D>>(products, queries, tile);
     running.template weigh<kStep<D>>(products, [&](float product, int half, int key) {
-      return scores[half].of(product, static_cast<int>(row_query[half]), static_cast<int>(first_key) + key);
+      return scores[half].of(product, static_cast<int>(row_query[half].number), static_cast<int>(first_key) + key);
     });
     copy_async_wait<0>();
     sync_warp();
@@ -124,7 +179,7 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
       out += from[column] * factor;
     }
     uint32_t head = kv_head * group + (first_row + r) % group;
-    uint64_t at = parts.at(first_query + (first_row + r) / group, head, heads.n_heads, split);
+    uint64_t at = parts.at(of_block[(first_row + r) / group].row, head, heads.n_heads, split);
     parts.out[at * heads.head_dim + column] = out;
     if (column == 0) {
       parts.largest[at] = largest;
@@ -133,9 +188,13 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   }
 }
 
-#define DECODE(width)                                                                                              \
+#define DECODE(width)                                                                                                                   \
   KERNEL(kDecodeThreads, decode_bf16_##width, (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride)) { \
-    decode<width>(parts, q, keys, heads, bias, q_stride);                                                          \
+    decode<width>(parts, q, keys, heads, bias, q_stride, OwnQueries(keys));                                                            \
+  }                                                                                                                                    \
+  KERNEL(kDecodeThreads, decode_shared_bf16_##width,                                                                                   \
+         (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride, SharedSplits shared)) {         \
+    decode<width>(parts, q, keys, heads, bias, q_stride, SharedQueries(keys, shared));                                                    \
   }
 
 DECODE(32)

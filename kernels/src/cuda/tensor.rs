@@ -1,13 +1,16 @@
 //! Activations on a device, and the arrays of a step.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use half::bf16;
+use parking_lot::Mutex;
 
-use super::arguments::Rotation;
+use super::arguments::{Rotation, SharedSplits};
 use super::element::Element;
 use super::memory::Piece;
 use super::queue::{Queue, as_bytes};
+use super::sharing::SharingPlan;
 use crate::check::Dims;
 use crate::ops::{self, HostStep, Indices, Offsets, PagedSequences, Result, RopePairs, StageBuilder};
 
@@ -91,6 +94,31 @@ impl CudaTensor {
 pub struct CudaStep {
     host: HostStep,
     words: Piece,
+    /// Splits that sequences share, by the first word of the sequences and the queries of a block: all layers have the same.
+    shared: Mutex<HashMap<(usize, usize), MaybeShared>>,
+}
+
+/// A plan, unless sequences share nothing.
+type MaybeShared = Option<Arc<StagedSharing>>;
+
+/// A plan on a device.
+#[derive(Debug)]
+pub(super) struct StagedSharing {
+    words: Piece,
+    n_splits: usize,
+}
+
+impl StagedSharing {
+    /// Blocks of each key head.
+    pub(super) fn n_splits(&self) -> usize {
+        self.n_splits
+    }
+
+    /// The plan as a kernel has it.
+    pub(super) fn argument(&self) -> SharedSplits {
+        let splits = self.words.address();
+        SharedSplits { splits, queries: splits + (3 * self.n_splits * size_of::<u32>()) as u64 }
+    }
 }
 
 impl CudaStep {
@@ -98,12 +126,37 @@ impl CudaStep {
     pub(super) fn new(queue: &Queue, builder: StageBuilder) -> Result<Self> {
         let host = builder.finish();
         let words = queue.upload("stage", host.words())?;
-        Ok(Self { host, words })
+        Ok(Self::at(host, words))
     }
 
     /// Arrays whose words are at an address of the device, or will be.
     pub(super) fn at(host: HostStep, words: Piece) -> Self {
-        Self { host, words }
+        Self { host, words, shared: Mutex::default() }
+    }
+
+    /// The splits that sequences of at most `most` queries share, for blocks of as many; `None` if they share none.
+    pub(super) fn shared_splits(
+        &self,
+        op: &'static str,
+        queue: &Queue,
+        seqs: PagedSequences,
+        most: usize,
+    ) -> Result<MaybeShared> {
+        let batch = self.host.paged(op, seqs)?;
+        let [queries, ..] = seqs.words();
+        let mut shared = self.shared.lock();
+        if let Some(known) = shared.get(&(queries.start, most)) {
+            return Ok(known.clone());
+        }
+        let staged = match SharingPlan::of(&batch, most) {
+            Some(plan) => {
+                let words = queue.upload(op, &plan.words())?;
+                Some(Arc::new(StagedSharing { words, n_splits: plan.n_splits() }))
+            }
+            None => None,
+        };
+        shared.insert((queries.start, most), staged.clone());
+        Ok(staged)
     }
 
     /// Address of the words of all arrays.

@@ -40,4 +40,5 @@ mod oracle;
 mod norm;
 mod order;
 mod rows;
+mod sharing;
 mod stored_rows;

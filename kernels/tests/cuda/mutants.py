@@ -57,6 +57,8 @@ MUTANTS = [
     ("decode.cu", "a warp's part is not rescaled", "out += from[column] * factor;", "out += from[column];", "attention"),
     ("decode.cu", "the last split is left out", "div_up(sequences.seq_lens[seq], kSplitKeys)", "sequences.seq_lens[seq] / kSplitKeys", "attention"),
     ("decode.cu", "heads of a group in the wrong order", "(kv_head * group + i % group) * heads.head_dim", "(kv_head * group + i / n_queries) * heads.head_dim", "attention"),
+    ("decode.cu", "a shared split has the queries of another", "queries = shared.queries + 3 * at[1];", "queries = shared.queries;", "sharing"),
+    ("decode.cu", "rows of a shared split see the keys of the first", "keys.n_keys(at[0]), at[1]", "n_keys, at[1]", "sharing"),
     ("decode.cu", "splits of a row on one another", "* n_splits + split;", "* n_splits;", "attention"),
     ("pages.cuh", "heads of a page on one another", "(uint64_t{head} * kPageTokens + token)", "(uint64_t{head} + token)", "cache"),
     ("rope.cu", "a sign of the rotation", "a * cos - b * sin", "a * cos + b * sin", "cache"),
