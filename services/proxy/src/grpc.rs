@@ -1,7 +1,6 @@
 //! The gRPC API: `triptych.v1.Triptych`.
 
 pub mod admit;
-pub mod preface;
 
 use crate::admission::Admission;
 use crate::auth::{Auth, Caller};

@@ -8,24 +8,21 @@ use crate::config::{ProxyConfig, ProxyError};
 use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::Fetcher;
 use crate::fleet::{Fleet, FleetSettings};
-use crate::grpc::preface::PrefaceTimeout;
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::orchestrate::Orchestrator;
 use crate::request_machine::policy::EncodePolicy;
 use crate::{grpc, openai};
-use futures::TryStreamExt;
 use futures::future::BoxFuture;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
+use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ServeError;
-use triptych_runtime::server_spans::ServerSpansLayer;
-use triptych_runtime::watch_shutdown::WatchShutdownLayer;
 use triptych_runtime::{Drain, MetricsRegistry, admin};
 
 /// Runs the proxy until it is drained. It listens at once, and is ready when its workers are. The future is boxed, so
@@ -128,18 +125,11 @@ async fn serve_grpc(
     preface_timeout: Duration,
     drain: Drain,
 ) -> Result<(), ProxyError> {
-    let incoming = door.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, preface_timeout));
     let (health, health_service) = tonic_health::server::health_reporter();
     let watching = watch_health(health, Arc::clone(&api.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection(&[SERVICE_NAME]).map_err(ServeError::from)?;
-    let serving = triptych_runtime::grpc::server()
-        .layer(ServerSpansLayer)
-        .layer(WatchShutdownLayer::new(&drain))
-        .add_service(health_service)
-        .add_service(v1)
-        .add_service(v1alpha)
-        .add_service(api.service())
-        .serve_with_incoming_shutdown(incoming, drain.closing());
+    let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(api.service());
+    let serving = triptych_runtime::serve::serve_grpc(routes, door, Some(preface_timeout), &drain);
     tokio::select! {
         ended = serving => Ok(ended.map_err(ServeError::from)?),
         () = watching => Ok(()),

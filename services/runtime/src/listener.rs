@@ -1,5 +1,6 @@
 //! A server's listener, with or without TLS, and the handshakes of its connections.
 
+pub(crate) mod preface;
 pub(crate) mod stream;
 
 pub use stream::ServerStream;

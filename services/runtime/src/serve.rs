@@ -4,14 +4,17 @@ use crate::admin::Readiness;
 use crate::drain::Drain;
 use crate::grpc;
 use crate::listener::Listener;
+use crate::listener::preface::PrefaceTimeout;
 use crate::server_spans::ServerSpansLayer;
 use crate::watch_shutdown::WatchShutdownLayer;
+use futures::TryStreamExt as _;
 use futures::future::BoxFuture;
 use http::{Request, Response};
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -128,6 +131,23 @@ where
     serve_routes(served, listener.into(), readiness, drain).await
 }
 
+/// Serves routes until the drain closes listeners, with spans, and an end for watches. `preface`: time in which a connection's
+/// HTTP/2 preface must arrive; `None`: any. Boxed, so that the code of a server is generated here, once.
+pub fn serve_grpc(
+    routes: Routes,
+    listener: Listener,
+    preface: Option<Duration>,
+    drain: &Drain,
+) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
+    let incoming = listener.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, preface));
+    let serving = grpc::server()
+        .layer(ServerSpansLayer)
+        .layer(WatchShutdownLayer::new(drain))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(incoming, drain.closing());
+    Box::pin(serving)
+}
+
 /// Routes of a server, the services that its health names, and the reporter of that.
 struct Served {
     routes: Routes,
@@ -163,13 +183,7 @@ async fn serve_to_drain(
             grpc::set_health(&health, name, false).await;
         }
     });
-    let incoming = listener.incoming();
-    let serving = grpc::server()
-        .layer(ServerSpansLayer)
-        .layer(WatchShutdownLayer::new(&drain))
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(incoming, drain.closing());
-    let server = drain.tasks().spawn(serving);
+    let server = drain.tasks().spawn(serve_grpc(routes, listener, None, &drain));
     let mut finish = pin!(drain.finish(drain.times()));
     tokio::select! {
         () = &mut finish => return Ok(()),

@@ -11,7 +11,7 @@ use tokio::sync::mpsc as asynchronous;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt, iter, pending};
-use tonic::transport::server::TcpIncoming;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality};
@@ -20,7 +20,8 @@ use triptych_proto::v1::encode_event::Kind as EncodeKind;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
 use triptych_proto::v1::pd_generate_response::Kind as GenerateKind;
 use triptych_proto::v1::prefill_decode_worker_server::{PrefillDecodeWorker, PrefillDecodeWorkerServer};
-use triptych_runtime::grpc;
+use triptych_runtime::Drain;
+use triptych_runtime::serve::serve_grpc;
 
 /// Name of the only model.
 pub const MODEL: &str = "null";
@@ -95,8 +96,8 @@ pub async fn start() -> Result<NullWorkers, MeasureError> {
     let null = NullWorker { begun };
     let encoder = EncoderWorkerServer::new(null.clone()).max_decoding_message_size(MAX_MESSAGE);
     let pd = PrefillDecodeWorkerServer::new(null).max_decoding_message_size(MAX_MESSAGE);
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let server = grpc::server().add_service(encoder).add_service(pd).serve_with_incoming(incoming);
+    let routes = Routes::new(encoder).add_service(pd);
+    let server = serve_grpc(routes, listener.into(), None, &Drain::new());
     Ok(NullWorkers { address, server: tokio::spawn(server) })
 }
 

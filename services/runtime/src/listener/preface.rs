@@ -2,6 +2,7 @@
 //!
 //! After the preface, keep-alive pings detect a dead client; before it, nothing else would.
 
+use super::ServerStream;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,7 +10,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::{Connected, TcpConnectInfo};
-use triptych_runtime::listener::ServerStream;
 
 /// Length of the client's preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -23,15 +23,15 @@ struct PrefaceWait {
 /// A stream that fails if the preface does not arrive in time.
 pub struct PrefaceTimeout {
     stream: ServerStream,
-    /// `None` once the preface is complete.
+    /// `None` without a timeout, and once the preface is complete.
     waiting: Option<PrefaceWait>,
 }
 
 impl PrefaceTimeout {
-    /// Wraps a connection that was just accepted.
-    pub fn new(stream: ServerStream, timeout: Duration) -> Self {
-        let waiting = PrefaceWait { missing_bytes: PREFACE_BYTES, timeout: Box::pin(sleep(timeout)) };
-        Self { stream, waiting: Some(waiting) }
+    /// Wraps a connection that was just accepted. `None`: no timeout.
+    pub fn new(stream: ServerStream, timeout: Option<Duration>) -> Self {
+        let wait = |timeout| PrefaceWait { missing_bytes: PREFACE_BYTES, timeout: Box::pin(sleep(timeout)) };
+        Self { stream, waiting: timeout.map(wait) }
     }
 }
 
