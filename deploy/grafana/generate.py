@@ -172,6 +172,9 @@ def pools():
             panel("KV cache usage, maximum over workers", "percentunit", [q("max by (worker_pool, pool) (triptych_kv_cache_usage_ratio{%W})", "{{worker_pool}} {{pool}}")], "self: prompts and answers; cross: encoder outputs; host: swapped-out blocks.", thresholds=[(0.95, RED)], top=1),
             panel("Preemptions", "short", [q("sum by (worker_pool) (rate(triptych_preemptions_total{%W}%R))", "{{worker_pool}} all"), q("sum by (worker_pool) (rate(triptych_preemption_swaps_total{%W}%R))", "{{worker_pool}} swapped to host")], "Sequences per second."),
             panel("Computed and cached tokens", "short", [q("sum by (worker_pool) (rate(triptych_computed_tokens_total{%W}%R))", "{{worker_pool}} computed"), q("sum by (worker_pool) (rate(triptych_cached_prompt_tokens_total{%W}%R))", "{{worker_pool}} cached")], "Per second; cached: prompt tokens in the prefix cache."),
+            panel("Decode steps with and without a CUDA graph", "short", [q("sum by (worker_pool) (rate(triptych_decode_graph_replays_total{%W}%R))", "{{worker_pool}} replayed"), q("sum by (worker_pool) (rate(triptych_decode_eager_steps_total{%W}%R))", "{{worker_pool}} eager")], "Per second, on workers with a GPU."),
+            panel("Padding of replayed decode graphs", "percentunit", [q("sum by (worker_pool) (rate(triptych_decode_graph_padding_tokens_total{%W}%R)) / sum by (worker_pool) (rate(triptych_decode_graph_tokens_total{%W}%R))", "{{worker_pool}}")], "Share of rows.", top=1),
+            panel("GPU memory of decode graphs", "bytes", [q("sum by (worker_pool) (triptych_decode_graph_memory_bytes{%W})", "{{worker_pool}}")], "Each captured shape keeps its activations, up to --decode-graph-mib."),
         ]),
     ])
 

@@ -5,7 +5,7 @@
 
 use triptych_core::EncodedRows;
 
-use crate::ops::{Angles, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape};
+use crate::ops::{Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
 mod conv;
@@ -93,6 +93,13 @@ pub(crate) fn choose(logits: Dims, batch: &ChooseBatch) -> Result<()> {
     let n_words = logits.1.div_ceil(u32::BITS as usize);
     let masks = batch.choices.iter().filter_map(|asked| asked.mask.as_ref());
     masks.into_iter().try_for_each(|mask| same(op, "words of a mask", &[mask.len()], &[n_words]))
+}
+
+/// Checks of `carry_tokens`; the earlier step made `n_choices`.
+pub(crate) fn carry_tokens(ids: Indices, carried: &[CarriedToken], n_choices: usize) -> Result<()> {
+    let (rows, choices): (Vec<u32>, Vec<u32>) = carried.iter().map(|one| (one.row, one.choice)).unzip();
+    indices("carry_tokens", "row", &rows, ids.len())?;
+    indices("carry_tokens", "choice", &choices, n_choices)
 }
 
 /// Dimensions of the result of `split_rows`.

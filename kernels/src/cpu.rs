@@ -8,6 +8,7 @@
 //! This file is the contract with [`Backend`]: it checks arguments and hands them down. Below it, nothing
 //! checks again except what unsafe code leans on.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use triptych_core::EncodedRows;
@@ -151,6 +152,7 @@ impl Backend for CpuBackend {
     type KvCache = CpuKvCache;
     type HostKvCache = CpuKvCache;
     type Step = HostStep;
+    type Pending = Infallible;
 
     fn name(&self) -> &'static str {
         "cpu"

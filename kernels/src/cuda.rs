@@ -27,6 +27,7 @@ mod tensor;
 
 pub use backend::{CudaBackend, CudaConfig};
 pub use bias::CudaBias;
+pub use choose::CudaPending;
 pub use device::{DeviceMemory, device_count};
 pub use images::{IMAGES, Image};
 pub use kv::{CudaHostKvCache, CudaKvCache};

@@ -20,6 +20,7 @@ mod choose;
 mod conv;
 mod error;
 mod graph;
+mod pending;
 mod rotary;
 mod stage;
 mod weights;
@@ -32,7 +33,8 @@ pub use choose::{
 };
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
-pub use graph::{CapturedForward, DeviceForward, ForwardInputs};
+pub use graph::{Captured, CapturedForward, DeviceForward, ForwardInputs, Prepare};
+pub use pending::{CarriedToken, PendingChoices, Submitted};
 pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{
     Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, Sequences, StageBuilder,
@@ -97,6 +99,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type HostKvCache: Send;
     /// The arrays of a step, where ops read them.
     type Step: Send + Sync;
+    /// Choices under way; [`Infallible`](std::convert::Infallible) where they are made at once.
+    type Pending: PendingChoices<Self::Step>;
 
     /// The name used in settings and logs.
     fn name(&self) -> &'static str;
@@ -249,6 +253,14 @@ pub trait Backend: Clone + Send + Sync + 'static {
         Ok(sampling::choose_rows(self.take_values(logits)?, dims.1, batch))
     }
 
+    /// Begins [`choose`](Self::choose), and returns without waiting for a device.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    fn submit_choices(&self, logits: Self::Tensor, batch: &ChooseBatch) -> Result<Submitted<Self::Pending>> {
+        Ok(Submitted::Done(self.choose(logits, batch)?))
+    }
+
     // Attention.
 
     /// Attention inside each sequence, block-diagonal. `q: [Σq, n_heads·head_dim]`,
@@ -381,7 +393,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         &self,
         _inputs: ForwardInputs,
         _forward: &mut Forward<'_, Self, E>,
-    ) -> Result<Box<dyn DeviceForward<Self::Tensor>>, E> {
+    ) -> Result<Box<Captured<Self>>, E> {
         Err(KernelError::NotCapturable { op: "capture" }.into())
     }
 }

@@ -3,6 +3,8 @@
 //! Each op is the textbook formula in library calls. It knows no layout of its own: weights lie as stored,
 //! the paged cache is rows of keys and values that attention gathers. Nothing is fused or kept between calls.
 
+use std::convert::Infallible;
+
 use candle_core::Tensor;
 use triptych_core::EncodedRows;
 
@@ -48,6 +50,7 @@ impl Backend for ReferenceBackend {
     type KvCache = ReferenceKvCache;
     type HostKvCache = ReferenceKvCache;
     type Step = HostStep;
+    type Pending = Infallible;
 
     fn name(&self) -> &'static str {
         "reference"

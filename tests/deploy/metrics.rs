@@ -35,13 +35,18 @@ const FAILURE_ONLY: [(&str, &[&str], &str); 4] = [
 /// Further ones, without labels in queries.
 const RETRIES: [&str; 2] = ["triptych_pd_retries_total", "triptych_pending_item_wait_seconds_bucket"];
 
-/// Those of encoder graphs, which only workers on CUDA have: `tests/e2e/cuda.rs` finds them there.
-const CUDA_ONLY: [&str; 5] = [
+/// Those of graphs, which only workers on CUDA have: `tests/e2e/cuda.rs` finds them there.
+const CUDA_ONLY: [&str; 10] = [
     "triptych_encode_graph_replays_total",
     "triptych_encode_eager_forwards_total",
     "triptych_encode_graph_tokens_total",
     "triptych_encode_graph_padding_tokens_total",
     "triptych_encode_graph_memory_bytes",
+    "triptych_decode_graph_replays_total",
+    "triptych_decode_eager_steps_total",
+    "triptych_decode_graph_tokens_total",
+    "triptych_decode_graph_padding_tokens_total",
+    "triptych_decode_graph_memory_bytes",
 ];
 
 /// Series by name: each label with its values.

@@ -19,6 +19,12 @@ fn libraries() -> (&'static str, OsString) {
     ("LD_LIBRARY_PATH", std::env::join_paths(Standin::folders()).expect("folders without a colon"))
 }
 
+/// The first value of a metric, whatever its labels.
+fn value(metrics: &str, name: &str) -> Option<f64> {
+    let rest = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(['{', ' ']))?;
+    rest.rsplit(' ').next()?.parse().ok()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_on_cuda_answers_and_replaces_a_worker_whose_device_is_lost() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -33,16 +39,20 @@ async fn a_cluster_on_cuda_answers_and_replaces_a_worker_whose_device_is_lost() 
     let mut question = about_images(text, vec![heldout(file)]);
     let answer = generate(&mut client, question.clone()).await.expect("an answer");
     assert_eq!(answer.text, scene["answer"].as_str().expect("an answer"));
+    let captured = ["graph_replays_total", "graph_tokens_total", "graph_memory_bytes"];
     let metrics = cluster.metrics("encoder-0").await;
-    let value = |name: &str| {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.trim_start_matches("{}").trim().parse::<f64>().ok())
-    };
-    for name in ["graph_replays_total", "graph_tokens_total", "graph_memory_bytes"] {
-        assert!(value(&format!("triptych_encode_{name}")).is_some_and(|n| n > 0.0), "{name}: {metrics}");
+    for name in captured.map(|name| format!("triptych_encode_{name}")) {
+        assert!(value(&metrics, &name).is_some_and(|n| n > 0.0), "{name}: {metrics}");
     }
-    for name in ["eager_forwards_total", "graph_padding_tokens_total"] {
-        assert!(value(&format!("triptych_encode_{name}")).is_some(), "{name}: {metrics}");
+    for name in ["triptych_encode_eager_forwards_total", "triptych_encode_graph_padding_tokens_total"] {
+        assert!(value(&metrics, name).is_some(), "{name}: {metrics}");
+    }
+    let metrics = cluster.metrics("pd-0").await;
+    for name in captured.map(|name| format!("triptych_decode_{name}")) {
+        assert!(value(&metrics, &name).is_some_and(|n| n > 0.0), "{name}: {metrics}");
+    }
+    for name in ["triptych_decode_eager_steps_total", "triptych_decode_graph_padding_tokens_total"] {
+        assert!(value(&metrics, name).is_some(), "{name}: {metrics}");
     }
 
     // The PD worker loses its device in the middle of a stream.

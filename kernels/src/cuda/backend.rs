@@ -8,7 +8,7 @@ use triptych_core::{DType, EncodedRows};
 use super::arguments::Windows;
 use super::attention::{QkvRows, block_diagonal, paged, weights};
 use super::bias::CudaBias;
-use super::choose::choose;
+use super::choose::{self, CudaPending};
 use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
@@ -21,10 +21,10 @@ use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, s
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, Choices, ChooseBatch, ChosenHeads, Conv2d, DeviceForward,
+    Activation, Angles, AttentionShape, Backend, Captured, Choices, ChooseBatch, ChosenHeads, Conv2d,
     Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind,
-    Offsets, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias, Unfold, Varlen,
-    WeightView,
+    Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias,
+    Submitted, Unfold, Varlen, WeightView,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -179,6 +179,7 @@ impl Backend for CudaBackend {
     type KvCache = CudaKvCache;
     type HostKvCache = CudaHostKvCache;
     type Step = CudaStep;
+    type Pending = CudaPending;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -427,7 +428,12 @@ impl Backend for CudaBackend {
 
     fn choose(&self, logits: CudaTensor, batch: &ChooseBatch) -> Result<Choices> {
         check::choose(logits.dims(), batch)?;
-        choose(&self.queue, logits, batch)
+        choose::submit(&self.queue, logits, batch)?.wait()
+    }
+
+    fn submit_choices(&self, logits: CudaTensor, batch: &ChooseBatch) -> Result<Submitted<CudaPending>> {
+        check::choose(logits.dims(), batch)?;
+        Ok(Submitted::UnderWay(choose::submit(&self.queue, logits, batch)?))
     }
 
     fn attention(
@@ -564,7 +570,7 @@ impl Backend for CudaBackend {
         &self,
         inputs: ForwardInputs,
         forward: &mut Forward<'_, Self, E>,
-    ) -> Result<Box<dyn DeviceForward<CudaTensor>>, E> {
+    ) -> Result<Box<Captured<Self>>, E> {
         graph::capture(&self.queue, inputs, &mut |queue, step, features| {
             forward(&Self { queue: Arc::new(queue), ..self.clone() }, step, features)
         })

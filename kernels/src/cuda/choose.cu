@@ -213,6 +213,15 @@ KERNEL(kChooseThreads, choose, (Choice * out, const float* logits, const Samplin
   if (threadIdx.x == 0) out[blockIdx.x] = choice;
 }
 
+// Replaces ids of a step by tokens that were chosen before it: `ids[rows[i]]` by that of choice `from[i]`, 0 if none was. A row comes
+// once. Grid: (n / 256).
+KERNEL(kChooseThreads, carry_tokens, (uint32_t* ids, const uint32_t* rows, const uint32_t* from, const Choice* choices, uint32_t n)) {
+  uint32_t i = blockIdx.x * kChooseThreads + threadIdx.x;
+  if (i >= n) return;
+  Choice choice = choices[from[i]];
+  ids[rows[i]] = choice.status == kChosen ? choice.token : 0;
+}
+
 // Natural logarithms of probabilities: of the chosen token, and of the `n_top` most probable that are not ruled out, best first.
 // `chosen: [n_rows]`; `top_tokens`, `top_logprobs: [n_rows, n_top]`, where there are fewer the token is `vocab`. Grid: (n_rows).
 KERNEL(kChooseThreads, log_probabilities,

@@ -1,9 +1,17 @@
 //! Choosing on the device: rows of logits in f32, their changes, the choices, log-probabilities. One upload, one download.
 
+use std::sync::Arc;
+
 use super::element::Element;
+use super::memory::Piece;
 use super::queue::{Argument, Launch, Queue};
-use super::tensor::CudaTensor;
-use crate::ops::{Choice, Choices, ChooseBatch, ChooseRow, Result, SampleError, TokenLogprobs, WholeRows};
+use super::staging::Download;
+use super::tensor::{CudaStep, CudaTensor};
+use crate::check;
+use crate::ops::{
+    CarriedToken, Choice, Choices, ChooseBatch, ChooseRow, Indices, PendingChoices, Result, SampleError,
+    TokenLogprobs, WholeRows,
+};
 
 /// Name of the op, for errors.
 const OP: &str = "choose";
@@ -20,11 +28,48 @@ const CHOICE_WORDS: usize = 2;
 const CHOSEN: u32 = 0;
 const NOT_FINITE: u32 = 1;
 
-/// Answers a checked batch.
-pub(super) fn choose(queue: &Queue, mut logits: CudaTensor, batch: &ChooseBatch) -> Result<Choices> {
+/// Most bytes of whole rows that come down beside later work; more are fetched when they are waited for.
+const MAX_BEGUN: usize = 16 << 20;
+
+/// Choices under way.
+#[derive(Debug)]
+pub struct CudaPending {
+    queue: Arc<Queue>,
+    vocab: usize,
+    /// Log-probabilities that each choice asks for.
+    n_tops: Vec<Option<u32>>,
+    /// Rows of choices and their results, if there are any.
+    choices: Option<ChosenRows>,
+    whole: Vec<u32>,
+    rows: PendingRows,
+}
+
+/// Rows that choices were made from, and the results on their way.
+#[derive(Debug)]
+struct ChosenRows {
+    /// In f32, after changes, `[n, vocab]`.
+    logits: CudaTensor,
+    /// `Choice` of each, then log-probabilities: of the chosen `[n]`, tokens and values of the top, `[n, n_top]` each.
+    results: Piece,
+    /// Top log-probabilities of a row, `None` without any.
+    n_top: Option<usize>,
+    download: Download,
+}
+
+/// Whole rows.
+#[derive(Debug)]
+enum PendingRows {
+    /// One copy for each run of rows.
+    Begun(Vec<Download>),
+    /// Logits of all rows.
+    Kept(CudaTensor),
+}
+
+/// Begins to answer a checked batch.
+pub(super) fn submit(queue: &Arc<Queue>, mut logits: CudaTensor, batch: &ChooseBatch) -> Result<CudaPending> {
     let vocab = logits.dims().1;
     let choices = match &batch.choices[..] {
-        [] => Vec::new(),
+        [] => None,
         asked => {
             let arrays = Arrays::new(asked);
             let words = queue.upload(OP, &arrays.words)?;
@@ -35,14 +80,54 @@ pub(super) fn choose(queue: &Queue, mut logits: CudaTensor, batch: &ChooseBatch)
                 logits.write(OP, queue)?;
             }
             let rows = f32_rows(queue, &logits, asked, word(arrays.rows), may_change)?;
-            let device = DeviceRows { queue, logits: rows.address(), n_rows: asked.len(), vocab };
+            let device = DeviceRows { queue, logits: rows };
             if arrays.is_changed {
                 device.edit([arrays.edits, arrays.edit_start, arrays.masks, arrays.mask_start].map(word))?;
             }
-            device.choose(word(0), asked)?
+            Some(device.choose(word(0), asked)?)
         }
     };
-    Ok(Choices { choices, rows: whole_rows(queue, &logits, &batch.whole)? })
+    let n_tops = batch.choices.iter().map(|one| one.n_top).collect();
+    let rows = match (&choices, &batch.whole[..]) {
+        // Nothing comes down; the end of the work is waited for nevertheless.
+        (None, []) => PendingRows::Begun(vec![queue.begin_download(OP, logits.address(), 0)?]),
+        (_, whole) => begin_rows(queue, logits, whole)?,
+    };
+    Ok(CudaPending { queue: Arc::clone(queue), vocab, n_tops, choices, whole: batch.whole.clone(), rows })
+}
+
+impl PendingChoices<CudaStep> for CudaPending {
+    fn wait(self) -> Result<Choices> {
+        let Self { queue, vocab, n_tops, choices, whole, rows } = self;
+        let choices = choices.map_or(Ok(Vec::new()), |chosen| chosen.wait(&queue, &n_tops))?;
+        let values = match rows {
+            PendingRows::Begun(downloads) => {
+                let mut values = Vec::with_capacity(whole.len() * vocab);
+                for download in downloads {
+                    download.wait(OP, |part| queue.element().decode(part, &mut values))?;
+                }
+                values
+            }
+            PendingRows::Kept(logits) => whole_rows(&queue, &logits, &whole)?,
+        };
+        Ok(Choices { choices, rows: WholeRows::alone(values, vocab, &whole) })
+    }
+
+    fn carry_tokens(&self, step: &CudaStep, ids: Indices, carried: &[CarriedToken]) -> Result<()> {
+        let op = "carry_tokens";
+        check::carry_tokens(ids, carried, self.n_tops.len())?;
+        let ids = step.indices(op, ids)?;
+        let Some(chosen) = &self.choices else { return Ok(()) };
+        let queue = &self.queue;
+        let rows = carried.iter().map(|one| one.row).chain(carried.iter().map(|one| one.choice));
+        let words = queue.upload(op, &rows.collect::<Vec<u32>>())?;
+        let from = words.address() + size_of_val(carried) as u64 / 2;
+        let n = carried.len() as u32;
+        let arguments: [&dyn Argument; 5] = [&ids, &words.address(), &from, &chosen.results.address(), &n];
+        let grid = [carried.len().div_ceil(THREADS as usize), 1, 1];
+        let launch = Launch { grid, threads: THREADS, shared_bytes: 0 };
+        queue.launch(op, queue.device().kernels.carry_tokens, launch, arguments)
+    }
 }
 
 /// The arrays that kernels read, as the words of one upload; settings of sampling come first.
@@ -140,100 +225,127 @@ fn f32_rows(
     Ok(wide)
 }
 
-/// Rows of logits on the device, one for each choice.
+/// Rows of logits on the device in f32, one for each choice, `[n, vocab]`.
 struct DeviceRows<'a> {
     queue: &'a Queue,
-    logits: u64,
-    n_rows: usize,
-    vocab: usize,
+    logits: CudaTensor,
 }
 
 impl DeviceRows<'_> {
     fn launch(&self) -> Launch {
-        Launch { grid: [self.n_rows, 1, 1], threads: THREADS, shared_bytes: 0 }
+        Launch { grid: [self.logits.dims().0, 1, 1], threads: THREADS, shared_bytes: 0 }
     }
 
     /// Changes rows by the arrays at these addresses: changes, their starts, masks, their starts.
     fn edit(&self, [edits, edit_start, masks, mask_start]: [u64; 4]) -> Result<()> {
-        let vocab = self.vocab as u32;
-        let arguments: [&dyn Argument; 6] = [&self.logits, &edits, &edit_start, &masks, &mask_start, &vocab];
+        let vocab = self.logits.dims().1 as u32;
+        let arguments: [&dyn Argument; 6] =
+            [&self.logits.address(), &edits, &edit_start, &masks, &mask_start, &vocab];
         self.queue.launch(OP, self.queue.device().kernels.edit_logits, self.launch(), arguments)
     }
 
     /// Chooses by the settings at an address; log-probabilities where a choice asks for them.
-    fn choose(&self, sampling: u64, asked: &[ChooseRow]) -> Result<Vec<Result<Choice, SampleError>>> {
+    fn choose(self, sampling: u64, asked: &[ChooseRow]) -> Result<ChosenRows> {
         let queue = self.queue;
         let kernels = &queue.device().kernels;
-        let n = self.n_rows;
-        let vocab = self.vocab as u32;
+        let logits = self.logits.address();
+        let n = self.logits.dims().0;
+        let vocab = self.logits.dims().1 as u32;
         let n_top = asked.iter().filter_map(|one| one.n_top).max().map(|n_top| n_top.min(vocab) as usize);
-        let n_words = n * n_top.map_or(CHOICE_WORDS, |n_top| CHOICE_WORDS + 1 + 2 * n_top);
-        let results = queue.take(OP, n_words * size_of::<u32>())?;
+        let n_bytes = ResultPlaces::new(n, n_top).n_words * size_of::<u32>();
+        let results = queue.take(OP, n_bytes)?;
         let at = |word: usize| results.address() + (word * size_of::<u32>()) as u64;
-        let chosen = n * CHOICE_WORDS;
-        let top = n * (CHOICE_WORDS + 1);
-        let arguments: [&dyn Argument; 4] = [&at(0), &self.logits, &sampling, &vocab];
+        let arguments: [&dyn Argument; 4] = [&at(0), &logits, &sampling, &vocab];
         queue.launch(OP, kernels.choose, self.launch(), arguments)?;
         if let Some(n_top) = n_top {
-            let tokens = at(top);
-            let logprobs = at(top + n * n_top);
+            let places = ResultPlaces::new(n, Some(n_top));
+            let [chosen, tokens, logprobs] = [places.chosen, places.tokens, places.logprobs].map(at);
             let count = n_top as u32;
             let arguments: [&dyn Argument; 7] =
-                [&at(chosen), &tokens, &logprobs, &self.logits, &at(0), &count, &vocab];
+                [&chosen, &tokens, &logprobs, &logits, &at(0), &count, &vocab];
             queue.launch(OP, kernels.log_probabilities, self.launch(), arguments)?;
         }
-        let words = download_words(queue, results.address(), n_words)?;
-        let n_top = n_top.unwrap_or(0);
-        let answer = |(i, one): (usize, &ChooseRow)| {
-            let [token, status] = [words[CHOICE_WORDS * i], words[CHOICE_WORDS * i + 1]];
-            let error = match status {
-                CHOSEN => None,
-                NOT_FINITE => Some(self.not_finite(i, token as usize)?),
-                _ => Some(SampleError::NothingAllowed { vocab: self.vocab }),
-            };
-            let logprobs = || TokenLogprobs {
-                chosen: f32::from_bits(words[chosen + i]),
-                top: (0..n_top.min(one.n_top.unwrap_or(0) as usize))
-                    .map(|place| top + i * n_top + place)
-                    .map(|at| (words[at], f32::from_bits(words[at + n * n_top])))
-                    .filter(|(token, _)| *token < vocab)
-                    .collect(),
-            };
-            Ok(match error {
-                Some(error) => Err(error),
-                None => Ok(Choice { token, logprobs: one.n_top.map(|_| logprobs()) }),
-            })
-        };
-        asked.iter().enumerate().map(answer).collect()
-    }
-
-    /// The error for a logit of row `i`, whose value is read.
-    fn not_finite(&self, i: usize, token: usize) -> Result<SampleError> {
-        let at = self.logits + ((i * self.vocab + token) * size_of::<f32>()) as u64;
-        let words = download_words(self.queue, at, 1)?;
-        let value = words.first().map_or(f32::NAN, |word| f32::from_bits(*word));
-        Ok(SampleError::NotFinite { token, value })
+        let download = queue.begin_download(OP, results.address(), n_bytes)?;
+        Ok(ChosenRows { logits: self.logits, results, n_top, download })
     }
 }
 
-/// Words of the device.
-fn download_words(queue: &Queue, from: u64, n_words: usize) -> Result<Vec<u32>> {
-    let mut words = Vec::with_capacity(n_words);
-    queue.download(OP, from, n_words * size_of::<u32>(), |part| {
-        words.extend(part.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+/// First words of the parts of the results of `n` choices; those of `Choice` come first.
+struct ResultPlaces {
+    chosen: usize,
+    tokens: usize,
+    logprobs: usize,
+    n_words: usize,
+}
+
+impl ResultPlaces {
+    fn new(n: usize, n_top: Option<usize>) -> Self {
+        let chosen = n * CHOICE_WORDS;
+        let tokens = chosen + n_top.map_or(0, |_| n);
+        let of_top = n * n_top.unwrap_or(0);
+        Self { chosen, tokens, logprobs: tokens + of_top, n_words: tokens + 2 * of_top }
+    }
+}
+
+impl ChosenRows {
+    /// The choices, each with as many log-probabilities as it asked for.
+    fn wait(self, queue: &Queue, n_tops: &[Option<u32>]) -> Result<Vec<Result<Choice, SampleError>>> {
+        let Self { logits, n_top, download, .. } = self;
+        let mut words: Vec<u32> = Vec::new();
+        download.wait(OP, |part| words.extend(part.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b))))?;
+        let vocab = logits.dims().1;
+        let (places, n_top) = (ResultPlaces::new(n_tops.len(), n_top), n_top.unwrap_or(0));
+        let logprobs = |i: usize, n: u32| TokenLogprobs {
+            chosen: f32::from_bits(words[places.chosen + i]),
+            top: (i * n_top..i * n_top + n_top.min(n as usize))
+                .map(|at| (words[places.tokens + at], f32::from_bits(words[places.logprobs + at])))
+                .filter(|(token, _)| (*token as usize) < vocab)
+                .collect(),
+        };
+        let answer = |(i, n): (usize, &Option<u32>)| {
+            let [token, status] = [words[CHOICE_WORDS * i], words[CHOICE_WORDS * i + 1]];
+            Ok(match status {
+                CHOSEN => Ok(Choice { token, logprobs: n.map(|n| logprobs(i, n)) }),
+                NOT_FINITE => Err(not_finite(queue, &logits, i, token as usize)?),
+                _ => Err(SampleError::NothingAllowed { vocab }),
+            })
+        };
+        n_tops.iter().enumerate().map(answer).collect()
+    }
+}
+
+/// The error for a logit of row `i`, whose value is read.
+fn not_finite(queue: &Queue, logits: &CudaTensor, i: usize, token: usize) -> Result<SampleError> {
+    let at = logits.address() + ((i * logits.dims().1 + token) * size_of::<f32>()) as u64;
+    let mut value = f32::NAN;
+    queue.download(OP, at, size_of::<f32>(), |part| {
+        value = part.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes));
     })?;
-    Ok(words)
+    Ok(SampleError::NotFinite { token, value })
+}
+
+/// Runs of whole rows: their addresses and bytes.
+fn runs(queue: &Queue, logits: &CudaTensor, asked: &[u32]) -> Vec<(u64, usize)> {
+    let row_bytes = logits.dims().1 * queue.element().size();
+    let run = |run: &[u32]| (logits.address() + (run[0] as usize * row_bytes) as u64, run.len() * row_bytes);
+    asked.chunk_by(|a, b| a + 1 == *b).map(run).collect()
+}
+
+/// Begins to fetch rows of logits, unless they are too many.
+fn begin_rows(queue: &Queue, logits: CudaTensor, asked: &[u32]) -> Result<PendingRows> {
+    let runs = runs(queue, &logits, asked);
+    if runs.iter().map(|run| run.1).sum::<usize>() > MAX_BEGUN {
+        return Ok(PendingRows::Kept(logits));
+    }
+    let begun = runs.into_iter().map(|(from, n_bytes)| queue.begin_download(OP, from, n_bytes));
+    Ok(PendingRows::Begun(begun.collect::<Result<_>>()?))
 }
 
 /// Rows of logits as they are, one download for each run of them.
-fn whole_rows(queue: &Queue, logits: &CudaTensor, asked: &[u32]) -> Result<WholeRows> {
-    let vocab = logits.dims().1;
-    let size = queue.element().size();
-    let mut values = Vec::with_capacity(asked.len() * vocab);
-    for run in asked.chunk_by(|a, b| a + 1 == *b) {
-        let from = logits.address() + (run[0] as usize * vocab * size) as u64;
-        queue
-            .download(OP, from, run.len() * vocab * size, |part| queue.element().decode(part, &mut values))?;
+fn whole_rows(queue: &Queue, logits: &CudaTensor, asked: &[u32]) -> Result<Vec<f32>> {
+    let mut values = Vec::with_capacity(asked.len() * logits.dims().1);
+    for (from, n_bytes) in runs(queue, logits, asked) {
+        queue.download(OP, from, n_bytes, |part| queue.element().decode(part, &mut values))?;
     }
-    Ok(WholeRows::alone(values, vocab, asked))
+    Ok(values)
 }

@@ -76,6 +76,7 @@ pub(super) struct Kernels {
     pub(super) edit_logits: Function,
     pub(super) choose: Function,
     pub(super) log_probabilities: Function,
+    pub(super) carry_tokens: Function,
 }
 
 /// A device with its kernels loaded.
@@ -227,6 +228,7 @@ impl Loading<'_> {
             edit_logits: self.function("choose", "edit_logits", 0)?,
             choose: self.function("choose", "choose", 0)?,
             log_probabilities: self.function("choose", "log_probabilities", 0)?,
+            carry_tokens: self.function("choose", "carry_tokens", 0)?,
         })
     }
 

@@ -18,7 +18,7 @@ use super::queue::{Queue, as_bytes};
 use super::recording::Recording;
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check;
-use crate::ops::{CapturedForward, DeviceForward, ForwardInputs, KernelError, Result};
+use crate::ops::{CapturedForward, DeviceForward, ForwardInputs, KernelError, Prepare, Result};
 
 /// The op that errors of a replay name.
 const REPLAY: &str = "replay";
@@ -40,7 +40,7 @@ pub(super) fn capture<E: From<KernelError>>(
     queue: &Arc<Queue>,
     inputs: ForwardInputs,
     forward: &mut dyn FnMut(Queue, &CudaStep, &CudaTensor) -> Result<CudaTensor, E>,
-) -> Result<Box<dyn DeviceForward<CudaTensor>>, E> {
+) -> Result<Box<dyn DeviceForward<CudaTensor, CudaStep>>, E> {
     let op = "capture";
     let arena = Pool::new(queue.device());
     let recording = Arc::new(Recording::new(queue.device()));
@@ -62,7 +62,7 @@ pub(super) fn capture<E: From<KernelError>>(
 
 impl CapturedForward for CudaForward {
     fn replay(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<Vec<f32>> {
-        let n_values = self.launch(inputs, n_rows)?;
+        let n_values = self.launch(inputs, n_rows, &mut |_| Ok(()))?;
         let (queue, mut values) = (&self.queue, Vec::with_capacity(n_values));
         let (element, n_bytes) = (queue.element(), n_values * queue.element().size());
         queue.download(REPLAY, self.out.address(), n_bytes, |part| element.decode(part, &mut values))?;
@@ -74,9 +74,14 @@ impl CapturedForward for CudaForward {
     }
 }
 
-impl DeviceForward<CudaTensor> for CudaForward {
-    fn replay_on_device(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<CudaTensor> {
-        let n_values = self.launch(inputs, n_rows)?;
+impl DeviceForward<CudaTensor, CudaStep> for CudaForward {
+    fn replay_on_device(
+        &mut self,
+        inputs: ForwardInputs,
+        n_rows: usize,
+        prepare: &mut Prepare<'_, CudaStep>,
+    ) -> Result<CudaTensor> {
+        let n_values = self.launch(inputs, n_rows, prepare)?;
         let queue = &self.queue;
         let rows = CudaTensor::new(REPLAY, queue, (n_rows, self.out.dims().1))?;
         queue.copy(REPLAY, self.out.address(), rows.address(), n_values * queue.element().size())?;
@@ -86,7 +91,12 @@ impl DeviceForward<CudaTensor> for CudaForward {
 
 impl CudaForward {
     /// Submits the graph over other inputs. Returns the number of values in the first `n_rows` rows of its result.
-    fn launch(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<usize> {
+    fn launch(
+        &mut self,
+        inputs: ForwardInputs,
+        n_rows: usize,
+        prepare: &mut Prepare<'_, CudaStep>,
+    ) -> Result<usize> {
         let op = REPLAY;
         let ForwardInputs { arrays, features, dims } = inputs;
         check::upload(features.len(), dims.0, dims.1)?;
@@ -104,6 +114,7 @@ impl CudaForward {
         }
         queue.upload_to(op, self.step.address(), as_bytes(host.words()))?;
         self.features.fill_rows(op, queue, 0, &features)?;
+        prepare(&self.step)?;
         self.executable.launch(op, queue)?;
         Ok(n_rows * width)
     }

@@ -10,7 +10,7 @@ use super::element::Element;
 use super::error::InOp;
 use super::memory::{Fixed, Piece, Pool};
 use super::recording::Recording;
-use super::staging::Staging;
+use super::staging::{Download, Staging};
 use crate::ops::{KernelError, Result};
 
 /// Blocks that the y and z axes of a grid can have.
@@ -234,6 +234,12 @@ impl Queue {
         self.refuse_in_capture(op)?;
         // SAFETY: callers have allocated as many.
         unsafe { self.staging.download(op, from, n_bytes, each) }
+    }
+
+    /// Begins to copy bytes of the device down, after the work so far.
+    pub(super) fn begin_download(&self, op: &'static str, from: u64, n_bytes: usize) -> Result<Download> {
+        // SAFETY: callers have allocated as many.
+        unsafe { self.staging.begin_download(op, from, n_bytes) }
     }
 
     /// Bytes that came down so far.

@@ -34,12 +34,24 @@ pub trait CapturedForward: Send {
     fn n_bytes(&self) -> usize;
 }
 
-/// A captured forward whose result may stay on the device, as an activation `T` of the back end that captured it.
-pub trait DeviceForward<T>: CapturedForward {
-    /// Runs the forward over other inputs. Returns a copy of the first `n_rows` rows of its result, which later replays leave as
-    /// it is. It does not wait for the device.
+/// Change of the arrays of a forward that a device makes before it runs over them.
+pub type Prepare<'a, S> = dyn FnMut(&S) -> Result<()> + 'a;
+
+/// A captured forward whose arrays `S` and result `T` may stay on the device of the back end that captured it.
+pub trait DeviceForward<T, S>: CapturedForward {
+    /// Runs the forward over other inputs. `prepare` gets their arrays where the graph reads them: the handles are those of the
+    /// builder that was captured. Returns a copy of the first `n_rows` rows of the result, which later replays leave as it is.
+    /// It does not wait for the device.
     ///
     /// # Errors
-    /// As [`CapturedForward::replay`].
-    fn replay_on_device(&mut self, inputs: ForwardInputs, n_rows: usize) -> Result<T>;
+    /// As [`CapturedForward::replay`], and those of `prepare`.
+    fn replay_on_device(
+        &mut self,
+        inputs: ForwardInputs,
+        n_rows: usize,
+        prepare: &mut Prepare<'_, S>,
+    ) -> Result<T>;
 }
+
+/// A captured forward of a back end `B`.
+pub type Captured<B> = dyn DeviceForward<<B as super::Backend>::Tensor, <B as super::Backend>::Step>;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Backend, Choice, Choices, ChooseBatch, ChooseRow, Edit, SampleError, Sampling, mask_of,
+    Backend, CarriedToken, Choice, Choices, ChooseBatch, ChooseRow, Edit, PendingChoices, SampleError,
+    Sampling, StageBuilder, Submitted, mask_of,
 };
 use triptych_kernels::sampling::choose_rows;
 
-use crate::subject::{Subject, values};
+use crate::subject::{Stored, Subject, values};
 
 const NO: f32 = f32::NEG_INFINITY;
 const VOCABS: [usize; 8] = [1, 2, 31, 33, 255, 256, 257, 1000];
@@ -210,4 +211,61 @@ pub fn batches_that_do_not_fit_are_refused<B: Backend>(subject: &Subject<B>) {
         let logits = subject.tensor(&vec![0.0; 40 * n_rows], n_rows, 40);
         assert_eq!(ask(subject, logits, &ChooseBatch::default()).choices, [], "{}", subject.name);
     }
+}
+
+/// The host's answer is there at once; a device's is waited for, and beside later work is the same.
+pub fn submitted_choices_are_those_that_are_waited_for<B: Backend>(subject: &Subject<B>) {
+    let vocab = 33;
+    let batch = ChooseBatch { whole: vec![1, 3], ..ChooseBatch::greedy(N_ROWS) };
+    let expect = ask(subject, logits(subject, vocab).1, &batch);
+    let submit = |batch: &ChooseBatch| {
+        subject.backend.submit_choices(logits(subject, vocab).1, batch).expect("choices that are begun")
+    };
+    let [first, nothing] = [submit(&batch), submit(&ChooseBatch::default())];
+    let second = submit(&batch);
+    for submitted in [first, second] {
+        assert_eq!(end(submitted), expect, "{}", subject.name);
+    }
+    assert_eq!(end(nothing).choices, [], "{}", subject.name);
+}
+
+fn end<S, P: PendingChoices<S>>(submitted: Submitted<P>) -> Choices {
+    match submitted {
+        Submitted::Done(choices) => choices,
+        Submitted::UnderWay(pending) => pending.wait().expect("choices"),
+    }
+}
+
+/// Ids of a step take the tokens that are being chosen before it; a row that nothing can be chosen from gives token 0.
+pub fn tokens_that_are_being_chosen_are_carried_over<B: Backend>(subject: &Subject<B>) {
+    let vocab = 129;
+    let width = 3;
+    let mut values = logits(subject, vocab).0;
+    values[2 * vocab] = f32::NAN;
+    let expect = choose_rows(values.clone(), vocab, &ChooseBatch::greedy(N_ROWS));
+    let submitted = subject
+        .backend
+        .submit_choices(subject.tensor(&values, N_ROWS, vocab), &ChooseBatch::greedy(N_ROWS))
+        .expect("choices that are begun");
+    // Back ends that choose at once have nothing to carry.
+    let Submitted::UnderWay(pending) = submitted else { return };
+    let rows: Vec<f32> = (0..vocab * width).map(|i| (i / width) as f32 / 2.0).collect();
+    let stored = Stored::f32(&rows, &[vocab, width]);
+    let table = subject.backend.load_table(stored.view(), 1.0).expect("a table");
+    let mut builder = StageBuilder::new();
+    let ids = builder.indices(&[9, 8, 7, 6]).expect("ids");
+    let step = subject.backend.stage(builder).expect("a step");
+    let carried = [(3, 1), (0, 2), (1, 4)].map(|(row, choice)| CarriedToken { row, choice });
+    pending.carry_tokens(&step, ids, &carried).expect("rows and choices that are there");
+    let embedded = subject.backend.embed(&step, &table, ids).expect("rows");
+    let read = subject.backend.download(&embedded).expect("a download");
+    let token = |choice: usize| expect.choices[choice].as_ref().map_or(0, |choice| choice.token);
+    let tokens = [token(2), token(4), 7, token(1)];
+    let half = |value: &[f32]| (value[0] * 2.0) as u32;
+    assert_eq!(read.chunks(width).map(half).collect::<Vec<_>>(), tokens, "{}", subject.name);
+    for carried in [CarriedToken { row: 4, choice: 0 }, CarriedToken { row: 0, choice: N_ROWS as u32 }] {
+        let refused = pending.carry_tokens(&step, ids, &[carried]);
+        assert!(matches!(refused, Err(KernelError::Index { .. })), "{}: {refused:?}", subject.name);
+    }
+    assert_eq!(pending.wait().expect("choices").choices.len(), N_ROWS, "{}", subject.name);
 }

@@ -81,7 +81,9 @@ on_every_backend! {
         choices_of_one_row_and_whole_rows_do_not_see_changes,
         a_row_that_allows_no_choice_fails_alone,
         a_choice_is_the_same_alone,
-        batches_that_do_not_fit_are_refused;
+        batches_that_do_not_fit_are_refused,
+        submitted_choices_are_those_that_are_waited_for,
+        tokens_that_are_being_chosen_are_carried_over;
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,

@@ -8,8 +8,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_cuda_standin::{Left, Standin};
 use triptych_kernels::cuda::{CudaBias, CudaKvCache, CudaLinear, CudaStep, CudaTable, CudaTensor};
 use triptych_kernels::ops::{
-    Activation, Angles, AttentionShape, Backend, BucketRule, BucketSides, DeviceForward, ForwardInputs,
-    FusedQkv, Indices, KvLayer, KvLayout, KvSlots, LinearPart, Mask, PagedBatch, PagedBounds, PagedSequences,
+    Activation, Angles, AttentionShape, Backend, BucketRule, BucketSides, Captured, ForwardInputs, FusedQkv,
+    Indices, KvLayer, KvLayout, KvSlots, LinearPart, Mask, PagedBatch, PagedBounds, PagedSequences,
     RopeShape, Rotation, ScoreBias, StageBuilder, StoredBias, WeightView,
 };
 use triptych_kernels::{CudaBackend, CudaConfig, KernelError, Precision};
@@ -174,7 +174,7 @@ impl Model {
         &self,
         (inputs, batch): (ForwardInputs, Batch),
         caches: &mut Caches,
-    ) -> Result<Box<dyn DeviceForward<CudaTensor>>, KernelError> {
+    ) -> Result<Box<Captured<CudaBackend>>, KernelError> {
         self.backend
             .capture(inputs, &mut |backend, step, _| self.forward(backend, step, (batch, &mut *caches)))
     }
@@ -327,7 +327,8 @@ fn a_replayed_step_is_the_eager_step_to_the_bit() {
         let mut graph = model.capture(inputs(&[]), &mut replayed).expect("a graph");
         let mut written = BTreeSet::new();
         for lens in steps(i) {
-            let logits = graph.replay_on_device(inputs(&lens).0, lens.len()).expect("a replay");
+            let logits =
+                graph.replay_on_device(inputs(&lens).0, lens.len(), &mut |_| Ok(())).expect("a replay");
             assert_eq!(model.backend.dims(&logits), (lens.len(), VOCAB));
             let logits = model.backend.download(&logits).expect("logits");
             assert_eq!(logits, model.eager(&lens, &mut eager), "{precision:?} {added:?} {lens:?}");
@@ -371,16 +372,19 @@ fn a_result_on_the_device_outlives_the_next_replay() {
     let mut caches = model.caches();
     let mut graph = model.capture(inputs(&[]), &mut caches).expect("a graph");
     let download = |x: &CudaTensor| model.backend.download(x).expect("logits");
-    let first = graph.replay_on_device(inputs(&[40, 3]).0, 2).expect("a replay");
+    let first = graph.replay_on_device(inputs(&[40, 3]).0, 2, &mut |_| Ok(())).expect("a replay");
     let kept = download(&first);
-    let second = graph.replay_on_device(inputs(&[9, 299, 33]).0, 3).expect("a replay");
+    let second = graph.replay_on_device(inputs(&[9, 299, 33]).0, 3, &mut |_| Ok(())).expect("a replay");
     assert_eq!(download(&first), kept);
     assert_ne!(download(&second)[..kept.len()], kept);
-    assert_eq!(model.backend.dims(&graph.replay_on_device(inputs(&[9]).0, 0).expect("a replay")), (0, VOCAB));
+    assert_eq!(
+        model.backend.dims(&graph.replay_on_device(inputs(&[9]).0, 0, &mut |_| Ok(())).expect("a replay")),
+        (0, VOCAB)
+    );
     drop((first, second));
     let allocated = Standin::get().calls(device, "cuMemAlloc_v2");
     for _ in 0..5 {
-        graph.replay_on_device(inputs(&[40, 3]).0, 2).expect("a replay");
+        graph.replay_on_device(inputs(&[40, 3]).0, 2, &mut |_| Ok(())).expect("a replay");
     }
     assert_eq!(Standin::get().calls(device, "cuMemAlloc_v2"), allocated);
 }

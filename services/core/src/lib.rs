@@ -14,6 +14,7 @@ pub mod rows;
 pub mod prompt;
 pub mod sampling;
 pub mod failure;
+pub mod graph_stats;
 pub mod lifetime;
 pub mod clock;
 pub mod backoff;

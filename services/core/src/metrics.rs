@@ -45,6 +45,12 @@ metrics! {
     ENCODE_GRAPH_PADDING_TOKENS = "encode_graph_padding_tokens", "", "Output tokens of replayed encoder graphs that are padding";
     ENCODE_GRAPHS = "encode_graphs", "", "Encoder graphs captured";
     ENCODE_GRAPH_MEMORY = "encode_graph_memory", "bytes", "GPU memory that encoder graphs keep";
+    DECODE_GRAPH_REPLAYS = "decode_graph_replays", "", "Decode steps that replayed a CUDA graph";
+    DECODE_EAGER_STEPS = "decode_eager_steps", "", "Decode steps without a graph on a worker that has graphs";
+    DECODE_GRAPH_TOKENS = "decode_graph_tokens", "", "Rows of replayed decode graphs, padding included";
+    DECODE_GRAPH_PADDING_TOKENS = "decode_graph_padding_tokens", "", "Rows of replayed decode graphs that are padding";
+    DECODE_GRAPHS = "decode_graphs", "", "Decode graphs captured";
+    DECODE_GRAPH_MEMORY = "decode_graph_memory", "bytes", "GPU memory that decode graphs keep";
     ENCODES = "encodes", "", "Items encoded, by modality";
     ENCODE_JOBS = "encode_jobs", "", "Encoder jobs sent by the proxy, by reason: first, retry, hedge, fallback";
     ENCODES_SHARED = "encodes_shared", "", "Items that joined an encode in flight";

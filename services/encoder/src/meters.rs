@@ -1,10 +1,11 @@
 //! The worker's metrics.
 
 use std::time::Duration;
+use triptych_core::graph_stats::GraphStats;
 use triptych_core::{Modality, metrics};
 use triptych_ec::metered::{CacheTier, EcObserver};
-use triptych_models::encoder::GraphStats;
 use triptych_runtime::MetricsRegistry;
+use triptych_runtime::graph_meters::GraphMeters;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
 /// Metrics of this worker.
@@ -22,16 +23,6 @@ pub struct EncoderMeters {
     corrupt: Counters,
     backlog: BacklogMeters,
     graphs: GraphMeters,
-}
-
-/// Forwards with and without graphs; all encoders of the worker together.
-struct GraphMeters {
-    replays: Counters,
-    eager: Counters,
-    tokens: Counters,
-    padding_tokens: Counters,
-    graphs: Gauges,
-    memory: Gauges,
 }
 
 /// Gauges of queued and running work.
@@ -74,14 +65,7 @@ impl EncoderMeters {
             running: registry.gauges(metrics::REQUESTS_RUNNING),
             corrupt: registry.counters(metrics::EC_CORRUPT),
             backlog: BacklogMeters::new(registry),
-            graphs: GraphMeters {
-                replays: registry.counters(metrics::ENCODE_GRAPH_REPLAYS),
-                eager: registry.counters(metrics::ENCODE_EAGER_FORWARDS),
-                tokens: registry.counters(metrics::ENCODE_GRAPH_TOKENS),
-                padding_tokens: registry.counters(metrics::ENCODE_GRAPH_PADDING_TOKENS),
-                graphs: registry.gauges(metrics::ENCODE_GRAPHS),
-                memory: registry.gauges(metrics::ENCODE_GRAPH_MEMORY),
-            },
+            graphs: GraphMeters::of_encoders(registry),
         }
     }
 
@@ -97,25 +81,9 @@ impl EncoderMeters {
         self.encode.get_or_create(&Labels::new()).observe(took.as_secs_f64());
     }
 
-    /// Records what an encoder's graphs did between two looks at them.
+    /// Records what an encoder's graphs did between two looks at them; all encoders of the worker together.
     pub fn graphs(&self, before: GraphStats, after: GraphStats) {
-        if before == after {
-            return;
-        }
-        let GraphMeters { replays, eager, tokens, padding_tokens, graphs, memory } = &self.graphs;
-        for (counter, before, after) in [
-            (replays, before.replays, after.replays),
-            (eager, before.eager, after.eager),
-            (tokens, before.tokens, after.tokens),
-            (padding_tokens, before.padding_tokens, after.padding_tokens),
-        ] {
-            counter.get_or_create(&Labels::new()).inc_by(after.saturating_sub(before));
-        }
-        for (gauge, before, after) in
-            [(graphs, before.graphs, after.graphs), (memory, before.n_bytes, after.n_bytes)]
-        {
-            gauge.get_or_create(&Labels::new()).inc_by(after as f64 - before as f64);
-        }
+        self.graphs.observe(&Labels::new(), before, after);
     }
 
     /// Records an encoded and published item.
@@ -173,41 +141,4 @@ impl EcObserver for EncoderMeters {
     fn miss(&self, _: CacheTier) {}
     fn published(&self, _: usize, _: Duration) {}
     fn loaded(&self, _: usize, _: Duration) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn graphs_of_all_encoders_add_up() {
-        let registry = MetricsRegistry::default();
-        let meters = EncoderMeters::new(&registry);
-        let none = GraphStats::default();
-        let shows = |name: &str| {
-            let name = format!("triptych_{name}");
-            let text = registry.encode();
-            let value =
-                |line: &str| line.strip_prefix(&name)?.trim_start_matches("{}").trim().parse::<f64>().ok();
-            text.lines().find_map(value)
-        };
-        meters.graphs(none, none);
-        assert_eq!(shows("encode_graphs"), None, "an encoder without graphs has no metrics of them");
-        let some =
-            GraphStats { replays: 3, eager: 1, tokens: 64, padding_tokens: 16, graphs: 1, n_bytes: 100 };
-        let more = GraphStats { replays: 5, tokens: 96, graphs: 2, n_bytes: 300, ..some };
-        meters.graphs(none, some);
-        meters.graphs(none, some);
-        meters.graphs(some, more);
-        for (name, expect) in [
-            ("encode_graph_replays_total", 8.0),
-            ("encode_eager_forwards_total", 2.0),
-            ("encode_graph_tokens_total", 160.0),
-            ("encode_graph_padding_tokens_total", 32.0),
-            ("encode_graphs", 3.0),
-            ("encode_graph_memory_bytes", 400.0),
-        ] {
-            assert_eq!(shows(name), Some(expect), "{name}");
-        }
-    }
 }

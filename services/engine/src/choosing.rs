@@ -26,8 +26,12 @@ pub enum TokenSource {
 pub struct ChunkSources {
     /// The chunk's first row of logits.
     pub first_row: usize,
-    /// One for each further completion of the sequence, then one for each row.
-    pub tokens: Vec<TokenSource>,
+    /// Completions of its sequence; some may be cancelled before their tokens are there.
+    pub completions: Vec<SequenceId>,
+    /// One for each completion but the first, by the first row.
+    pub others: Vec<TokenSource>,
+    /// One for each row, of the first completion.
+    pub own: Vec<TokenSource>,
 }
 
 /// Everything that a step asks of its logits.
@@ -50,12 +54,13 @@ impl StepChoices {
         let mut choices = Self::default();
         let mut first_row = 0;
         for chunk in &plan.chunks {
-            let mut sources = ChunkSources { first_row, tokens: Vec::new() };
-            match scheduler.get(chunk.id) {
+            let sequence = scheduler.get(chunk.id);
+            let ids = sequence.map_or(Vec::new(), |sequence| sequence.completions.clone());
+            let mut sources = ChunkSources { first_row, completions: ids, ..ChunkSources::default() };
+            match sequence {
                 Some(sequence) if chunk.n_logits() > 0 && completions.contains_key(&chunk.id) => {
-                    let others = sequence.completions.get(1..).unwrap_or_default();
                     let mut asking = Asking { batch: &mut choices.batch, completions, vocab };
-                    sources.tokens = asking.ask(chunk, first_row, sequence.generated(0), others);
+                    asking.ask(chunk, sequence.generated(0), &mut sources);
                 }
                 _ => choices.batch.whole.extend(rows(first_row, chunk.n_logits())),
             }
@@ -74,28 +79,23 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Tokens of a chunk whose logits begin at `first_row`, after `generated`. `others` choose by the first row too.
-    fn ask(
-        &mut self,
-        chunk: &Chunk,
-        first_row: usize,
-        generated: &[u32],
-        others: &[SequenceId],
-    ) -> Vec<TokenSource> {
-        let shared = others.iter().map(|id| match self.one(*id, first_row, generated) {
+    /// Tokens of a chunk after `generated`.
+    fn ask(&mut self, chunk: &Chunk, generated: &[u32], sources: &mut ChunkSources) {
+        let first_row = sources.first_row;
+        let others = sources.completions.iter().skip(1);
+        let shared = others.map(|id| match self.one(*id, first_row, generated) {
             TokenSource::Row(row) => TokenSource::SharedRow(row),
             other => other,
         });
-        let mut tokens: Vec<TokenSource> = shared.collect();
-        tokens.push(self.one(chunk.id, first_row, generated));
+        sources.others = shared.collect();
+        sources.own.push(self.one(chunk.id, first_row, generated));
         if !chunk.drafts.is_empty() {
             let mut written = generated.to_vec();
             for (row, draft) in (first_row + 1..).zip(&chunk.drafts) {
                 written.push(*draft);
-                tokens.push(self.one(chunk.id, row, &written));
+                sources.own.push(self.one(chunk.id, row, &written));
             }
         }
-        tokens
     }
 
     /// The token of a completion after `written`. One that is gone needs nothing, and its row is never read.

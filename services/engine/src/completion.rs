@@ -147,6 +147,16 @@ impl Completion {
         Some(ChooseRow { row, sampling, edits, mask, n_top })
     }
 
+    /// True if it ends with the token after `n_generated`, whatever that is.
+    pub fn ends_after(&self, n_generated: usize) -> bool {
+        n_generated + 1 >= self.max_tokens
+    }
+
+    /// True if [`Self::request`] depends on the number of tokens alone, not on the tokens.
+    pub fn is_by_count(&self) -> bool {
+        self.pipeline.is_by_count()
+    }
+
     /// Chooses the token after `generated` from its whole row, `logits [vocab]`, which are changed in place.
     ///
     /// # Errors

@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub preemption: Preemption,
     /// Method of drafting tokens.
     pub speculation: Speculation,
+    /// Planning of a step while the one before it computes.
+    pub pipelining: Pipelining,
 }
 
 /// Sizes of the KV caches.
@@ -76,6 +78,17 @@ pub enum Preemption {
     Recompute,
 }
 
+/// Planning of a step while the one before it computes. The output is the same; it pays where a device computes beside the
+/// engine's thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pipelining {
+    /// Each step ends before the next is planned.
+    #[default]
+    Off,
+    /// One step ahead, with tokens that the device carries over. Off with speculation, whose drafts need all tokens.
+    On,
+}
+
 /// Speculative decoding of greedy sequences. The output is the same; it takes fewer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
@@ -103,6 +116,7 @@ impl Default for EngineConfig {
             prefix_cache: PrefixCache::On,
             preemption: Preemption::default(),
             speculation: Speculation::Off,
+            pipelining: Pipelining::Off,
         }
     }
 }

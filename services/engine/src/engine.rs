@@ -1,15 +1,15 @@
 //! The engine: events in, steps, outputs out. It joins scheduler, runner and completions, and takes none of
-//! their decisions.
+//! their decisions. `engine/steps.rs` runs the steps.
+
+mod steps;
 
 use crate::align::{AlignJob, AlignQueue};
 use crate::beam_completions::{BeamCompletion, BeamCompletions};
-use crate::beam_search::BeamStep;
-use crate::choosing::{ChunkSources, StepChoices, TokenSource};
 use crate::completion::{Completion, ResumedState};
-use crate::config::{EngineConfig, KvBudget};
+use crate::config::{EngineConfig, KvBudget, Pipelining, Speculation};
 use crate::error::EngineError;
+use crate::in_flight::InFlight;
 use crate::output::{Delta, Finished, Output, SequenceTimes};
-use crate::plan::{Chunk, StepPlan};
 use crate::request::{SequenceId, SequenceRequest};
 use crate::runner::Runner;
 use crate::scheduler::{Scheduler, SchedulerConfig};
@@ -17,16 +17,15 @@ use crate::sequence::Sequence;
 use crate::speculation::DraftProposer;
 use crate::stats::Stats;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::trace_span;
 use triptych_core::clock::Clock;
+use triptych_core::graph_stats::GraphStats;
 use triptych_core::sampling::FinishReason;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{ContentKey, EncoderOutput, Failure};
 use triptych_models::decoder::Decoder;
-use triptych_models::sampling::Choices;
 use triptych_models::tokenization::Tokenizer;
 
 /// An input of the engine.
@@ -72,6 +71,11 @@ pub struct Engine {
     /// The device of the decoder is lost.
     device_lost: bool,
     proposer: DraftProposer,
+    is_pipelined: bool,
+    /// The step that computes while the next is planned.
+    in_flight: Option<InFlight>,
+    /// Time at which the last step ended.
+    last_end: Option<Instant>,
     tokenizer: Arc<Tokenizer>,
     /// State of each live sampled completion.
     completions: HashMap<SequenceId, Completion>,
@@ -86,13 +90,6 @@ pub struct Engine {
 struct BeamSearchState {
     beams: BeamCompletions,
     ids: Vec<SequenceId>,
-}
-
-/// Answers of a step on their way to the completions.
-struct StepResults<'a> {
-    chosen: Choices,
-    now: Instant,
-    outputs: &'a mut Vec<Output>,
 }
 
 impl Engine {
@@ -122,6 +119,9 @@ impl Engine {
             runner: Runner::new(decoder),
             device_lost: false,
             proposer: DraftProposer::new(config.speculation, info.vocab),
+            is_pipelined: config.pipelining == Pipelining::On && config.speculation == Speculation::Off,
+            in_flight: None,
+            last_end: None,
             tokenizer,
             completions: HashMap::new(),
             searches: HashMap::new(),
@@ -159,16 +159,29 @@ impl Engine {
 
     /// Runs one step, and a layer of an alignment; ends the sequences that are due. Returns at once when nothing can
     /// run.
+    ///
+    /// Pipelined, it begins a step and ends the one before, whose outputs it returns.
     pub fn step(&mut self, clock: &dyn Clock) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        let mut before = self.in_flight.take();
+        if let Some(step) = before.take_if(|step| step.holds_up) {
+            self.settle(step, clock, &mut outputs);
+        }
         let mut drafts = self.proposer.propose(self.scheduler.decoding());
         let step = self.scheduler.step(clock.now(), &mut drafts);
-        let mut outputs = Vec::new();
-        self.stalled = step.plan.is_empty() && step.failed.is_empty() && !step.changed;
+        self.stalled = step.plan.is_empty() && step.failed.is_empty() && !step.changed && before.is_none();
         for (id, failure) in step.failed {
             self.fail(id, failure, &mut outputs);
         }
+        let mut next = None;
         if !step.plan.is_empty() {
-            self.run(&step.plan, clock, &mut outputs);
+            next = self.submit(step.plan, before.as_ref(), clock, &mut outputs);
+        }
+        if let Some(before) = before {
+            self.settle(before, clock, &mut outputs);
+        }
+        if let Some(next) = next.filter(|_| !self.device_lost) {
+            self.begin(next, clock, &mut outputs);
         }
         outputs.extend(self.advance_alignment());
         outputs
@@ -188,7 +201,7 @@ impl Engine {
 
     /// Time at which to call [`step`](Self::step) next.
     pub fn next_step(&self) -> NextStep {
-        if !self.alignments.is_empty() {
+        if !self.alignments.is_empty() || self.in_flight.is_some() {
             return NextStep::Now;
         }
         match self.scheduler.next_deadline() {
@@ -200,12 +213,18 @@ impl Engine {
 
     /// True if no sequence lives, and there is nothing to align.
     pub fn is_idle(&self) -> bool {
-        self.completions.is_empty() && self.searches.is_empty() && self.alignments.is_empty()
+        let lives = !self.completions.is_empty() || !self.searches.is_empty();
+        !lives && self.alignments.is_empty() && self.in_flight.is_none()
     }
 
     /// Counters and gauges at this moment.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.scheduler)
+    }
+
+    /// Decode steps with and without graphs so far.
+    pub fn graph_stats(&self) -> GraphStats {
+        self.runner.graph_stats()
     }
 
     /// Clears the prefix cache and the cross-attention cache, as after a change of weights. Running sequences go
@@ -269,142 +288,6 @@ impl Engine {
         }
     }
 
-    fn run(&mut self, plan: &StepPlan, clock: &dyn Clock, outputs: &mut Vec<Output>) {
-        let start = clock.now();
-        let sequences = plan.chunks.len();
-        let tokens = plan.token_ids.len();
-        let span = trace_span!(target: COMPUTE, "forward", sequences, tokens);
-        let vocab = self.runner.vocab();
-        let choices = StepChoices::new(plan, &self.scheduler, &mut self.completions, vocab);
-        match span.in_scope(|| self.runner.run(plan, &choices.batch)) {
-            Ok(chosen) => {
-                let _sampling = trace_span!(target: COMPUTE, "sample").entered();
-                let now = clock.now();
-                self.scheduler.commit(plan, now.saturating_duration_since(start));
-                self.take_tokens(plan, &choices.chunks, &mut StepResults { chosen, now, outputs });
-            }
-            // Nothing of this process can go on; sequences stay open, so that they are taken up elsewhere.
-            Err(error) if error.is_device_lost() => {
-                tracing::error!(%error, "no step can run any more");
-                self.device_lost = true;
-            }
-            Err(error) => {
-                self.scheduler.roll_back(plan);
-                for id in plan.ids() {
-                    self.fail_all(id, &Failure::internal(&error), outputs);
-                }
-            }
-        }
-    }
-
-    /// Hands the answers of a step to its sequences; `sources` are those of the plan's chunks.
-    fn take_tokens(&mut self, plan: &StepPlan, sources: &[ChunkSources], results: &mut StepResults<'_>) {
-        let mut rest = sources;
-        for chunks in plan.chunks.chunk_by(|a, b| a.id == b.id) {
-            let (own, after) = rest.split_at(chunks.len().min(rest.len()));
-            rest = after;
-            let n_rows: usize = chunks.iter().map(Chunk::n_logits).sum();
-            match (chunks, own) {
-                _ if n_rows == 0 => {}
-                ([chunk], [own]) if !self.searches.contains_key(&chunk.id) => {
-                    self.sample(chunk, own, results)
-                }
-                _ => {
-                    let first_row = own.first().map_or(0, |own| own.first_row);
-                    self.advance_search(chunks[0].id, first_row..first_row + n_rows, results);
-                }
-            }
-        }
-    }
-
-    /// Appends the next tokens of a sequence: one token, and another after each accepted draft.
-    fn sample(&mut self, chunk: &Chunk, sources: &ChunkSources, results: &mut StepResults<'_>) {
-        let names = self.scheduler.fork(chunk.id);
-        let others = names.get(1..).unwrap_or_default();
-        let (of_others, own) = sources.tokens.split_at(others.len().min(sources.tokens.len()));
-        for (id, source) in others.iter().zip(of_others) {
-            self.choose(*id, *source, results);
-        }
-        for (i, source) in own.iter().enumerate() {
-            let token = self.choose(chunk.id, *source, results);
-            if token.is_none() || chunk.drafts.get(i).copied() != token {
-                return;
-            }
-            self.scheduler.accept(chunk.id);
-        }
-    }
-
-    /// Appends the next token of a completion. `None` when the completion ended.
-    fn choose(&mut self, id: SequenceId, source: TokenSource, results: &mut StepResults<'_>) -> Option<u32> {
-        let StepResults { chosen, now, outputs } = results;
-        let now = *now;
-        let completion = self.completions.get_mut(&id)?;
-        let generated = self.scheduler.get(id)?.generated(0);
-        let missing = || Failure::internal("the decoder gave no logits for a sequence");
-        let next = match source {
-            TokenSource::Choice(i) => {
-                let choice = chosen.choices.get(i).ok_or_else(missing);
-                choice.and_then(|choice| completion.accept(generated, choice))
-            }
-            TokenSource::Row(row) => {
-                let logits = chosen.rows.get_mut(row, 1).ok_or_else(missing);
-                logits.and_then(|logits| completion.advance(generated, logits))
-            }
-            TokenSource::SharedRow(row) => {
-                // Each completion changes the logits in its own way, so each gets a copy.
-                let logits = chosen.rows.get_mut(row, 1).ok_or_else(missing);
-                logits.and_then(|logits| completion.advance(generated, &mut logits.to_vec()))
-            }
-        };
-        let next = match next {
-            Ok(next) => next,
-            Err(failure) => {
-                self.fail(id, failure, outputs);
-                return None;
-            }
-        };
-        let fits_more = self.scheduler.push(id, next.token, now);
-        let mut delta = next.delta;
-        let mut end = next.end;
-        if end.is_none() && !fits_more {
-            match completion.flush() {
-                Ok((rest, reason)) => {
-                    delta.text.push_str(&rest);
-                    end = Some(reason);
-                }
-                Err(failure) => {
-                    self.fail(id, failure, outputs);
-                    return None;
-                }
-            }
-        }
-        if delta != Delta::default() {
-            outputs.push(Output::Delta(id, delta));
-        }
-        let Some(reason) = end else { return Some(next.token) };
-        self.finish(id, reason, now, outputs);
-        None
-    }
-
-    /// Advances a beam search by the logits of its live beams, `[n_live, vocab]`, which are rows of the step.
-    fn advance_search(&mut self, name: SequenceId, rows: Range<usize>, results: &mut StepResults<'_>) {
-        let StepResults { chosen, now, outputs } = results;
-        let now = *now;
-        let Some(search) = self.searches.get_mut(&name) else { return };
-        let missing = || Failure::internal("the decoder gave no logits for a beam search");
-        let logits = chosen.rows.get_mut(rows.start, rows.len()).ok_or_else(missing);
-        match logits.and_then(|logits| search.beams.advance(logits)) {
-            Err(failure) => self.fail_all(name, &failure, outputs),
-            Ok(BeamStep::Done) => self.finish_search(name, now, outputs),
-            Ok(BeamStep::Continue(branches)) => {
-                let children: Vec<_> = branches.iter().map(|b| (b.parent, b.token)).collect();
-                if !self.scheduler.branch(name, &children, now) {
-                    self.finish_search(name, now, outputs);
-                }
-            }
-        }
-    }
-
     /// Emits the completions of a beam search, except the cancelled ones.
     fn finish_search(&mut self, name: SequenceId, now: Instant, outputs: &mut Vec<Output>) {
         let Some(BeamSearchState { beams, ids }) = self.searches.remove(&name) else { return };
@@ -463,7 +346,7 @@ fn finished(sequence: &Sequence, reason: FinishReason, now: Instant) -> Finished
         reason,
         n_prompt: sequence.n_prompt(),
         n_cached: sequence.counters.n_cached,
-        n_generated: sequence.generated(0).len(),
+        n_generated: sequence.chosen().len(),
         n_drafted: sequence.counters.n_drafted,
         n_accepted: sequence.counters.n_accepted,
         no_speech_prob: None,

@@ -42,6 +42,7 @@ pub mod runner;
 pub mod align;
 pub mod completion;
 pub mod choosing;
+pub mod in_flight;
 pub mod sampler;
 pub mod logits_pipeline;
 pub mod logits_processors;
@@ -54,7 +55,7 @@ pub mod speculation;
 pub mod stats;
 
 pub use align::AlignJob;
-pub use config::{EngineConfig, KvBudget, Preemption, PrefixCache, Speculation};
+pub use config::{EngineConfig, KvBudget, Pipelining, Preemption, PrefixCache, Speculation};
 pub use engine::{Engine, Event, NextStep};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};

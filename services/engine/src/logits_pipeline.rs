@@ -80,6 +80,13 @@ impl LogitsPipeline {
         Some(LogitsChanges { edits, mask: None })
     }
 
+    /// True if [`Self::changes`] depend on the number of tokens alone, not on the tokens.
+    pub fn is_by_count(&self) -> bool {
+        let depends =
+            self.grammar.is_some() || self.rules.timestamps.is_some() || !self.rules.bad_words.is_empty();
+        !depends && self.processors.is_by_count()
+    }
+
     /// Changes `logits [vocab]` of the token after `written`.
     ///
     /// # Errors

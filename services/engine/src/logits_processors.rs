@@ -89,6 +89,14 @@ impl LogitsProcessors {
         }
     }
 
+    /// True if the changes depend on the number of tokens alone, not on the tokens.
+    pub fn is_by_count(&self) -> bool {
+        let request = &self.request;
+        !request.has_penalties()
+            && self.ngrams.is_none()
+            && request.bad_words.iter().all(|word| word.len() == 1)
+    }
+
     /// Changes `logits [vocab]` of the token after the prompt and `written`, as [`Self::edits`] has them.
     pub fn apply(&mut self, written: &[u32], logits: &mut [f32]) {
         let mut edits = Vec::new();

@@ -5,10 +5,11 @@ use crate::blocks::BlockPair;
 use crate::plan::{BlockMove, ItemEmbedding, ProjectionChunk, StepPlan};
 use std::ops::Range;
 use thiserror::Error;
+use triptych_core::graph_stats::GraphStats;
 use triptych_core::{EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
-use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput};
-use triptych_models::sampling::{Choices, ChooseBatch};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, Pending, StepInput};
+use triptych_models::sampling::{CarriedToken, Choices, ChooseBatch};
 
 /// A step did not run. Every sequence in it fails; the decoder can run the next step.
 #[derive(Debug, Error)]
@@ -59,6 +60,11 @@ impl Runner {
         self.info
     }
 
+    /// Decode steps with and without graphs so far.
+    pub fn graph_stats(&self) -> GraphStats {
+        self.decoder.graph_stats()
+    }
+
     /// Width of the logits.
     pub fn vocab(&self) -> usize {
         self.info.vocab
@@ -88,14 +94,38 @@ impl Runner {
     /// # Errors
     /// [`RunError`]; blocks written by then hold nothing that may be read.
     pub fn run(&mut self, plan: &StepPlan, choose: &ChooseBatch) -> Result<Choices, RunError> {
+        let pending = self.submit(plan, choose, None)?;
+        self.wait(pending, choose)
+    }
+
+    /// Begins a plan. `carried`: rows whose tokens the step before chooses, and that step.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn submit(
+        &mut self,
+        plan: &StepPlan,
+        choose: &ChooseBatch,
+        carried: Option<(&[CarriedToken], &Pending)>,
+    ) -> Result<Pending, RunError> {
         self.move_blocks(&plan.moves)?;
         self.project(&plan.projections)?;
         if plan.token_ids.is_empty() {
-            return Ok(Choices::default());
+            return Ok(Pending::Done(Choices::default()));
         }
         let embeds: Vec<EmbedRows<'_>> = plan.embeds.iter().map(embed_rows).collect::<Result<_, _>>()?;
-        let chosen = self.decoder.forward(&StepInput {
-            token_ids: &plan.token_ids,
+        let mut known = Vec::new();
+        let (token_ids, carried) = match carried {
+            None => (&plan.token_ids, &[][..]),
+            Some((carried, Pending::UnderWay(_))) => (&plan.token_ids, carried),
+            Some((carried, Pending::Done(before))) => {
+                known.clone_from(&plan.token_ids);
+                carried.iter().for_each(|one| carry(one, before, &mut known));
+                (&known, &[][..])
+            }
+        };
+        let step = StepInput {
+            token_ids,
             positions: &plan.positions,
             embeds: &embeds,
             slot_mapping: &plan.slot_mapping,
@@ -104,7 +134,16 @@ impl Runner {
             cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
             logit_rows: &plan.logit_rows,
             choose,
-        })?;
+        };
+        Ok(self.decoder.submit(&step, carried)?)
+    }
+
+    /// Waits for a plan; returns what `choose` asked of its logits.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn wait(&mut self, pending: Pending, choose: &ChooseBatch) -> Result<Choices, RunError> {
+        let chosen = self.decoder.wait(pending)?;
         let expected = choose.choices.len();
         let actual = chosen.choices.len();
         if expected == actual { Ok(chosen) } else { Err(RunError::Choices { expected, actual }) }
@@ -134,6 +173,14 @@ impl Runner {
             }
         }
         Ok(())
+    }
+}
+
+/// Writes a token that is known. One that could not be chosen fails its sequence, and its row is computed in vain.
+fn carry(carried: &CarriedToken, before: &Choices, token_ids: &mut [u32]) {
+    let token = before.choices.get(carried.choice as usize).and_then(|choice| choice.as_ref().ok());
+    if let (Some(id), Some(choice)) = (token_ids.get_mut(carried.row as usize), token) {
+        *id = choice.token;
     }
 }
 

@@ -216,21 +216,32 @@ impl Scheduler {
         plan
     }
 
-    /// Records that the plan ran in this time: its KV is readable from here on.
-    pub fn commit(&mut self, plan: &StepPlan, took: Duration) {
+    /// Records that the plan ran, or runs before any later one: its KV is readable from here on.
+    pub fn commit(&mut self, plan: &StepPlan) {
         for chunk in &plan.projections {
             if self.cross.fill_to(&chunk.key, chunk.rows.end) {
                 self.share_filled(chunk.key);
             }
         }
         self.counts.computed_tokens += plan.n_rows() as u64;
+        for chunk in &plan.chunks {
+            self.advance(chunk.id, chunk.branch, chunk.tokens.end);
+        }
+    }
+
+    /// Records the time that a plan took.
+    pub fn observe(&mut self, plan: &StepPlan, took: Duration) {
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
         let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took);
-        for chunk in &plan.chunks {
-            self.advance(chunk.id, chunk.branch, chunk.tokens.end);
+    }
+
+    /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.
+    pub fn push_placeholder(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.get_mut(id) {
+            sequence.push_placeholder();
         }
     }
 

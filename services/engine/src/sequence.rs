@@ -118,6 +118,8 @@ pub struct Sequence {
     /// Fewest tokens it generates, barring failures.
     n_least: usize,
     is_greedy: bool,
+    /// True if the last token of its only branch is being chosen, and a placeholder.
+    has_placeholder: bool,
     prompt: Arc<SharedPrompt>,
     branches: Vec<Branch>,
 }
@@ -141,6 +143,7 @@ impl Sequence {
             limit,
             n_least: request.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
+            has_placeholder: false,
             prompt: Arc::new(prompt),
             branches: vec![Branch {
                 tokens: [request.prepared.tokens.as_slice(), written].concat(),
@@ -182,6 +185,23 @@ impl Sequence {
     /// Generated tokens of a branch.
     pub fn generated(&self, branch: usize) -> &[u32] {
         &self.branches[branch].tokens[self.prompt.n_tokens..]
+    }
+
+    /// Generated tokens of its first branch, without a placeholder.
+    pub fn chosen(&self) -> &[u32] {
+        let generated = self.generated(0);
+        &generated[..generated.len() - usize::from(self.has_placeholder)]
+    }
+
+    /// True if its last token is being chosen.
+    pub fn has_placeholder(&self) -> bool {
+        self.has_placeholder
+    }
+
+    /// True if it runs and all its tokens are computed: the step that chooses the next one is under way.
+    pub fn awaits_token(&self) -> bool {
+        let n_tokens = self.n_tokens();
+        self.device_kv().is_some_and(|r| r.branches.iter().all(|b| b.n_computed == n_tokens))
     }
 
     /// Tokens of the prompt.
@@ -335,9 +355,19 @@ impl Sequence {
         }
     }
 
-    /// Appends a token to its only branch.
+    /// Appends a token to its only branch, or puts it in the place of the placeholder.
     pub fn push(&mut self, token: u32) {
-        self.branches[0].tokens.push(token);
+        let tokens = &mut self.branches[0].tokens;
+        if std::mem::take(&mut self.has_placeholder) {
+            tokens.pop();
+        }
+        tokens.push(token);
+    }
+
+    /// Appends a placeholder for the token that is being chosen to its only branch.
+    pub fn push_placeholder(&mut self) {
+        self.push(0);
+        self.has_placeholder = true;
     }
 
     /// Another sequence of the same tokens and shared blocks, for the completion `id`.

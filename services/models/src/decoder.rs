@@ -7,13 +7,19 @@
 
 use crate::error::ModelError;
 use triptych_core::EncodedRows;
+use triptych_core::graph_stats::GraphStats;
+use triptych_kernels::KernelError;
 pub use triptych_kernels::ops::PagedBatch;
-use triptych_kernels::ops::{Choices, ChooseBatch};
+use triptych_kernels::ops::{CarriedToken, Choices, ChooseBatch};
 
 mod head;
 mod cross_rows;
+mod graph_config;
+mod pending;
 mod transformer;
 
+pub use graph_config::DecodeGraphConfig;
+pub use pending::Pending;
 pub use transformer::TransformerDecoder;
 
 /// Sizes that the engine needs for its pools and batches.
@@ -87,7 +93,12 @@ pub struct AlignInput<'a> {
 
 /// The refusal of a pass for cross-attention weights.
 fn no_align(message: &str) -> ModelError {
-    triptych_kernels::KernelError::Library { op: "align", message: message.to_owned() }.into()
+    KernelError::Library { op: "align", message: message.to_owned() }.into()
+}
+
+/// The refusal of a step that goes on from one that is not under way.
+fn no_step(op: &'static str) -> KernelError {
+    KernelError::Library { op, message: "no such step is under way".to_owned() }
 }
 
 /// A decoder with its weights and KV caches on a back end. One thread drives it.
@@ -123,6 +134,41 @@ pub trait Decoder: Send {
     /// # Errors
     /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError>;
+
+    /// Begins a step and returns without waiting for a device. Ids of `carried` rows are tokens that the step submitted before
+    /// this one chooses; that step must be under way.
+    ///
+    /// Steps run in the order in which they are submitted, as everything else that is asked of the decoder meanwhile. Where
+    /// nothing can overlap the step is computed at once.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], and [`ModelError::Kernel`] without the step before.
+    fn submit(&mut self, step: &StepInput<'_>, carried: &[CarriedToken]) -> Result<Pending, ModelError> {
+        match carried {
+            [] => Ok(Pending::Done(self.forward(step)?)),
+            _ => Err(no_step("submit").into()),
+        }
+    }
+
+    /// Waits for a submitted step, and for no later one. Steps are waited for in their order; one that is not is dropped with
+    /// the next.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the device fails, or for a step of another decoder.
+    fn wait(&mut self, pending: Pending) -> Result<Choices, ModelError> {
+        match pending {
+            Pending::Done(choices) => Ok(choices),
+            Pending::UnderWay(_) => Err(no_step("wait").into()),
+        }
+    }
+
+    /// From now on steps of decoding are captured as graphs where the back end does so; the caches are allocated after this.
+    fn use_graphs(&mut self, _config: &DecodeGraphConfig) {}
+
+    /// Steps of decoding with and without graphs so far.
+    fn graph_stats(&self) -> GraphStats {
+        GraphStats::default()
+    }
 
     /// Begins a pass over known tokens for the cross-attention weights of chosen heads. An earlier pass that has not
     /// ended is dropped. It neither reads nor writes the caches: steps may run between its layers.

@@ -5,6 +5,7 @@
 
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
+use triptych_core::graph_stats::GraphStats;
 
 mod graphs;
 mod layout;
@@ -14,7 +15,7 @@ mod stem;
 mod tiled;
 mod transformer;
 
-pub use graphs::{EncoderGraphConfig, GraphStats};
+pub use graphs::EncoderGraphConfig;
 pub use tiled::TiledEncoder;
 pub use transformer::TransformerEncoder;
 

@@ -2,6 +2,7 @@
 
 pub use triptych_kernels::logits;
 pub use triptych_kernels::ops::{
-    Choice, Choices, ChooseBatch, ChooseRow, Edit, SampleError, Sampling, TokenLogprobs, WholeRows, mask_of,
+    CarriedToken, Choice, Choices, ChooseBatch, ChooseRow, Edit, SampleError, Sampling, TokenLogprobs,
+    WholeRows, mask_of,
 };
 pub use triptych_kernels::sampling::{choose, choose_rows, log_softmax, logprobs};

@@ -7,6 +7,8 @@
 mod case;
 #[path = "golden_models/cogagent.rs"]
 mod cogagent;
+#[path = "golden_models/decode_graphs.rs"]
+mod decode_graphs;
 #[path = "golden_models/graphs.rs"]
 mod graphs;
 #[path = "golden_models/greedy.rs"]

@@ -238,6 +238,7 @@ impl EngineThread {
             arbitration.meters.observe(arbitration.arbiter.usage());
         }
         self.meters.observe(stats);
+        self.meters.observe_graphs(self.engine.graph_stats());
         self.stats.send_replace(stats);
         outputs
     }

@@ -5,7 +5,7 @@ use tokio::sync::Semaphore;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{EngineConfig, KvBudget, Speculation};
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecodeGraphConfig, DecoderInfo};
 
 /// Sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct EngineSettings {
     pub max_requests: usize,
     /// Draft tokens per step of a draft model. Default 4.
     pub draft_tokens: usize,
+    /// Device memory of a decoder's graphs in bytes. Default 512 MiB. 0: no graphs.
+    pub graph_bytes: usize,
 }
 
 impl Default for EngineSettings {
@@ -49,6 +51,7 @@ impl Default for EngineSettings {
             max_waiting: 1024,
             max_requests: 512,
             draft_tokens: 4,
+            graph_bytes: 512 << 20,
         }
     }
 }
@@ -78,6 +81,12 @@ impl EngineSettings {
             (Some(_), Some(_)) => {}
         }
         self
+    }
+
+    /// Settings of decode graphs; `None`: no graphs.
+    pub fn graphs(self) -> Option<DecodeGraphConfig> {
+        let max_sequences = self.max_sequences.next_power_of_two();
+        (self.graph_bytes > 0).then_some(DecodeGraphConfig { max_sequences, max_bytes: self.graph_bytes })
     }
 
     /// Sequences that run or wait.

@@ -1,11 +1,13 @@
 //! The worker's metrics.
 
 use std::time::Duration;
+use triptych_core::graph_stats::GraphStats;
 use triptych_core::metrics::{self, Metric};
 use triptych_ec::metered::{CacheTier, EcObserver};
 use triptych_engine::{Finished, Stats};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::compute_arbiter::BudgetUsage;
+use triptych_runtime::graph_meters::GraphMeters;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
 
 /// Metrics of one model.
@@ -15,6 +17,7 @@ pub struct PdMeters {
     families: MetricFamilies,
     /// Statistics at the last update.
     last: Stats,
+    last_graphs: GraphStats,
 }
 
 /// Metric families, shared by the models of a worker.
@@ -37,6 +40,7 @@ pub struct MetricFamilies {
     drafted_tokens: Counters,
     accepted_tokens: Counters,
     requests: Counters,
+    graphs: GraphMeters,
 }
 
 impl MetricFamilies {
@@ -60,12 +64,18 @@ impl MetricFamilies {
             drafted_tokens: registry.counters(metrics::DRAFTED_TOKENS),
             accepted_tokens: registry.counters(metrics::ACCEPTED_TOKENS),
             requests: registry.counters(metrics::REQUESTS),
+            graphs: GraphMeters::of_decoders(registry),
         }
     }
 
     /// Metrics of one model.
     pub fn of_model(&self, model: &str) -> PdMeters {
-        PdMeters { model: model.to_owned(), families: self.clone(), last: Stats::default() }
+        PdMeters {
+            model: model.to_owned(),
+            families: self.clone(),
+            last: Stats::default(),
+            last_graphs: GraphStats::default(),
+        }
     }
 }
 
@@ -111,6 +121,12 @@ impl PdMeters {
         self.families.kv.get_or_create(&self.pool_labels("host")).set(host);
         let cross = share(stats.cross_used, stats.cross_total);
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
+    }
+
+    /// Updates the metrics of decode graphs after a step.
+    pub fn observe_graphs(&mut self, stats: GraphStats) {
+        let last = std::mem::replace(&mut self.last_graphs, stats);
+        self.families.graphs.observe(&self.labels(), last, stats);
     }
 
     /// Records a finished sequence; another worker generated `n_resumed` of its tokens.

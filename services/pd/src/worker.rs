@@ -23,7 +23,7 @@ use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
 use triptych_engine::constraint::Constraints;
-use triptych_engine::{Engine, EngineError, Speculation};
+use triptych_engine::{Engine, EngineError, Pipelining, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::Decoder;
 use triptych_models::{Model, ModelError, ModelSource};
@@ -155,6 +155,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         precision: config.encoder_precision,
         engine: config.engine,
         drafts: config.drafts,
+        has_device_alone: arbiter.is_none(),
     };
     let loading = tokio::task::spawn_blocking(move || loader.load_all(&config.models));
     let loaded = tokio::select! {
@@ -164,10 +165,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         () = drain.stopping() => return Ok(()),
     };
     let encodes = config.colocated.is_some();
-    let colocated = match config.colocated {
-        None => ColocatedServices::default(),
-        Some(make) => make(loads.worker()).await.map_err(PdError::Colocated)?,
-    };
+    let colocated = colocated_services(config.colocated, &loads).await?;
     let died = CancellationToken::new();
     let starter = EngineStarter {
         max_live: config.engine.max_live(),
@@ -180,7 +178,8 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
-    let (journal, max_requests) = (config.journal, config.engine.max_requests.min(Semaphore::MAX_PERMITS));
+    let journal = config.journal;
+    let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
     let service = PdService::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
@@ -207,6 +206,16 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     Ok(())
 }
 
+async fn colocated_services(
+    make: Option<MakeColocated>,
+    loads: &EcLoads,
+) -> Result<ColocatedServices, PdError> {
+    match make {
+        None => Ok(ColocatedServices::default()),
+        Some(make) => make(loads.worker()).await.map_err(PdError::Colocated),
+    }
+}
+
 /// End of a worker whose engine panicked. Its requests end with the process, and other workers go on with them; those
 /// that it was starting stay written down.
 fn engine_died(journal: &StartJournal) -> PdError {
@@ -221,6 +230,9 @@ struct DecoderLoader {
     precision: Precision,
     engine: EngineSettings,
     drafts: Vec<ModelSource>,
+    /// True if no encoder of this process computes. Beside encoders nothing is submitted ahead: the device is the engine's in
+    /// its steps alone.
+    has_device_alone: bool,
 }
 
 /// A model and its decoder.
@@ -262,7 +274,7 @@ impl DecoderLoader {
     /// Makes the engine. `device`: bytes free on the device, and models that share them.
     fn load(
         &self,
-        LoadedWeights { model, compute: _, decoder, encoders }: LoadedWeights,
+        LoadedWeights { model, compute, mut decoder, encoders }: LoadedWeights,
         device: Option<(usize, usize)>,
     ) -> Result<LoadedDecoder, PdError> {
         let info = decoder.info();
@@ -275,9 +287,15 @@ impl DecoderLoader {
         if let Some(shortage) = CrossShortage::of(&config, &info, max_rows) {
             tracing::warn!(model = %model.name(), "{shortage}");
         }
+        if self.has_device_alone && matches!(compute, Compute::Cuda(_)) {
+            config.pipelining = Pipelining::On;
+        }
         let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
         if draft.is_some() {
             config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
+        }
+        if let Some(graphs) = settings.graphs() {
+            decoder.use_graphs(&graphs);
         }
         let refused = |source| PdError::Engine { model: model.name().to_string(), source };
         let mut engine = Engine::new(decoder, model.tokenizer().clone(), config).map_err(refused)?;

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod drain;
 pub mod watch_shutdown;
 pub mod single_flight;
+pub mod graph_meters;
 pub mod grpc;
 pub mod discovery;
 pub mod admin;

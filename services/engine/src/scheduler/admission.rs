@@ -110,6 +110,10 @@ impl Scheduler {
     /// True if a sequence waits for an item, without looking blocks up.
     fn waits_for_item(&self, queue_key: QueueKey) -> bool {
         let Some(sequence) = self.sequences.get(&queue_key) else { return true };
+        if sequence.has_placeholder() {
+            // Preempted in this plan; its last token is known in the next.
+            return true;
+        }
         let Ok(readable) = sequence.readable(sequence.n_computed(), &self.cross) else { return true };
         let waits_for_rows = || sequence.cross_key().is_some_and(|key| !self.cross.is_ready(&key));
         sequence.blocked_at == Some(readable) || (readable == 0 && waits_for_rows())

@@ -65,7 +65,7 @@ impl Scheduler {
     /// Youngest of the running sequences less urgent than `priority`; `None` if preempting all of them would not
     /// free enough.
     pub(super) fn preemption_victim(&self, priority: i32, needed: ResourceNeed) -> Option<QueueKey> {
-        let less: Vec<QueueKey> = self.running(|s| s.priority > priority);
+        let less: Vec<QueueKey> = self.running(|s| s.priority > priority && !s.awaits_token());
         let held = |s: &Sequence| {
             s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum())
         };

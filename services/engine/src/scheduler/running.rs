@@ -11,7 +11,7 @@ impl Scheduler {
     /// blocks a reset left unfinished. True if there were any.
     pub(super) fn suspend_blocked(&mut self) -> bool {
         let mut suspended = false;
-        for sequence in self.sequences.values_mut().filter(|s| s.device_kv().is_some()) {
+        for sequence in self.sequences.values_mut().filter(|s| s.device_kv().is_some() && !s.awaits_token()) {
             // Failed items ended their sequences earlier in the step.
             let n_computed = sequence.n_computed();
             let readable = sequence.readable(n_computed, &self.cross).unwrap_or(0);
@@ -78,8 +78,9 @@ impl Scheduler {
             if all_grew {
                 return true;
             }
-            // Sequences with planned rows come before this one, which itself is running.
-            let Some(last) = self.running(|_| true).pop() else { return false };
+            // Sequences with planned rows come before this one, which itself is running. One that awaits its token keeps
+            // its blocks until it has it.
+            let Some(last) = self.running(|s| !s.awaits_token()).pop() else { return false };
             self.preempt(last, builder);
         }
     }

@@ -2,7 +2,7 @@
 //! a sequence back through its block table, and makes logits from a hash of it: one wrong slot, table,
 //! position, row or length, and the completion is another one. What is plainly contradictory it asserts.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use triptych_core::EncodedRows;
 use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::ModelError;
-use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, StepInput};
-use triptych_models::sampling::{Choices, choose_rows};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, Pending, StepInput};
+use triptych_models::sampling::{CarriedToken, Choices, choose_rows};
 
 /// Tokens of the fake vocabulary.
 pub const VOCAB: usize = 64;
@@ -29,7 +29,7 @@ pub struct StepLog {
     pub cross_from: Option<Vec<u32>>,
     /// Rows of each call that projects.
     pub projections: Vec<usize>,
-    /// Work in the order of its run: `p` for rows projected, `s` for a step, `a` for a layer of an alignment.
+    /// Work in the order of its run: `p` for rows projected, `s` for a step, `a` for a layer of an alignment, `w` for a wait.
     pub order: String,
     /// Layers that an alignment still has, and its first token.
     pub aligns: Option<(u32, u32)>,
@@ -43,6 +43,10 @@ pub struct StepLog {
     pub period: Option<u32>,
     /// Every so many positions the logits are another decoder's.
     pub wrong_every: Option<u32>,
+    /// Results are handed out when they are waited for, as those of a device are.
+    pub defers: bool,
+    /// Results that were not waited for, by the number of the step.
+    pending: VecDeque<(u64, Choices)>,
     /// Blocks that were copied, moved to the host, and moved back.
     pub moves: [usize; 3],
     self_kv: Blocks,
@@ -243,6 +247,39 @@ impl Decoder for FakeDecoder {
             })
         });
         Ok(choose_rows(logits.collect(), VOCAB, step.choose))
+    }
+
+    fn submit(&mut self, step: &StepInput<'_>, carried: &[CarriedToken]) -> Result<Pending, ModelError> {
+        let mut token_ids = step.token_ids.to_vec();
+        if !carried.is_empty() {
+            let log = self.log.lock().unwrap();
+            let (_, before) = log.pending.back().expect("a step that is under way");
+            for CarriedToken { row, choice } in carried {
+                let choice = &before.choices[*choice as usize];
+                token_ids[*row as usize] = choice.as_ref().map_or(0, |choice| choice.token);
+            }
+        }
+        let choices = self.forward(&StepInput { token_ids: &token_ids, ..*step })?;
+        let mut log = self.log.lock().unwrap();
+        if !log.defers {
+            return Ok(Pending::Done(choices));
+        }
+        let number = log.steps.len() as u64;
+        log.pending.push_back((number, choices));
+        assert!(log.pending.len() <= 2, "one step ahead");
+        Ok(Pending::UnderWay(number))
+    }
+
+    fn wait(&mut self, pending: Pending) -> Result<Choices, ModelError> {
+        let number = match pending {
+            Pending::Done(choices) => return Ok(choices),
+            Pending::UnderWay(number) => number,
+        };
+        let mut log = self.log.lock().unwrap();
+        log.order.push('w');
+        let (found, choices) = log.pending.pop_front().expect("a step that is under way");
+        assert_eq!(found, number, "steps are waited for in their order");
+        Ok(choices)
     }
 
     fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {

@@ -3,6 +3,7 @@
 mod completions;
 mod bench;
 mod fake;
+mod pipelined;
 mod preemption;
 mod speculation;
 mod items;

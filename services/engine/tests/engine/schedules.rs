@@ -8,7 +8,8 @@ use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{
-    EngineConfig, Event, KvBudget, Preemption, PrefixCache, SequenceId, SequenceRequest, Speculation,
+    EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, SequenceId, SequenceRequest,
+    Speculation,
 };
 
 /// Items that the schedules draw from; their sizes straddle a block.
@@ -95,22 +96,31 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     let config = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
-    (any::<bool>(), config, policies, decode_share, prop::collection::vec(one_move(), 1..120)).prop_map(
-        |(cross_attention, config, (preemption, speculation, prefix_cache), decode_share, moves)| {
-            let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
-            let config = EngineConfig {
-                kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
-                token_budget: max_sequences + extra,
-                decode_share,
-                max_sequences,
-                max_waiting,
-                prefix_cache,
-                preemption,
-                speculation,
-            };
-            Schedule { cross_attention, config, moves }
-        },
-    )
+    let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
+    (any::<bool>(), config, policies, (decode_share, pipelining), prop::collection::vec(one_move(), 1..120))
+        .prop_map(
+            |(
+                cross_attention,
+                config,
+                (preemption, speculation, prefix_cache),
+                (decode_share, pipelining),
+                moves,
+            )| {
+                let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
+                let config = EngineConfig {
+                    kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
+                    token_budget: max_sequences + extra,
+                    decode_share,
+                    max_sequences,
+                    max_waiting,
+                    prefix_cache,
+                    preemption,
+                    speculation,
+                    pipelining,
+                };
+                Schedule { cross_attention, config, moves }
+            },
+        )
 }
 
 fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> SequenceRequest {
@@ -249,8 +259,10 @@ fn a_crowd_on_few_blocks_is_preempted_often_and_completions_the_same() {
         let config = EngineConfig { kv, token_budget: 24, max_sequences: 6, max_waiting: 120, ..config() };
         let ready = (0..ITEM_SIZES.len()).map(Move::Ready);
         let moves: Vec<Move> = (0..48).map(|i| Move::Arrive(shape(i))).chain(ready).collect();
-        for preemption in [Preemption::Swap, Preemption::Recompute] {
-            let config = EngineConfig { preemption, ..config };
+        let ways = [Preemption::Swap, Preemption::Recompute]
+            .map(|way| [(way, Pipelining::Off), (way, Pipelining::On)]);
+        for (preemption, pipelining) in ways.into_iter().flatten() {
+            let config = EngineConfig { preemption, pipelining, ..config };
             let schedule = Schedule { cross_attention, config, moves: moves.clone() };
             check(&schedule);
             let stats = play(&schedule).0.engine.stats();

@@ -6,11 +6,11 @@ use triptych_core::clock::SystemClock;
 use triptych_core::sampling::FinishReason;
 use triptych_cuda_standin::Standin;
 use triptych_engine::{
-    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, PrefixCache, SequenceRequest,
-    Stats,
+    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, Pipelining, PrefixCache,
+    SequenceRequest, Stats,
 };
 use triptych_models::compute::{Compute, ComputeConfig, Device};
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecodeGraphConfig, DecoderInfo};
 
 /// One thread of our own kernels.
 pub fn cpu() -> Compute {
@@ -39,6 +39,11 @@ pub fn roomy() -> EngineConfig {
         prefix_cache: PrefixCache::Off,
         ..EngineConfig::default()
     }
+}
+
+/// The same with each step planned while the one before it computes, as PD workers run on a device.
+pub fn ahead() -> EngineConfig {
+    EngineConfig { pipelining: Pipelining::On, ..roomy() }
 }
 
 /// Output of one completion.
@@ -73,7 +78,9 @@ impl<'a> Bench<'a> {
     }
 
     pub fn on(compute: &Compute, case: &'a Case, config: EngineConfig) -> Self {
-        let decoder = compute.load_decoder(&case.model).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let mut decoder = compute.load_decoder(&case.model).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        // On CUDA alone.
+        decoder.use_graphs(&DecodeGraphConfig::default());
         let info = decoder.info();
         let engine = Engine::new(decoder, case.model.tokenizer().clone(), config).expect("an engine");
         Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }

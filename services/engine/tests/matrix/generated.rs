@@ -1,6 +1,6 @@
 //! Greedy completions: alone, together, in small pieces, drafted; and what is reported with them.
 
-use crate::bench::{Bench, cuda, reference, roomy};
+use crate::bench::{Bench, ahead, cuda, reference, roomy};
 use crate::case::cases;
 use triptych_core::sampling::SamplingParams;
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
@@ -40,7 +40,7 @@ fn greedy_completions_of_the_reference_back_end_are_the_references() {
 #[test]
 fn greedy_completions_on_cuda_are_the_references() {
     for case in cases().iter().step_by(6) {
-        let mut bench = Bench::on(&cuda(), case, roomy());
+        let mut bench = Bench::on(&cuda(), case, ahead());
         // Each arrives in the middle of the others, so that prompts and decoding share steps.
         for (id, request) in case.numbered() {
             bench.add(case.arrival(request, id, request.greedy()));

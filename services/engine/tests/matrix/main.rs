@@ -8,6 +8,7 @@
 mod bench;
 mod case;
 mod narrow;
+mod pipelined;
 mod preempted;
 mod projected;
 mod sampled;

@@ -1,6 +1,6 @@
 //! Sampling: the distribution is the reference's, and a seed gives the same completions alone and in any batch.
 
-use crate::bench::{Bench, Seen, cuda, roomy};
+use crate::bench::{Bench, Seen, ahead, cuda, roomy};
 use crate::case::{Case, Request, cases};
 use triptych_core::sampling::SamplingParams;
 use triptych_engine::{EngineConfig, PrefixCache};
@@ -159,7 +159,7 @@ fn completions_on_cuda_are_those_of_the_cpu() {
             };
             bench.seen.iter().map(told).collect::<Vec<_>>()
         };
-        let (on_cuda, on_cpu) = (run(Bench::on(&cuda(), case, roomy())), run(Bench::new(case, roomy())));
+        let (on_cuda, on_cpu) = (run(Bench::on(&cuda(), case, ahead())), run(Bench::new(case, roomy())));
         for ((id, tokens, logprobs), (_, expect, expect_logprobs)) in on_cuda.iter().zip(&on_cpu) {
             assert_eq!(tokens, expect, "{} completion {id}", case.name);
             assert_eq!(logprobs.len(), expect_logprobs.len(), "{} completion {id}", case.name);

@@ -2,28 +2,37 @@
 
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
-use super::{AlignInput, Decoder, DecoderInfo, EmbedRows, StepInput, no_align};
+use super::{
+    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_step,
+};
 use crate::error::ModelError;
 use crate::layers::{
     CachedRows, CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use triptych_core::EncodedRows;
+use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::ops::{
-    Activation, Choices, ChooseBatch, KvLayer, KvLayout, KvSlots, Mask, ScoreBias, StageBuilder,
+    Activation, CarriedToken, Choices, ChooseBatch, Indices, KvLayer, KvLayout, KvSlots, Mask,
+    PendingChoices, ScoreBias, StageBuilder, Submitted,
 };
 use triptych_kernels::{Backend, KernelError};
 
 mod align_pass;
+mod graphs;
+mod padded;
 mod staged_step;
 
 mod align;
+mod replay;
 mod staged;
 
 use align_pass::AlignPass;
-use staged_step::StagedStep;
+use graphs::DecodeGraphs;
+use staged_step::{StagedStep, StepArrays};
 
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {
@@ -38,6 +47,10 @@ pub struct TransformerDecoder<B: Backend> {
     cross_kv: B::KvCache,
     host_kv: B::HostKvCache,
     align_pass: Option<AlignPass<B>>,
+    graphs: DecodeGraphs<B>,
+    /// Steps under way by their numbers, in order.
+    pending: VecDeque<(u64, B::Pending)>,
+    n_submitted: u64,
 }
 
 struct DecoderLayer<B: Backend> {
@@ -81,29 +94,99 @@ impl<B: Backend> TransformerDecoder<B> {
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
             host_kv: backend.host_kv_cache(self_layout(spec, 0))?,
             align_pass: None,
+            graphs: DecodeGraphs::default(),
+            pending: VecDeque::new(),
+            n_submitted: 0,
             spec: spec.clone(),
             backend: backend.clone(),
         })
     }
 
     /// Token embeddings, encoder rows in the place of some: `[n_tokens, hidden]`.
-    fn embed(&self, staged: &StagedStep<B::Step>, embeds: &[EmbedRows<'_>]) -> Result<B::Tensor, ModelError> {
-        let mut x = self.backend.embed(&staged.step, &self.tokens, staged.ids)?;
-        if let Some(rows) = staged.embeds {
+    fn embed(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        arrays: StepArrays,
+        embeds: &[EmbedRows<'_>],
+    ) -> Result<B::Tensor, ModelError> {
+        let mut x = backend.embed(step, &self.tokens, arrays.ids)?;
+        if let Some(rows) = arrays.embeds {
             let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
-            let values = self.backend.upload_rows(&stored)?;
-            self.backend.scatter_rows(&staged.step, &mut x, rows, &values)?;
+            let values = backend.upload_rows(&stored)?;
+            backend.scatter_rows(step, &mut x, rows, &values)?;
         }
         Ok(x)
     }
 
-    /// Logits of chosen rows of the last layer's output `x: [n_tokens, hidden]`: `[logit_rows, vocab]`.
-    fn logits(&self, staged: &StagedStep<B::Step>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let mut x = self.backend.gather_rows(&staged.step, x, staged.logit_rows)?;
+    /// Output of the last layer, `[n_tokens, hidden]`.
+    fn layers(
+        &mut self,
+        backend: &B,
+        step: &B::Step,
+        arrays: StepArrays,
+        embeds: &[EmbedRows<'_>],
+    ) -> Result<B::Tensor, ModelError> {
+        let mut x = self.embed(backend, step, arrays, embeds)?;
+        x = self.input_layer.forward(backend, step, x, arrays.positions)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
+            let bias = self.input_layer.score_bias(i);
+            let rows = StepContext { step, arrays, cross: arrays.cross, bias };
+            x = match layer.attention {
+                None => arrays.cross.run(backend, step, x, |x, cross| {
+                    layer.forward(backend, x, caches, StepContext { cross, ..rows })
+                })?,
+                Some(_) => layer.forward(backend, &x, caches, rows)?,
+            };
+        }
+        Ok(x)
+    }
+
+    /// Logits of rows of the last layer's output `x: [n_tokens, hidden]`: `[rows, vocab]`.
+    fn logits(&self, step: &B::Step, rows: Indices, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let mut x = self.backend.gather_rows(step, x, rows)?;
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
         }
         Ok(self.backend.linear(&x, &self.head, Activation::None, None)?)
+    }
+
+    /// The layers of a step, and its logits `[logit_rows, vocab]`; `None` if nobody asks for them.
+    fn run(
+        &mut self,
+        step: &StepInput<'_>,
+        carried: &[CarriedToken],
+    ) -> Result<Option<B::Tensor>, ModelError> {
+        self.check(step)?;
+        let asks = !step.logit_rows.is_empty() || *step.choose != ChooseBatch::default();
+        if let Some(x) = self.replay(step, carried)? {
+            let mut builder = StageBuilder::new();
+            let rows = builder.indices(step.logit_rows)?;
+            let staged = self.backend.stage(builder)?;
+            return asks.then(|| self.logits(&staged, rows, &x)).transpose();
+        }
+        let StagedStep { step: staged, arrays, logit_rows } = self.stage(step)?;
+        self.carry(&staged, arrays.ids, carried)?;
+        let backend = self.backend.clone();
+        let x = match self.layers(&backend, &staged, arrays, step.embeds) {
+            Err(ModelError::Kernel(error @ KernelError::OutOfMemory { .. })) if self.graphs.make_room() => {
+                tracing::warn!(%error, "decode graphs are dropped to make room; this decoder runs without");
+                // What was written to the caches is written again.
+                self.layers(&backend, &staged, arrays, step.embeds)?
+            }
+            other => other?,
+        };
+        asks.then(|| self.logits(&staged, logit_rows, &x)).transpose()
+    }
+
+    /// Replaces ids of a staged step by tokens that the step before chooses.
+    fn carry(&self, step: &B::Step, ids: Indices, carried: &[CarriedToken]) -> Result<(), KernelError> {
+        match (carried, self.pending.back()) {
+            ([], _) => Ok(()),
+            (_, Some((_, before))) => before.carry_tokens(step, ids, carried),
+            (_, None) => Err(no_step("submit")),
+        }
     }
 }
 
@@ -129,10 +212,12 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
-        // Old caches go first, so that memory need not hold both generations at once.
+        // Old caches go first, so that memory need not hold both generations at once, and with them what addresses them.
+        self.graphs.start(self_blocks);
         self.self_kv = self.backend.kv_cache(self_layout(&self.spec, 0))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, 0))?;
-        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, self_blocks))?;
+        self.self_kv =
+            self.backend.kv_cache(self_layout(&self.spec, self_blocks + self.graphs.n_spare_blocks()))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, cross_blocks))?;
         Ok(())
     }
@@ -167,24 +252,49 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
-        let staged = &self.stage(step)?;
-        let mut x = self.embed(staged, step.embeds)?;
-        x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
-            let rows = StepContext { staged, cross: staged.cross, bias: self.input_layer.score_bias(i) };
-            x = match layer.attention {
-                None => staged.cross.run(&self.backend, &staged.step, x, |x, cross| {
-                    layer.forward(&self.backend, x, caches, StepContext { cross, ..rows })
-                })?,
-                Some(_) => layer.forward(&self.backend, &x, caches, rows)?,
-            };
+        match self.run(step, &[])? {
+            Some(logits) => Ok(self.backend.choose(logits, step.choose)?),
+            None => Ok(Choices::default()),
         }
-        if step.logit_rows.is_empty() && *step.choose == ChooseBatch::default() {
-            return Ok(Choices::default());
+    }
+
+    fn submit(&mut self, step: &StepInput<'_>, carried: &[CarriedToken]) -> Result<Pending, ModelError> {
+        let logits = match self.run(step, carried)? {
+            Some(logits) => logits,
+            None => self.backend.zeros(0, self.spec.vocab)?,
+        };
+        Ok(match self.backend.submit_choices(logits, step.choose)? {
+            Submitted::Done(choices) => Pending::Done(choices),
+            Submitted::UnderWay(pending) => {
+                self.n_submitted += 1;
+                self.pending.push_back((self.n_submitted, pending));
+                Pending::UnderWay(self.n_submitted)
+            }
+        })
+    }
+
+    fn wait(&mut self, pending: Pending) -> Result<Choices, ModelError> {
+        let number = match pending {
+            Pending::Done(choices) => return Ok(choices),
+            Pending::UnderWay(number) => number,
+        };
+        while let Some((found, pending)) = self.pending.pop_front() {
+            if found == number {
+                return Ok(pending.wait()?);
+            }
         }
-        let logits = self.logits(staged, &x)?;
-        Ok(self.backend.choose(logits, step.choose)?)
+        Err(no_step("wait").into())
+    }
+
+    fn use_graphs(&mut self, config: &DecodeGraphConfig) {
+        // Rows that skip layers are others in each step.
+        if self.backend.captures() && !self.is_cross_optional() {
+            self.graphs = DecodeGraphs::new(*config);
+        }
+    }
+
+    fn graph_stats(&self) -> GraphStats {
+        self.graphs.stats()
     }
 
     fn begin_align(&mut self, input: &AlignInput<'_>) -> Result<(), ModelError> {
@@ -226,7 +336,8 @@ struct LayerCaches<'a, C> {
 
 /// Inputs of a layer beside its rows.
 struct StepContext<'a, B: Backend> {
-    staged: &'a StagedStep<B::Step>,
+    step: &'a B::Step,
+    arrays: StepArrays,
     // Of the rows that the layer is given.
     cross: CrossRows,
     bias: ScoreBias<'a, B::Bias, B::Tensor>,
@@ -274,16 +385,15 @@ impl<B: Backend> DecoderLayer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache>,
-        StepContext { staged, cross, bias }: StepContext<'_, B>,
+        StepContext { step, arrays, cross, bias }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let LayerCaches { own, cross: cross_cache } = caches;
-        let step = &staged.step;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let (layer, seqs) = (*layer, staged.own);
-                let to = KvSlots { cache: &mut *own, layer, slots: staged.slots };
-                let rows = CachedRows { to, rotation: staged.positions.rotation };
+                let (layer, seqs) = (*layer, arrays.own);
+                let to = KvSlots { cache: &mut *own, layer, slots: arrays.slots };
+                let rows = CachedRows { to, rotation: arrays.positions.rotation };
                 let q = attention.write_keys_values(backend, step, input, rows)?;
                 let kv = KvLayer { cache: &*own, layer, seqs, mask: Mask::Causal, bias };
                 let context = backend.paged_attention(step, &q, kv, attention.shape())?;

@@ -9,6 +9,7 @@ use super::units::EncodeUnit;
 use crate::error::ModelError;
 pub(super) use packs::UnitSize;
 use packs::packs;
+use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{CapturedForward, ForwardInputs};
 
@@ -28,29 +29,14 @@ pub struct EncoderGraphConfig {
     pub budgets: Vec<usize>,
     /// Items of a forward, at most; no more than the tokens of the smallest budget. Default 16.
     pub max_items: usize,
+    /// Device memory of an encoder's graphs in bytes. Once it is taken, no more are captured. Default 4 GiB.
+    pub max_bytes: usize,
 }
 
 impl Default for EncoderGraphConfig {
     fn default() -> Self {
-        Self { budgets: Vec::new(), max_items: 16 }
+        Self { budgets: Vec::new(), max_items: 16, max_bytes: 4 << 30 }
     }
-}
-
-/// Forwards of an encoder with graphs, and what its graphs keep. Zeros without graphs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GraphStats {
-    /// Replays of graphs.
-    pub replays: u64,
-    /// Forwards without a graph.
-    pub eager: u64,
-    /// Output tokens of replays, padding included.
-    pub tokens: u64,
-    /// Those of them that are padding.
-    pub padding_tokens: u64,
-    /// Graphs that are there.
-    pub graphs: usize,
-    /// Bytes of device memory that they keep.
-    pub n_bytes: usize,
 }
 
 /// Units that a captured forward takes.
@@ -104,6 +90,7 @@ pub(super) struct EncoderGraphs {
     // Ascending by tokens; those of grids in the order in which they came.
     slots: Vec<Slot>,
     max_tokens: usize,
+    max_bytes: usize,
     stats: GraphStats,
 }
 
@@ -142,7 +129,13 @@ impl EncoderGraphs {
                 slots.push(Slot { shape, state: SlotState::Empty });
             }
         }
-        Self { units: Some(units), slots, max_tokens, stats: GraphStats::default() }
+        Self {
+            units: Some(units),
+            slots,
+            max_tokens,
+            max_bytes: config.max_bytes,
+            stats: GraphStats::default(),
+        }
     }
 
     /// Forwards so far, and memory.
@@ -248,8 +241,11 @@ impl EncoderGraphs {
             }
             None => return None,
         };
-        let has_failed = matches!(self.slots.get(index)?.state, SlotState::Failed);
-        (!has_failed).then_some(index)
+        match self.slots.get(index)?.state {
+            SlotState::Captured(_) => Some(index),
+            SlotState::Empty => (self.stats().n_bytes < self.max_bytes).then_some(index),
+            SlotState::Failed => None,
+        }
     }
 
     /// Output values of a slot's graph, captured if it is not there; `None` if it cannot be used.
@@ -378,7 +374,8 @@ mod tests {
     #[test]
     fn a_graph_has_no_more_items_than_the_smallest_has_tokens() {
         let shapes = |budgets: &[usize], max_items, units| -> Vec<(usize, usize)> {
-            let config = EncoderGraphConfig { budgets: budgets.to_vec(), max_items };
+            let config =
+                EncoderGraphConfig { budgets: budgets.to_vec(), max_items, ..EncoderGraphConfig::default() };
             let graphs = EncoderGraphs::new(&config, units, 8192);
             graphs.slots.iter().map(|slot| (slot.shape.n_tokens, slot.shape.max_units)).collect()
         };

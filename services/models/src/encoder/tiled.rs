@@ -9,8 +9,7 @@ mod layer;
 mod rows;
 
 use super::graphs::{
-    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphStats, GraphUnits, UnitSize, append,
-    by_item,
+    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
 use super::units::{EncodeUnit, units};
 use super::{Encoder, shares};
@@ -22,6 +21,7 @@ use crate::weights::Weights;
 use layer::{StagedTileSequences, TileSequences, TiledLayer};
 use rows::{StagedTileRows, TileRows, TiledImage};
 use triptych_core::DType;
+use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, CapturedForward, ForwardInputs, StageBuilder, WeightView};
 

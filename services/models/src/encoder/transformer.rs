@@ -1,8 +1,7 @@
 //! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
 use super::graphs::{
-    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphStats, GraphUnits, UnitSize, append,
-    by_item,
+    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::position_bias;
@@ -17,6 +16,7 @@ use crate::preprocess::EncoderInput;
 use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
+use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{
     Activation, CapturedForward, ForwardInputs, Mask, ScoreBias, StageBuilder, Varlen,

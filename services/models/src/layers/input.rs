@@ -115,6 +115,15 @@ impl<B: Backend> InputLayer<B> {
         Ok(staged)
     }
 
+    /// Words of each array that [`Self::stage`] adds for so many rows.
+    pub fn rooms(&self, n_rows: usize) -> Vec<usize> {
+        match &self.encoding {
+            PositionEncoding::Table { .. } => vec![n_rows],
+            PositionEncoding::Rotary(rotary) => vec![n_rows * rotary.n_pairs(); 2],
+            PositionEncoding::Absent | PositionEncoding::Relative(_) => Vec::new(),
+        }
+    }
+
     /// Input of the first layer, `[n_tokens, hidden]`, from rows `x: [n_tokens, hidden]` at staged positions.
     ///
     /// # Errors

@@ -35,6 +35,11 @@ impl Rotary {
         Self { pairs: (0..half).map(pair).collect(), shape }
     }
 
+    /// Pairs of a head that are rotated.
+    pub fn n_pairs(&self) -> usize {
+        self.pairs.len()
+    }
+
     /// Adds the angles of tokens at `positions: [n_tokens]`, each (temporal, height, width), to a step.
     ///
     /// # Errors

@@ -98,6 +98,7 @@ impl Backend for FootprintBackend {
     type KvCache = ();
     type HostKvCache = ();
     type Step = ();
+    type Pending = std::convert::Infallible;
 
     fn name(&self) -> &'static str {
         "footprint"

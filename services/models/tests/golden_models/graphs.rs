@@ -8,11 +8,12 @@ use crate::case::{Case, cpu, cuda};
 use crate::pipeline::wav;
 use image::{DynamicImage, ImageFormat, RgbImage};
 use std::io::Cursor;
+use triptych_core::graph_stats::GraphStats;
 use triptych_core::limits::Limits;
 use triptych_core::{ItemOptions, Modality};
 use triptych_cuda_standin::Standin;
 use triptych_kernels::{Backend, Precision};
-use triptych_models::encoder::{Encoder, EncoderGraphConfig, GraphStats};
+use triptych_models::encoder::{Encoder, EncoderGraphConfig};
 use triptych_models::preprocess::EncoderInput;
 
 /// A model of every kind of encoder that is captured.
@@ -104,7 +105,8 @@ fn replays_are_eager(precision: Precision, cases: &[(&str, Modality)]) {
         let mut eager = encoder(&case, modality, &backend);
         let mut graphed = encoder(&case, modality, &backend);
         let items = inputs(&case, modality, 1);
-        let config = EncoderGraphConfig { budgets: budgets(&items), max_items: 3 };
+        let config =
+            EncoderGraphConfig { budgets: budgets(&items), max_items: 3, ..EncoderGraphConfig::default() };
         graphed.use_graphs(&config);
         let mut seed = 0x5eed;
         for round in 0..4 {
@@ -168,7 +170,11 @@ fn batches_between_budgets_are_padded_and_others_run_without_a_graph() {
     let items = inputs(&case, Modality::Image, 3);
     let size = |i: usize| items[i].n_tokens as usize;
     let budget = size(0) + size(1);
-    encoder.use_graphs(&EncoderGraphConfig { budgets: vec![budget], max_items: 2 });
+    encoder.use_graphs(&EncoderGraphConfig {
+        budgets: vec![budget],
+        max_items: 2,
+        ..EncoderGraphConfig::default()
+    });
     encoder.encode(&[&items[0], &items[1]]).expect("a batch that fills the budget");
     let full = encoder.graph_stats();
     assert_eq!((full.replays, full.eager, full.padding_tokens, full.graphs), (1, 0, 0, 1));
@@ -188,7 +194,7 @@ fn batches_between_budgets_are_padded_and_others_run_without_a_graph() {
 fn a_capture_that_fails_leaves_its_batches_to_eager_forwards() {
     let case = Case::open("qwen2_vl_odd_heads");
     let items = inputs(&case, Modality::Image, 3);
-    let config = EncoderGraphConfig { budgets: vec![64], max_items: 4 };
+    let config = EncoderGraphConfig { budgets: vec![64], max_items: 4, ..EncoderGraphConfig::default() };
     for (entry, nth) in [
         ("cuStreamBeginCapture_v2", 1),
         ("cuGraphInstantiateWithFlags", 1),
@@ -219,7 +225,11 @@ fn graphs_make_room_for_a_forward_that_finds_none() {
     let backend = cuda(Precision::F32);
     let mut plain = encoder(&case, Modality::Image, &cuda(Precision::F32));
     let mut graphed = encoder(&case, Modality::Image, &backend);
-    graphed.use_graphs(&EncoderGraphConfig { budgets: vec![items[0].n_tokens as usize], max_items: 4 });
+    graphed.use_graphs(&EncoderGraphConfig {
+        budgets: vec![items[0].n_tokens as usize],
+        max_items: 4,
+        ..EncoderGraphConfig::default()
+    });
     let mut check = |item: &EncoderInput, graphs: usize| {
         let expected = plain.encode(&[item]).expect("an image");
         assert_eq!(bits(&graphed.encode(&[item]).expect("an image")), bits(&expected));
@@ -251,4 +261,19 @@ fn encoders_that_cannot_be_captured_run_without_graphs() {
     on_cpu.use_graphs(&config);
     assert_eq!(bits(&on_cpu.encode(&batch).expect("a batch")), bits(&expected));
     assert_eq!(on_cpu.graph_stats(), GraphStats::default());
+}
+
+#[test]
+fn forwards_run_without_a_graph_once_the_memory_of_graphs_is_taken() {
+    let case = Case::open("qwen2_vl_odd_heads");
+    let mut encoder = encoder(&case, Modality::Image, &cuda(Precision::F32));
+    let items = inputs(&case, Modality::Image, 3);
+    let [small, large] = [0, 5].map(|i| items[i].n_tokens as usize);
+    encoder.use_graphs(&EncoderGraphConfig { budgets: vec![small, large], max_items: 1, max_bytes: 1 });
+    for item in [&items[0], &items[5], &items[0]] {
+        encoder.encode(&[item]).expect("an image");
+    }
+    let stats = encoder.graph_stats();
+    // The first was captured when nothing was taken.
+    assert_eq!((stats.replays, stats.eager, stats.graphs), (2, 1, 1), "{stats:?}");
 }

@@ -177,7 +177,8 @@ impl World<'_> {
         let (now, instant) = (self.queue.now(), self.now());
         let Some(pd) = &mut self.workers[w].pd else { return };
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
-        pd.scheduler.commit(&plan, Duration::from_nanos(now - began));
+        pd.scheduler.commit(&plan);
+        pd.scheduler.observe(&plan, Duration::from_nanos(now - began));
         let mut n_tokens = 0;
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_logits() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };

@@ -22,6 +22,9 @@ pub struct EncoderGraphArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_GRAPH_MAX_ITEMS", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub encoder_graph_max_items: u32,
+    /// MiB of GPU memory for the captured forwards of an encoder. What finds no memory is encoded without a graph
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_ENCODER_GRAPH_MIB", default_value_t = 4096)]
+    pub encoder_graph_mib: u32,
 }
 
 impl EncoderGraphArgs {
@@ -31,13 +34,18 @@ impl EncoderGraphArgs {
         (!self.no_encoder_graphs).then(|| EncoderGraphConfig {
             budgets: self.encoder_graph_budgets.iter().copied().map(size).collect(),
             max_items: size(self.encoder_graph_max_items),
+            max_bytes: size(self.encoder_graph_mib).saturating_mul(1 << 20),
         })
     }
 
     /// The flags, for a child.
     pub fn to_flags(&self) -> Vec<OsString> {
-        let mut flags: Vec<OsString> =
-            vec!["--encoder-graph-max-items".into(), self.encoder_graph_max_items.to_string().into()];
+        let mut flags: Vec<OsString> = vec![
+            "--encoder-graph-max-items".into(),
+            self.encoder_graph_max_items.to_string().into(),
+            "--encoder-graph-mib".into(),
+            self.encoder_graph_mib.to_string().into(),
+        ];
         if self.no_encoder_graphs {
             flags.push("--no-encoder-graphs".into());
         }
@@ -69,8 +77,9 @@ mod tests {
         };
         check("x", Some(EncoderGraphConfig::default()));
         check("x --no-encoder-graphs", None);
-        let given = EncoderGraphConfig { budgets: vec![64, 256], max_items: 4 };
-        check("x --encoder-graph-budgets 64,256 --encoder-graph-max-items 4", Some(given));
+        let given = EncoderGraphConfig { budgets: vec![64, 256], max_items: 4, max_bytes: 100 << 20 };
+        let line = "x --encoder-graph-budgets 64,256 --encoder-graph-max-items 4 --encoder-graph-mib 100";
+        check(line, Some(given));
         assert!(Flags::try_parse_from(["x", "--encoder-graph-budgets", "0"]).is_err());
     }
 }

@@ -125,6 +125,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_DRAFT_TOKENS", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub draft_tokens: u32,
+    /// MiB of GPU memory for decode steps that are captured as CUDA graphs, one for each power of two of sequences and bucket of
+    /// context lengths, at their first use. What finds no memory runs without a graph. 0: no graphs
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_DECODE_GRAPH_MIB", default_value_t = 512)]
+    pub decode_graph_mib: u32,
 }
 
 impl EngineArgs {
@@ -138,6 +142,7 @@ impl EngineArgs {
             decode_share: self.decode_share,
             max_sequences: size(self.max_sequences),
             draft_tokens: size(self.draft_tokens),
+            graph_bytes: mib(self.decode_graph_mib),
             ..EngineSettings::default()
         }
     }

@@ -1,6 +1,6 @@
 //! A step's input as the layers read it: every array on the back end, once.
 
-use super::staged_step::StagedStep;
+use super::staged_step::{StagedStep, StepArrays, StepBounds};
 use super::{EmbedRows, StepInput, TransformerDecoder};
 use crate::decoder::cross_rows::CrossRows;
 use crate::error::ModelError;
@@ -9,27 +9,43 @@ use triptych_kernels::ops::StageBuilder;
 use triptych_kernels::{Backend, KernelError};
 
 impl<B: Backend> TransformerDecoder<B> {
-    /// Checks a step and takes its arrays to the back end.
+    /// Takes the arrays of a checked step to the back end.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a step whose parts do not fit each other.
     pub(super) fn stage(&self, input: &StepInput<'_>) -> Result<StagedStep<B::Step>, ModelError> {
-        self.check(input)?;
         let mut builder = StageBuilder::new();
+        let arrays = self.add(&mut builder, input, None)?;
+        let logit_rows = builder.indices(input.logit_rows)?;
+        Ok(StagedStep { step: self.backend.stage(builder)?, arrays, logit_rows })
+    }
+
+    /// Adds the arrays that the layers of a checked step read; within bounds for a forward that is captured.
+    pub(super) fn add(
+        &self,
+        builder: &mut StageBuilder,
+        input: &StepInput<'_>,
+        bounds: Option<StepBounds>,
+    ) -> Result<StepArrays, ModelError> {
         let ids = builder.indices(input.token_ids)?;
         let embed_rows = embed_rows(input.embeds);
         let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
         let rows = input.positions.iter().map(|[t, ..]| *t);
-        let positions = self.input_layer.stage(&mut builder, rows, input.positions)?;
+        let positions = self.input_layer.stage(builder, rows, input.positions)?;
         let slots = builder.indices(input.slot_mapping)?;
-        let own = builder.paged(input.self_kv)?;
-        let cross = CrossRows::stage(&mut builder, input, self.is_cross_optional())?;
-        let logit_rows = builder.indices(input.logit_rows)?;
-        let step = self.backend.stage(builder)?;
-        Ok(StagedStep { step, ids, embeds, positions, slots, own, cross, logit_rows })
+        let own = match bounds {
+            Some(bounds) => builder.bounded_paged(input.self_kv, bounds.own)?,
+            None => builder.paged(input.self_kv)?,
+        };
+        let cross = match (bounds, input.cross_kv) {
+            (Some(bounds), Some(kv)) => CrossRows::All(builder.bounded_paged(kv, bounds.cross)?),
+            _ => CrossRows::stage(builder, input, self.is_cross_optional())?,
+        };
+        Ok(StepArrays { ids, embeds, positions, slots, own, cross })
     }
 
-    fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {
+    /// An error for a step whose parts do not fit each other.
+    pub(super) fn check(&self, step: &StepInput<'_>) -> Result<(), KernelError> {
         let n_tokens = step.token_ids.len();
         let shape = |what, expected: usize, actual: usize| match expected == actual {
             true => Ok(()),

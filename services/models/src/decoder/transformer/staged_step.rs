@@ -2,12 +2,11 @@
 
 use crate::decoder::cross_rows::CrossRows;
 use crate::layers::StagedPositions;
-use triptych_kernels::ops::{Indices, PagedSequences};
+use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences};
 
-/// A step on a back end.
-pub(crate) struct StagedStep<S> {
-    /// The arrays that the handles are of.
-    pub step: S,
+/// Handles of the arrays that the layers of a step read.
+#[derive(Clone, Copy)]
+pub(crate) struct StepArrays {
     /// Token of each row.
     pub ids: Indices,
     /// Rows that are encoder rows, in their order; `None` of none.
@@ -20,6 +19,23 @@ pub(crate) struct StagedStep<S> {
     pub own: PagedSequences,
     /// Rows that cross-attend.
     pub cross: CrossRows,
+}
+
+/// Queries and keys of the sequences of a step, at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepBounds {
+    /// Self-attention.
+    pub own: PagedBounds,
+    /// Cross-attention.
+    pub cross: PagedBounds,
+}
+
+/// A step on a back end.
+pub(crate) struct StagedStep<S> {
+    /// The arrays that the handles are of.
+    pub step: S,
+    /// Those of the layers.
+    pub arrays: StepArrays,
     /// Rows to compute logits of.
     pub logit_rows: Indices,
 }

@@ -1,0 +1,77 @@
+//! A step of decoding with rows of padding behind its own.
+
+use crate::decoder::StepInput;
+use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::ops::PagedBatch;
+
+/// The arrays of a padded step.
+pub(super) struct PaddedStep {
+    token_ids: Vec<u32>,
+    positions: Vec<[u32; 3]>,
+    slot_mapping: Vec<u32>,
+    own: PaddedTables,
+    cross: Option<PaddedTables>,
+}
+
+/// Block tables, in the layout of [`PagedBatch`].
+struct PaddedTables {
+    query_start_loc: Vec<u32>,
+    table_start_loc: Vec<u32>,
+    seq_lens: Vec<u32>,
+}
+
+impl PaddedStep {
+    /// A step of one row for each sequence, padded to `n_seqs` of them. Rows of padding have slots of their own from block
+    /// `spare_block` on.
+    pub fn new(step: &StepInput<'_>, n_seqs: usize, spare_block: usize) -> Self {
+        let n = step.token_ids.len();
+        let padding = n..n_seqs.max(n);
+        let first = spare_block * KV_BLOCK_TOKENS;
+        let slots = padding.clone().map(|row| u32::try_from(first + row - n).unwrap_or(u32::MAX));
+        Self {
+            token_ids: step.token_ids.iter().copied().chain(padding.clone().map(|_| 0)).collect(),
+            positions: step.positions.iter().copied().chain(padding.clone().map(|_| [0; 3])).collect(),
+            slot_mapping: step.slot_mapping.iter().copied().chain(slots).collect(),
+            own: PaddedTables::new(step.self_kv, padding.len()),
+            cross: step.cross_kv.map(|kv| PaddedTables::new(kv, padding.len())),
+        }
+    }
+
+    /// The padded form of the step that it was made of. It asks for no logits.
+    pub fn input<'a>(&'a self, step: &StepInput<'a>) -> StepInput<'a> {
+        let cross_kv = step.cross_kv.zip(self.cross.as_ref()).map(|(kv, padded)| padded.view(kv));
+        StepInput {
+            token_ids: &self.token_ids,
+            positions: &self.positions,
+            slot_mapping: &self.slot_mapping,
+            self_kv: self.own.view(step.self_kv),
+            cross_kv,
+            cross_from: None,
+            logit_rows: &[],
+            ..*step
+        }
+    }
+}
+
+impl PaddedTables {
+    /// Tables with so many sequences behind their own, of one query and no keys each.
+    fn new(batch: PagedBatch<'_>, n_padding: usize) -> Self {
+        let last = |offsets: &[u32]| offsets.last().copied().unwrap_or(0);
+        let rows = (1..).take(n_padding).map(|i| last(batch.query_start_loc) + i);
+        let blocks = std::iter::repeat_n(last(batch.table_start_loc), n_padding);
+        Self {
+            query_start_loc: batch.query_start_loc.iter().copied().chain(rows).collect(),
+            table_start_loc: batch.table_start_loc.iter().copied().chain(blocks).collect(),
+            seq_lens: batch.seq_lens.iter().copied().chain(std::iter::repeat_n(0, n_padding)).collect(),
+        }
+    }
+
+    fn view<'a>(&'a self, batch: PagedBatch<'a>) -> PagedBatch<'a> {
+        PagedBatch {
+            query_start_loc: &self.query_start_loc,
+            table_start_loc: &self.table_start_loc,
+            block_tables: batch.block_tables,
+            seq_lens: &self.seq_lens,
+        }
+    }
+}
