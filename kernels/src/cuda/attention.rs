@@ -22,7 +22,7 @@ use crate::ops::{
 /// Rows, queries times heads that share a key head, of one block of the decoding kernel.
 const DECODE_ROWS: usize = 16;
 
-/// The widest head that there is a kernel for.
+/// The widest head that tiles have room for. Inside sequences, wider ones have a kernel of their own.
 const MAX_HEAD: usize = 256;
 
 /// Rows of queries, keys and values; strides in elements.
@@ -103,7 +103,6 @@ pub(super) fn block_diagonal(
     seqs: Varlen<'_, CudaBias, CudaTensor>,
 ) -> Result<CudaTensor> {
     let op = "attention";
-    check_head(op, shape.head_dim)?;
     let out_width = shape.n_heads * shape.head_dim;
     let out = CudaTensor::new(op, queue, (rows.n_queries, out_width))?;
     let lens = ragged_lens(op, step, seqs.seqs)?;
@@ -111,10 +110,33 @@ pub(super) fn block_diagonal(
     let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
     let bias = LaunchBias::new(op, queue, step, seqs.bias, scores)?;
     let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
-    let (function, threads, shared_bytes, tile) = tiles(queue, shape.head_dim, false);
-    let grid = [longest.div_ceil(tile), shape.n_heads, lens.len()];
     let heads = heads(shape, seqs.mask);
     let [q_stride, out_stride] = [rows.q_stride, out_width].map(|n| n as u32);
+    if shape.head_dim > MAX_HEAD {
+        if let Some(recording) = queue.recording() {
+            // Scratch has the size of the longest sequence.
+            seqs.seqs.offsets().into_iter().for_each(|offsets| recording.keep(offsets.words().start));
+        }
+        let max_keys = lens.iter().map(|len| len.1).max().unwrap_or(0);
+        let weights = CudaTensor::of(op, queue, Element::F32, (rows.n_queries * shape.n_heads, max_keys))?;
+        let (weights, max_keys) = (weights.address(), max_keys as u32);
+        let arguments: [&dyn Argument; 9] = [
+            &out.address(),
+            &weights,
+            &rows.q,
+            &keys,
+            &heads,
+            &bias.argument,
+            &q_stride,
+            &out_stride,
+            &max_keys,
+        ];
+        let launch = Launch { grid: [longest, shape.n_heads, lens.len()], threads: 256, shared_bytes: 0 };
+        queue.launch(op, queue.kernel(queue.device().kernels.attention_wide), launch, arguments)?;
+        return Ok(out);
+    }
+    let (function, threads, shared_bytes, tile) = tiles(queue, shape.head_dim, false);
+    let grid = [longest.div_ceil(tile), shape.n_heads, lens.len()];
     let arguments: [&dyn Argument; 7] =
         [&out.address(), &rows.q, &keys, &heads, &bias.argument, &q_stride, &out_stride];
     queue.launch(op, function, Launch { grid, threads, shared_bytes }, arguments)?;

@@ -17,10 +17,11 @@ macro_rules! image {
 }
 
 /// One for each source.
-pub static IMAGES: [Image; 12] = [
+pub static IMAGES: [Image; 13] = [
     image!("attention"),
     image!("attention_f32"),
     image!("attention_weights"),
+    image!("attention_wide"),
     image!("choose"),
     image!("conv"),
     image!("decode"),

@@ -18,6 +18,17 @@ pub fn attention_is_the_oracles_over_odd_sizes<B: Backend>(subject: &Subject<B>)
     }
 }
 
+/// Channels that attend to channels are heads as wide as an image has positions.
+pub fn attention_is_the_oracles_over_wide_heads<B: Backend>(subject: &Subject<B>) {
+    for head_dim in [257, 600] {
+        for (n_heads, n_kv_heads) in [(1, 1), (2, 1)] {
+            let shape = shape(n_heads, n_kv_heads, head_dim);
+            Sequences::new(&[(9, 9), (0, 0), (1, 33), (2, 0)], shape, Mask::Full).check(subject);
+            Sequences::new(&[(5, 5), (3, 7)], shape, Mask::Causal).check(subject);
+        }
+    }
+}
+
 pub fn attention_is_the_oracles_over_many_keys<B: Backend>(subject: &Subject<B>) {
     for mask in [Mask::Full, Mask::Causal] {
         Sequences::new(&[(70, 530), (1, 257)], shape(2, 1, 20), mask).check(subject);

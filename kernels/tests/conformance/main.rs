@@ -87,6 +87,7 @@ on_every_backend! {
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
+        attention_is_the_oracles_over_wide_heads,
         queries_without_keys_give_zeros,
         attention_over_one_projection_is_that_over_its_parts,
         what_is_not_a_number_stays_in_its_sequence,
