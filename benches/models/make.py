@@ -1,6 +1,7 @@
 """Writes the model directories of this folder: configurations and tokenizers, no weights.
 
-    python benches/models/make.py
+    python benches/models/make.py                   # those of this folder
+    python benches/models/make.py --large DIR       # Whisper-large-v3 and Qwen2.5-VL-7B, into another folder
 
 Nothing here is taken from a published model but its shapes, which are in each model's config. The tokenizers are made:
 bytes, a few hundred English words, and words of syllables up to the size of the vocabulary, each of them one token, so
@@ -9,6 +10,7 @@ that every id that random weights choose is text. Needs nothing but Python, and 
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -84,20 +86,24 @@ def tokenizer(vocab, specials, plain_specials=()):
 
 
 def write(directory, files):
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True, parents=True)
     for name, content in files.items():
         indent = None if name == "tokenizer.json" else 2
         text = content if isinstance(content, str) else json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
         (directory / name).write_text(text)
 
 
-def qwen2_vl(name, text, vision, vocab, pixels):
-    """A Qwen2-VL: `text` and `vision` are (hidden, layers, heads, feed-forward or ratio), text has KV heads too."""
+def qwen_ids(vocab):
+    """The special tokens at the end of a vocabulary."""
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
              "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",
              "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
-    first = vocab - len(names)
-    ids = {content: first + i for i, content in enumerate(names)}
+    return {content: vocab - len(names) + i for i, content in enumerate(names)}
+
+
+def qwen2_vl(name, text, vision, vocab, pixels):
+    """A Qwen2-VL: `text` and `vision` are (hidden, layers, heads, feed-forward or ratio), text has KV heads too."""
+    ids = qwen_ids(vocab)
     hidden, layers, heads, kv_heads, inner = text
     quarter = hidden // heads // 8
     config = {
@@ -125,6 +131,34 @@ def qwen2_vl(name, text, vision, vocab, pixels):
             "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
         },
     }
+    write_qwen(HERE / name, config, ids, pixels)
+
+
+def qwen2_5_vl_7b(directory):
+    """Qwen/Qwen2.5-VL-7B-Instruct, size by size; special tokens stand at the end of the vocabulary."""
+    vocab = 152064
+    ids = qwen_ids(vocab)
+    write_qwen(directory, {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "torch_dtype": "bfloat16",
+        "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"],
+        "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"], "vision_end_token_id": ids["<|vision_end|>"],
+        "vision_token_id": ids["<|vision_pad|>"], "tie_word_embeddings": False, "hidden_act": "silu",
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "max_position_embeddings": 128000, "max_window_layers": 28, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "sliding_window": 32768, "use_sliding_window": False, "vocab_size": vocab,
+        "vision_config": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+            "hidden_act": "silu", "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+            "temporal_patch_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+            "tokens_per_second": 2,
+        },
+    }, ids, 12845056)
+
+
+def write_qwen(directory, config, ids, pixels):
+    """The directory of a Qwen2-VL or Qwen2.5-VL."""
     size = {"shortest_edge": 3136, "longest_edge": pixels}
     image = {
         "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True,
@@ -132,7 +166,7 @@ def qwen2_vl(name, text, vision, vocab, pixels):
         "min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"], "size": size, "merge_size": 2,
         "patch_size": 14, "temporal_patch_size": 2, "resample": 3, "rescale_factor": 1 / 255,
     }
-    write(HERE / name, {
+    write(directory, {
         "config.json": config,
         "generation_config.json": {
             "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": False,
@@ -144,35 +178,40 @@ def qwen2_vl(name, text, vision, vocab, pixels):
             "processor_class": "Qwen2VLProcessor", "tokenizer_class": "Qwen2Tokenizer",
         },
         "chat_template.jinja": CHAT,
-        "tokenizer.json": tokenizer(words(first), [(i, content) for content, i in ids.items()]),
+        "tokenizer.json": tokenizer(words(min(ids.values())), [(i, content) for content, i in ids.items()]),
     })
 
 
-def whisper_base():
-    """openai/whisper-base, with its vocabulary's size and the places of its special tokens."""
+#: Width, heads, feed-forward, layers of encoder and of decoder, mel bins.
+WHISPER_BASE, WHISPER_LARGE_V3 = (512, 8, 2048, 6, 80), (1280, 20, 5120, 32, 128)
+
+
+def whisper(directory, sizes, further_languages=""):
+    """An openai/whisper-*, with its vocabulary's size and the places of its special tokens."""
+    hidden, heads, inner, layers, n_mels = sizes
     languages = """en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg
     lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg
-    sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su""".split()
+    sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su""".split() + further_languages.split()
     end, start = 50257, 50258
     names = ["<|endoftext|>", "<|startoftranscript|>", *[f"<|{code}|>" for code in languages], "<|translate|>",
              "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
     ids = {content: end + i for i, content in enumerate(names)}
-    times = [(50364 + i, f"<|{i * 0.02:.2f}|>") for i in range(1501)]
+    times = [(end + len(names) + i, f"<|{i * 0.02:.2f}|>") for i in range(1501)]
     vocab = words(end)
-    assert len(vocab) == end and ids["<|notimestamps|>"] == 50363
+    assert len(vocab) == end and ids["<|notimestamps|>"] == times[0][0] - 1
     feature = {
-        "chunk_length": 30, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80,
+        "chunk_length": 30, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": n_mels,
         "hop_length": 160, "n_fft": 400, "n_samples": 480000, "nb_max_frames": 3000, "padding_side": "right",
         "padding_value": 0.0, "return_attention_mask": False, "sampling_rate": 16000,
     }
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
-    write(HERE / "whisper-base", {
+    write(directory, {
         "config.json": special | {
             "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "dtype": "float32",
-            "activation_function": "gelu", "d_model": 512, "encoder_layers": 6, "decoder_layers": 6,
-            "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 2048,
-            "decoder_ffn_dim": 2048, "max_source_positions": 1500, "max_target_positions": 448, "num_mel_bins": 80,
-            "vocab_size": 51865, "scale_embedding": False, "tie_word_embeddings": True, "is_encoder_decoder": True,
+            "activation_function": "gelu", "d_model": hidden, "encoder_layers": layers, "decoder_layers": layers,
+            "encoder_attention_heads": heads, "decoder_attention_heads": heads, "encoder_ffn_dim": inner,
+            "decoder_ffn_dim": inner, "max_source_positions": 1500, "max_target_positions": 448,
+            "num_mel_bins": n_mels, "vocab_size": times[-1][0] + 1, "scale_embedding": False, "tie_word_embeddings": True, "is_encoder_decoder": True,
             "begin_suppress_tokens": [220, end], "suppress_tokens": list(ids.values())[1:],
         },
         "generation_config.json": special | {
@@ -216,9 +255,13 @@ MODELS = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--large"]:
+        whisper(Path(sys.argv[2]) / "whisper-large-v3", WHISPER_LARGE_V3, "yue")
+        qwen2_5_vl_7b(Path(sys.argv[2]) / "qwen2.5-vl-7b")
+        sys.exit()
     for name, shape in MODELS.items():
         qwen2_vl(name, *shape)
-    whisper_base()
+    whisper(HERE / "whisper-base", WHISPER_BASE)
     sides = {"qwen2-vl-263m": 644, "qwen2-vl-tiny": 336}
     for name, (text, vision, vocab) in {"Qwen2-VL-2B": REAL_2B, **{n: m[:3] for n, m in MODELS.items()}}.items():
         encode, prefill, token = costs(text, vision, vocab, sides.get(name, 644), 400)

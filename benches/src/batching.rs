@@ -4,15 +4,17 @@
 //! not a case. Weights are random, which times do not depend on. Results: `benches/results/batching.md`.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result, bail, ensure};
+mod items;
+mod values;
+
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use triptych_core::Extent;
 use triptych_kernels::Precision;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::encoder::Encoder;
-use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::preprocess::EncoderInput;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 use triptych_models::{LoadFormat, Model, ModelSource};
 
@@ -83,7 +85,7 @@ fn cases(args: &Args, spec: &EncoderSpec) -> Result<Vec<BatchCase>> {
     let sizes = if matches!(spec.stem, StemSpec::Mel { .. }) { &args.sizes[..1] } else { &args.sizes };
     let mut cases = Vec::new();
     for &size in sizes {
-        let input = input(spec, size)?;
+        let input = items::random(spec, size)?;
         cases.extend(args.batches.iter().map(|&n| BatchCase {
             size,
             n,
@@ -92,32 +94,6 @@ fn cases(args: &Args, spec: &EncoderSpec) -> Result<Vec<BatchCase>> {
         }));
     }
     Ok(cases)
-}
-
-/// An item whose values are all the same.
-fn input(spec: &EncoderSpec, size: usize) -> Result<EncoderInput> {
-    let merged = spec.merger.as_ref().map_or(1, |merger| merger.side * merger.side);
-    Ok(match &spec.stem {
-        StemSpec::Patches { .. } => {
-            let side = spec.stem.patches_along(size);
-            EncoderInput {
-                extent: Extent::Grid { t: 1, h: side as u32, w: side as u32 },
-                n_tokens: (side * side / merged) as u32,
-                features: Features::Patches(vec![0.1; side * side * spec.stem.patch_values()]),
-            }
-        }
-        StemSpec::Mel { n_mels, n_frames } => EncoderInput {
-            extent: Extent::windows(1, 30_000),
-            n_tokens: (n_frames / 2) as u32,
-            features: Features::Mel(vec![0.1; n_mels * n_frames]),
-        },
-        StemSpec::Tokens { .. } => EncoderInput {
-            extent: Extent::Tokens,
-            n_tokens: size as u32,
-            features: Features::Tokens(vec![7; size]),
-        },
-        other => bail!("no items for {other:?}"),
-    })
 }
 
 fn forward(encoder: &mut dyn Encoder, case: &BatchCase) -> Result<Duration> {

@@ -16,11 +16,12 @@ use triptych_core::sampling::{BeamParams, EarlyStopping, SamplingParams};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Fingerprint, Modality, TenantId};
 use triptych_engine::{
-    Engine, EngineConfig, Event, KvBudget, NextStep, Output, PrefixCache, SequenceId, SequenceRequest,
+    Engine, EngineConfig, Event, KvBudget, NextStep, Output, Pipelining, PrefixCache, SequenceId,
+    SequenceRequest,
 };
 use triptych_models::Model;
 use triptych_models::compute::Compute;
-use triptych_models::decoder::Decoder;
+use triptych_models::decoder::{DecodeGraphConfig, Decoder};
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::prompt::PreparedSequence;
 
@@ -43,6 +44,40 @@ pub struct Generation<'a> {
     pub temperature: f32,
     /// Runs of each, of which the best counts.
     pub repeats: usize,
+    /// Beginning of the time that counts for models that cross-attend; others begin with their first tokens.
+    pub from: Begin,
+    /// Ways of submitting a step.
+    pub modes: Vec<Mode>,
+    /// Called with the rates of decoding so far.
+    pub after_each: &'a dyn Fn(&[Value]),
+}
+
+/// Beginning of the time that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// The arrival of the questions.
+    Arrival,
+    /// The first token of every sequence.
+    FirstToken,
+}
+
+/// Way of submitting work to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Each launch by itself.
+    Eager,
+    /// Captured graphs.
+    Graphs,
+}
+
+impl Mode {
+    /// The name in settings and results.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Eager => "eager",
+            Self::Graphs => "graphs",
+        }
+    }
 }
 
 /// Decoding of a batch.
@@ -104,20 +139,30 @@ impl Generation<'_> {
     /// `{"decode": […], "beams_tokens_per_s": … or null, "prefill": {…} or null}`, rates in tokens per second; of a beam
     /// search those of the answer, if `beams` is more than 1.
     pub fn measure(&self, item: &Item, batches: &[usize], beams: u32) -> Result<Value> {
-        let within = self.questions(item, 1, 0)?.iter().all(|q| q.prepared.cross.is_none());
-        let prefill = if within { Some(self.prefill(item)?) } else { None };
+        let one = self.questions(item, 1, 0)?;
+        let within = one.iter().all(|q| q.prepared.cross.is_none());
+        let most = batches.iter().copied().max().unwrap_or(1);
+        let answers = Answers { batch: most, beams: 1, temperature: self.temperature };
+        let mut bench = Bench::new(self, &self.questions(item, most, 0)?, answers)?;
+        let prefill = if within { Some(self.prefill(&mut bench, &one)?) } else { None };
         let mut decode = Vec::new();
-        for &batch in batches {
-            let answers = Answers { batch, beams: 1, temperature: self.temperature };
-            let mut bench = Bench::new(self, &self.questions(item, batch, 0)?, answers)?;
-            let done = self.fastest(|run| {
-                let questions = self.questions(item, batch, run)?;
-                match within {
-                    true => bench.after_first(&questions, self.new_tokens),
-                    false => bench.whole(&questions, self.new_tokens),
-                }
-            })?;
-            decode.push(json!({"batch": batch, "tokens_per_s": done.tokens_per_s()}));
+        for &mode in &self.modes {
+            if !bench.has(mode) {
+                continue;
+            }
+            for &batch in batches {
+                let done = self.fastest(|run| {
+                    let questions = self.questions(item, batch, run)?;
+                    match within || self.from == Begin::FirstToken {
+                        true => bench.after_first(&questions, self.new_tokens),
+                        false => bench.whole(&questions, self.new_tokens),
+                    }
+                })?;
+                decode.push(
+                    json!({"batch": batch, "mode": mode.as_str(), "tokens_per_s": done.tokens_per_s()}),
+                );
+                (self.after_each)(&decode);
+            }
         }
         let beams = if beams > 1 { Some(self.search(item, beams)?.tokens_per_s()) } else { None };
         let prefill =
@@ -132,13 +177,10 @@ impl Generation<'_> {
         self.fastest(|run| bench.whole(&self.questions(item, 1, run)?, self.new_tokens))
     }
 
-    fn prefill(&self, item: &Item) -> Result<Done> {
-        let question = self.questions(item, 1, 0)?;
-        let answers = Answers { batch: 1, beams: 1, temperature: self.temperature };
-        let mut bench = Bench::new(self, &question, answers)?;
+    fn prefill(&self, bench: &mut Bench, question: &[Question]) -> Result<Done> {
         // The first touches memory.
-        bench.first(&question)?;
-        self.fastest(|_| bench.first(&question))
+        bench.first(question)?;
+        self.fastest(|_| bench.first(question))
     }
 
     /// Of runs that know their number.
@@ -149,15 +191,16 @@ impl Generation<'_> {
 
     /// A batch of run number `run`.
     fn questions(&self, item: &Item, batch: usize, run: usize) -> Result<Vec<Question>> {
-        (0..batch).map(|i| self.question(item, [run, i])).collect()
+        (0..batch).map(|i| self.question(item, [batch, run, i])).collect()
     }
 
     /// The same rows under a key of their own: no two sequences of a batch, and no two runs, share what a rival could
     /// not, the rows' projection for cross-attention above all.
-    fn question(&self, item: &Item, [run, i]: [usize; 2]) -> Result<Question> {
+    fn question(&self, item: &Item, number: [usize; 3]) -> Result<Question> {
         let mut key = [0; 32];
-        key[..8].copy_from_slice(&(i as u64).to_le_bytes());
-        key[8..16].copy_from_slice(&(run as u64).to_le_bytes());
+        for (bytes, number) in key.chunks_exact_mut(8).zip(number) {
+            bytes.copy_from_slice(&(number as u64).to_le_bytes());
+        }
         let encoded = EncodedItem {
             key: ContentKey::from_bytes(key),
             fingerprint: Fingerprint::from_bytes([0; 32]),
@@ -184,15 +227,19 @@ impl Done {
 }
 
 /// Most tokens that a sequence whose prompt is read first has written when the last prompt is read: each step reads a
-/// budget of rows, less those of the sequences that write already.
+/// budget of rows, those of items included, less those of the sequences that write already.
 fn ahead(questions: &[Question]) -> usize {
-    let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len()).sum();
+    let n_rows = |q: &Question| q.prepared.cross.map_or(0, |cross| cross.n_rows as usize);
+    let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len() + n_rows(q)).sum();
     n_prompts.div_ceil(TOKEN_BUDGET.saturating_sub(questions.len()).max(1))
 }
 
-/// An engine with room for one batch.
+/// An engine with room for the largest batch.
 struct Bench {
     engine: Engine,
+    graphs: DecodeGraphConfig,
+    /// True on a device that captures graphs.
+    captures: bool,
     answers: Answers,
     clock: SystemClock,
     next_id: u64,
@@ -203,13 +250,18 @@ struct Bench {
 impl Bench {
     fn new(of: &Generation<'_>, questions: &[Question], answers: Answers) -> Result<Self> {
         let loaded = of.decoder.take();
-        let decoder = loaded.map_or_else(|| of.compute.load_decoder(of.model), Ok)?;
+        let mut decoder = loaded.map_or_else(|| of.compute.load_decoder(of.model), Ok)?;
+        let max_sequences = answers.n_rows().next_power_of_two();
+        let graphs = DecodeGraphConfig { max_sequences, ..DecodeGraphConfig::default() };
+        // The caches have room for their padding; `has` turns them on and off.
+        decoder.use_graphs(Some(graphs));
         let n_written = of.new_tokens as usize + ahead(questions) + 1;
         let blocks = |n_tokens: usize| n_tokens.div_ceil(KV_BLOCK_TOKENS);
         // A beam that is about to part from another has both their last blocks for a moment.
         let beams = if answers.beams > 1 { 2 * answers.beams as usize } else { 1 };
         let own = |q: &Question| beams * blocks(q.prepared.tokens.len() + n_written);
         let cross = |q: &Question| q.prepared.cross.map_or(0, |cross| blocks(cross.n_rows as usize));
+        let captures = matches!(of.compute, Compute::Cuda(_));
         let config = EngineConfig {
             // As much as the batch takes: what a peer, too, holds of it.
             kv: KvBudget::Blocks {
@@ -220,12 +272,30 @@ impl Bench {
             token_budget: TOKEN_BUDGET.max(answers.n_rows()),
             max_sequences: answers.n_rows(),
             max_waiting: answers.batch,
+            // Else decoding alone between prompts puts the first sequences farther ahead than [`ahead`] says.
+            decode_share: if of.from == Begin::FirstToken { 0 } else { EngineConfig::default().decode_share },
+            pipelining: if captures { Pipelining::On } else { Pipelining::Off },
             // Every request is computed whole, as the other side does.
             prefix_cache: PrefixCache::Off,
             ..EngineConfig::default()
         };
-        let engine = Engine::new(decoder, of.model.tokenizer().clone(), config)?;
-        Ok(Self { engine, answers, clock: SystemClock, next_id: 0, written: HashMap::new() })
+        let mut engine = Engine::new(decoder, of.model.tokenizer().clone(), config)?;
+        engine.use_graphs(None);
+        Ok(Self {
+            engine,
+            graphs,
+            captures,
+            answers,
+            clock: SystemClock,
+            next_id: 0,
+            written: HashMap::new(),
+        })
+    }
+
+    /// Steps are submitted in this way from now on; `false` if the device has no such way, and nothing is timed of it.
+    fn has(&mut self, mode: Mode) -> bool {
+        self.engine.use_graphs((mode == Mode::Graphs).then_some(self.graphs));
+        mode == Mode::Eager || self.captures
     }
 
     /// Answers to all at once, from their arrival to their end.
@@ -321,6 +391,10 @@ impl Bench {
     fn abort(&mut self) -> Result<()> {
         for &id in self.written.keys() {
             self.engine.handle(Event::Abort(id), Instant::now());
+        }
+        // A step may be under way.
+        if !self.engine.is_idle() {
+            self.engine.step(&self.clock);
         }
         ensure!(self.engine.is_idle(), "a sequence was not aborted");
         Ok(())

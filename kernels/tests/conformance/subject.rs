@@ -1,5 +1,7 @@
 //! Back ends under test, their tolerances, and the test data.
 
+use std::sync::OnceLock;
+
 use triptych_core::DType;
 use triptych_kernels::ops::{Backend, Indices, StageBuilder, WeightView};
 use triptych_kernels::{
@@ -27,10 +29,13 @@ pub struct Subject<B> {
     pub other_threads: B,
 }
 
-/// The reference.
-pub fn reference() -> Subject<ReferenceBackend> {
+/// The reference; `None` where a device is tested, and nothing else.
+pub fn reference() -> Option<Subject<ReferenceBackend>> {
+    if triptych_cuda_standin::device().is_some() {
+        return None;
+    }
     let backend = ReferenceBackend::new();
-    Subject {
+    Some(Subject {
         name: "reference".to_owned(),
         device: None,
         backend,
@@ -39,11 +44,14 @@ pub fn reference() -> Subject<ReferenceBackend> {
         keeps_pages: true,
         tables: DType::F32,
         other_threads: backend,
-    }
+    })
 }
 
-/// Every instruction set of this machine, in every precision.
+/// Every instruction set of this machine, in every precision; none where a device is tested.
 pub fn cpus() -> Vec<Subject<CpuBackend>> {
+    if triptych_cuda_standin::device().is_some() {
+        return Vec::new();
+    }
     let precisions =
         [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2), (Precision::Int8, 4e-2), (Precision::Int4, 0.15)];
     let each =
@@ -70,8 +78,16 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
     .collect()
 }
 
-/// CUDA on the stand-in for its driver, in every precision.
+/// A back end that keeps the context of a device from test to test: making one takes longer than most of them.
+static KEPT: OnceLock<CudaBackend> = OnceLock::new();
+
+/// CUDA on the stand-in for its driver, or on a device, in every precision.
 pub fn cudas() -> Vec<Subject<CudaBackend>> {
+    if let Some(device) = triptych_cuda_standin::device() {
+        KEPT.get_or_init(|| {
+            CudaBackend::new(CudaConfig { device, ..CudaConfig::default() }).expect("a device")
+        });
+    }
     let precisions = [
         (Precision::F32, 2e-5, 0.0),
         (Precision::Bf16, 3e-2, 3e-2),
@@ -80,7 +96,7 @@ pub fn cudas() -> Vec<Subject<CudaBackend>> {
     ];
     let subject = |(precision, products, activations)| {
         let device = Standin::fast().new_device(precision as u64);
-        let backend = CudaBackend::new(CudaConfig { device, precision }).expect("a device of the stand-in");
+        let backend = CudaBackend::new(CudaConfig { device, precision }).expect("a device");
         let is_f32 = precision == Precision::F32;
         Subject {
             name: format!("cuda {precision:?}"),

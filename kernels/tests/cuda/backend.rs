@@ -148,6 +148,7 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
 
 #[test]
 fn a_device_without_room_says_so_and_can_be_used_further() {
+    Standin::get().needed_to("give a test memory that no other test takes");
     let device = Standin::get().new_device(3);
     let backend = open(device, Precision::F32).expect("a device");
     let before = backend.memory().expect("its memory");

@@ -16,7 +16,7 @@ pub struct Device {
     pub ordinal: usize,
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
-    module: CUmodule,
+    modules: Vec<CUmodule>,
 }
 
 /// Blocks, threads of a block, and bytes of dynamic shared memory of a launch.
@@ -36,10 +36,17 @@ impl Device {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().expect("a stream");
         // The stand-in takes any image of the product for one that has all kernels.
-        let image = IMAGES[0].bytes;
+        let images = if triptych_cuda_standin::device().is_some() { &IMAGES[..] } else { &IMAGES[..1] };
         // SAFETY: an image as the compiler wrote it.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.expect("a module");
-        Self { ordinal, context, stream, module }
+        let load = |bytes: &[u8]| unsafe { result::module::load_data(bytes.as_ptr().cast()) };
+        let modules = images.iter().map(|image| load(image.bytes).expect("a module")).collect();
+        Self { ordinal, context, stream, modules }
+    }
+
+    /// A device of the stand-in, for a test of what only the stand-in does.
+    pub fn of_standin(seed: u64) -> Self {
+        Standin::get().needed_to("do what this is a test of");
+        Self::new(seed)
     }
 
     pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> CudaSlice<T> {
@@ -53,7 +60,14 @@ impl Device {
     /// Memory as the device gives it: NaN, of `n` elements, or one if there are none.
     pub fn poisoned<T: DeviceRepr>(&self, n: usize) -> CudaSlice<T> {
         // SAFETY: every element is one of a kernel's results before it is read, or NaN.
-        unsafe { self.stream.alloc(n.max(1)) }.expect("memory")
+        let slice: CudaSlice<T> = unsafe { self.stream.alloc(n.max(1)) }.expect("memory");
+        if triptych_cuda_standin::device().is_some() {
+            let (address, n_bytes) = (slice.device_ptr(&self.stream).0, slice.num_bytes());
+            // SAFETY: the bytes were allocated above, on the same stream.
+            unsafe { result::memset_d8_async(address, 0xff, n_bytes, self.stream.cu_stream()) }
+                .expect("memory");
+        }
+        slice
     }
 
     /// The first `n` elements.
@@ -70,9 +84,9 @@ impl Device {
     fn function(&self, name: &str, shared_bytes: u32) -> CUfunction {
         self.context.bind_to_thread().expect("a context");
         let c_name = CString::new(name).expect("a name");
-        // SAFETY: the module is loaded until the device is dropped.
-        let function = unsafe { result::module::get_function(self.module, c_name) };
-        let function = function.unwrap_or_else(|error| panic!("kernel {name}: {error}"));
+        // SAFETY: the modules are loaded until the device is dropped.
+        let find = |module: &CUmodule| unsafe { result::module::get_function(*module, c_name.clone()) }.ok();
+        let function = self.modules.iter().find_map(find).unwrap_or_else(|| panic!("no kernel {name}"));
         if shared_bytes > 48 << 10 {
             let most = i32::try_from(shared_bytes).expect("fewer bytes than a block has");
             let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -136,8 +150,10 @@ impl Drop for Device {
     fn drop(&mut self) {
         // A device with an error cannot be tidied.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: nothing uses the module after the device.
-            let _ = unsafe { result::module::unload(self.module) };
+            for &module in &self.modules {
+                // SAFETY: nothing uses the module after the device.
+                let _ = unsafe { result::module::unload(module) };
+            }
         }
     }
 }

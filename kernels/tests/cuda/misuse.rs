@@ -17,7 +17,7 @@ fn faults(
     shape: Shape,
     arguments: impl FnOnce(&Device) -> Vec<Box<dyn Argument>>,
 ) -> (CUresult, String) {
-    let device = Device::new(3);
+    let device = Device::of_standin(3);
     let arguments = arguments(&device);
     let arguments: Vec<&dyn Argument> = arguments.iter().map(AsRef::as_ref).collect();
     device.try_launch(&device.stream, name, shape, &arguments).expect("a launch");
@@ -128,7 +128,7 @@ fn a_copy_is_there_when_it_was_waited_for_and_not_before() {
 
 #[test]
 fn what_is_right_is_let_through() {
-    let device = Device::new(4);
+    let device = Device::of_standin(4);
     let out = device.upload(&[0_u32; 64]);
     device.launch("allowed_atomics", Shape { grid: [3, 1, 1], ..shape(64) }, &[&out]);
     assert_eq!(device.download(&out, 2), [96, 96]);
@@ -145,7 +145,7 @@ fn what_is_right_is_let_through() {
 
 #[test]
 fn memory_that_was_not_written_is_not_a_number() {
-    let device = Device::new(5);
+    let device = Device::of_standin(5);
     let (out, zero, unwritten) =
         (device.poisoned::<f32>(32), device.upload(&[0_f32]), device.poisoned::<f32>(1));
     device.launch("misuse_unwritten", shape(32), &[&out, &zero]);
@@ -156,7 +156,7 @@ fn memory_that_was_not_written_is_not_a_number() {
 /// The host cannot read what is on the device: a process that tries ends with a signal.
 #[test]
 fn the_host_does_not_reach_memory_of_the_device() {
-    let device = Device::new(6);
+    let device = Device::of_standin(6);
     let slice = device.upload(&[1_u32; 64]);
     let address = u64::from_ne_bytes(slice.bytes(&device.stream).try_into().expect("eight bytes"));
     device.stream.synchronize().expect("an upload");
@@ -176,7 +176,7 @@ fn is_readable(address: u64) -> bool {
 
 #[test]
 fn fragments_lie_as_the_ptx_isa_says() {
-    let device = Device::new(7);
+    let device = Device::of_standin(7);
     // A fragment of a lane: rows g and g + 8, columns 2 t and 2 t + 8 onwards, by the figures of the PTX ISA.
     let (a, b): (Vec<f32>, Vec<f32>) = (
         (0..256).map(|i| (i * 7 % 13) as f32 - 6.0).collect(),
@@ -209,7 +209,7 @@ fn fragments_lie_as_the_ptx_isa_says() {
 
 #[test]
 fn fragments_of_bytes_lie_as_the_ptx_isa_says() {
-    let device = Device::new(8);
+    let device = Device::of_standin(8);
     let (a, b): (Vec<i8>, Vec<i8>) = (
         (0..512).map(|i| (i * 37 % 251) as u8 as i8).collect(),
         (0..256).map(|i| (i * 91 % 241) as u8 as i8).collect(),
@@ -242,7 +242,7 @@ fn fragments_of_bytes_lie_as_the_ptx_isa_says() {
 
 #[test]
 fn matrices_are_loaded_as_the_ptx_isa_says() {
-    let device = Device::new(9);
+    let device = Device::of_standin(9);
     let bits: Vec<u16> = (0..256).collect();
     for transposed in [0_u32, 1] {
         let out = device.poisoned::<u32>(128);
@@ -264,7 +264,7 @@ fn matrices_are_loaded_as_the_ptx_isa_says() {
 
 #[test]
 fn more_threads_than_a_kernel_has_are_refused() {
-    let device = Device::new(10);
+    let device = Device::of_standin(10);
     let out = device.upload(&[0_u32; 64]);
     let refused = device.try_launch(&device.stream, "allowed_atomics", shape(65), &[&out]);
     assert_eq!(refused, Err(CUDA_ERROR_INVALID_VALUE));

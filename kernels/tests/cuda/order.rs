@@ -28,7 +28,7 @@ fn zeros(device: &Device) -> CudaSlice<u32> {
 
 /// The value that a second stream reads of one that the first wrote, with or without an event between.
 fn read_on_another_stream(seed: u64, with_event: bool) -> u32 {
-    let device = Device::new(seed);
+    let device = Device::of_standin(seed);
     let other = device.context.new_stream().expect("a stream");
     let (x, y) = (zeros(&device), zeros(&device));
     set(&device, &device.stream, &x, 5);
@@ -57,7 +57,7 @@ fn a_missing_event_is_a_wrong_answer() {
 #[test]
 fn a_pinned_buffer_that_is_written_too_early_is_a_wrong_answer() {
     let uploaded = |seed: u64, waits: bool| {
-        let device = Device::new(seed);
+        let device = Device::of_standin(seed);
         let mut x = zeros(&device);
         // SAFETY: the buffer is written before it is read.
         let mut buffer = unsafe { device.context.alloc_pinned::<u32>(32) }.expect("a buffer");
@@ -84,7 +84,7 @@ fn captured(device: &Device, work: impl FnOnce(&CudaStream)) -> Result<cudarc::d
 #[test]
 fn a_graph_runs_when_it_is_launched_with_what_memory_holds_then() {
     for seed in SEEDS {
-        let device = Device::new(seed);
+        let device = Device::of_standin(seed);
         let (x, y) = (zeros(&device), zeros(&device));
         let graph = captured(&device, |stream| add_one(&device, stream, [&y, &x])).expect("a graph");
         assert_eq!(device.download(&y, 1), [0], "nothing runs while it is captured");
@@ -101,7 +101,7 @@ fn a_graph_runs_when_it_is_launched_with_what_memory_holds_then() {
 #[test]
 fn streams_fork_and_join_in_a_capture() {
     for seed in SEEDS {
-        let device = Device::new(seed);
+        let device = Device::of_standin(seed);
         let other = device.context.new_stream().expect("a stream");
         let [x, y, z] = [(); 3].map(|()| zeros(&device));
         let [fork, join] = [(); 2].map(|()| device.context.new_event(None).expect("an event"));
@@ -122,7 +122,7 @@ fn streams_fork_and_join_in_a_capture() {
 
 #[test]
 fn work_that_does_not_join_spoils_a_capture() {
-    let device = Device::new(1);
+    let device = Device::of_standin(1);
     let other = device.context.new_stream().expect("a stream");
     let x = zeros(&device);
     let fork = device.context.new_event(None).expect("an event");
@@ -171,7 +171,7 @@ fn what_a_capture_forbids_has_the_drivers_errors() {
         }),
     ];
     for (what, expect, call) in calls {
-        let device = Device::new(2);
+        let device = Device::of_standin(2);
         device.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
         assert_eq!(call(&device), Err(expect), "{what}");
         let end = device.stream.end_capture(CUgraphInstantiate_flags(0)).map(drop).map_err(|e| e.0);
@@ -179,14 +179,14 @@ fn what_a_capture_forbids_has_the_drivers_errors() {
         // The stream is as it was before.
         assert_eq!(device.stream.synchronize(), Ok(()), "{what}");
     }
-    let device = Device::new(2);
+    let device = Device::of_standin(2);
     let refused = device.context.default_stream().begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     assert_eq!(refused.map_err(|e| e.0), Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
 }
 
 #[test]
 fn a_graph_does_not_keep_its_memory() {
-    let device = Device::new(4);
+    let device = Device::of_standin(4);
     let x = zeros(&device);
     let graph = captured(&device, |stream| set(&device, stream, &x, 1)).expect("a graph");
     drop(x);
@@ -197,7 +197,7 @@ fn a_graph_does_not_keep_its_memory() {
 
 #[test]
 fn an_update_takes_new_arguments_and_no_new_nodes() {
-    let device = Device::new(5);
+    let device = Device::of_standin(5);
     let x = zeros(&device);
     let graph = captured(&device, |stream| set(&device, stream, &x, 1)).expect("a graph");
     let with = |work: &dyn Fn(&CudaStream)| {
@@ -224,7 +224,7 @@ fn an_update_takes_new_arguments_and_no_new_nodes() {
 
 #[test]
 fn a_call_fails_when_a_test_asks_for_it() {
-    let device = Device::new(6);
+    let device = Device::of_standin(6);
     Standin::get().fail(device.ordinal, "cuMemAllocAsync", 2, 2);
     // SAFETY: nothing reads the memory.
     let got: Vec<bool> = (0..3).map(|_| unsafe { device.stream.alloc::<u32>(1) }.is_ok()).collect();
@@ -235,7 +235,7 @@ fn a_call_fails_when_a_test_asks_for_it() {
 
 #[test]
 fn memory_ends_and_comes_back() {
-    let device = Device::new(7);
+    let device = Device::of_standin(7);
     let (_, total) = device.context.mem_get_info().expect("memory");
     // SAFETY: nothing reads the memory.
     let much = unsafe { device.stream.alloc::<u8>(total + 1) };
@@ -248,7 +248,7 @@ fn memory_ends_and_comes_back() {
 
 #[test]
 fn what_is_not_given_back_is_counted() {
-    let device = Device::new(8);
+    let device = Device::of_standin(8);
     let ordinal = device.ordinal;
     // The allocation holds its stream.
     std::mem::forget((device.upload(&[1_u32]), device.context.new_event(None).expect("an event")));
@@ -262,7 +262,7 @@ fn what_is_not_given_back_is_counted() {
 
 #[test]
 fn a_context_of_another_device_does_not_see_this_ones_memory() {
-    let (one, two) = (Device::new(9), Device::new(9));
+    let (one, two) = (Device::of_standin(9), Device::of_standin(9));
     let x = zeros(&one);
     two.context.bind_to_thread().expect("a context");
     set(&two, &two.stream, &x, 1);

@@ -25,7 +25,7 @@ use triptych_core::graph_stats::GraphStats;
 use triptych_core::sampling::FinishReason;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{ContentKey, EncoderOutput, Failure};
-use triptych_models::decoder::Decoder;
+use triptych_models::decoder::{DecodeGraphConfig, Decoder};
 use triptych_models::tokenization::Tokenizer;
 
 /// An input of the engine.
@@ -220,6 +220,11 @@ impl Engine {
     /// Counters and gauges at this moment.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.scheduler)
+    }
+
+    /// From now on decode steps are captured as graphs, as [`Decoder::use_graphs`] says.
+    pub fn use_graphs(&mut self, config: Option<DecodeGraphConfig>) {
+        self.runner.use_graphs(config);
     }
 
     /// Decode steps with and without graphs so far.

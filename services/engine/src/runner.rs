@@ -8,7 +8,9 @@ use thiserror::Error;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::{EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
-use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, EmbedRows, Pending, StepInput};
+use triptych_models::decoder::{
+    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput,
+};
 use triptych_models::sampling::{CarriedToken, Choices, ChooseBatch};
 
 /// A step did not run. Every sequence in it fails; the decoder can run the next step.
@@ -58,6 +60,11 @@ impl Runner {
     /// Sizes of the decoder.
     pub fn info(&self) -> DecoderInfo {
         self.info
+    }
+
+    /// From now on decode steps are captured as graphs, as [`Decoder::use_graphs`] says.
+    pub fn use_graphs(&mut self, config: Option<DecodeGraphConfig>) {
+        self.decoder.use_graphs(config);
     }
 
     /// Decode steps with and without graphs so far.

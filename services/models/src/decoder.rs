@@ -162,8 +162,9 @@ pub trait Decoder: Send {
         }
     }
 
-    /// From now on steps of decoding are captured as graphs where the back end does so; the caches are allocated after this.
-    fn use_graphs(&mut self, _config: &DecodeGraphConfig) {}
+    /// From now on steps of decoding are captured as graphs where the back end does so; `None`: they run without. Caches
+    /// have room for the padding of graphs as large as were asked for before they were allocated.
+    fn use_graphs(&mut self, _config: Option<DecodeGraphConfig>) {}
 
     /// Steps of decoding with and without graphs so far.
     fn graph_stats(&self) -> GraphStats {

@@ -294,9 +294,7 @@ impl DecoderLoader {
         if draft.is_some() {
             config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
         }
-        if let Some(graphs) = settings.graphs() {
-            decoder.use_graphs(&graphs);
-        }
+        decoder.use_graphs(settings.graphs());
         let refused = |source| PdError::Engine { model: model.name().to_string(), source };
         let mut engine = Engine::new(decoder, model.tokenizer().clone(), config).map_err(refused)?;
         if let Some(draft) = draft {

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod cuda;
+mod cuda_check;
 mod drills;
 mod fuzz;
 mod gate;
@@ -44,6 +45,8 @@ enum Command {
     Whisper,
     /// Build the CUDA kernels that the crate embeds, after a change of one. Fetches the compiler (300 MB)
     Cuda,
+    /// Check the CUDA back end on a GPU and time it beside torch, or pack what that takes for a machine that has one
+    CudaCheck(cuda_check::CudaCheckArgs),
     /// Simulate the cluster from seeds: partitions, crashes and slow links, on virtual time
     Sim(drills::SimArgs),
     /// Break a real cluster while it works: processes killed and stopped, Redis restarted, the network partitioned. Needs root
@@ -63,6 +66,7 @@ fn main() -> Result<()> {
         Command::Static => static_binary::run_build(),
         Command::Whisper => whisper::run(),
         Command::Cuda => cuda::run(),
+        Command::CudaCheck(args) => cuda_check::run(&args),
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),

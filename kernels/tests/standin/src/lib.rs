@@ -2,6 +2,9 @@
 //! `kernels/tests/cuda/`, whose README says what they check, and loaded before cudarc looks for the real ones.
 //!
 //! They run the very kernels of `kernels/src/cuda/`, on the CPU. Tests need g++ for them, and no CUDA.
+//!
+//! [`DEVICE`] makes tests run on a device that is there. A test that needs the stand-in itself then panics with [`LEFT_OUT`]:
+//! it did not run, so it is not green, and `cargo xtask cuda-check` lists it by name.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
@@ -12,8 +15,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libloading::Library;
 
-/// Controls of the stand-in beside the driver's entry points.
+/// Set to the number of a device that tests shall run on, with the driver that is there in place of the stand-in.
+pub const DEVICE: &str = "TRIPTYCH_TEST_CUDA_DEVICE";
+
+/// Opens the panic of a test that only the stand-in can run.
+pub const LEFT_OUT: &str = "left out on a device, only the stand-in can";
+
+/// The stand-in of this process, or the device in its place.
 pub struct Standin {
+    /// `None` on a device.
+    controls: Option<Controls>,
+}
+
+/// Controls of the stand-in beside the driver's entry points.
+struct Controls {
     new_device: unsafe extern "C" fn(u64) -> c_int,
     fail: unsafe extern "C" fn(c_int, *const c_char, u32, c_int),
     calls: unsafe extern "C" fn(c_int, *const c_char) -> u32,
@@ -52,6 +67,15 @@ enum Checks {
     Vectors,
 }
 
+/// The device that tests run on in place of the stand-in.
+///
+/// # Panics
+/// If [`DEVICE`] is set and no number.
+pub fn device() -> Option<usize> {
+    let number = std::env::var_os(DEVICE)?;
+    Some(number.to_str().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{DEVICE} is {number:?}")))
+}
+
 /// The one of this process.
 static ONE: OnceLock<Standin> = OnceLock::new();
 
@@ -68,6 +92,80 @@ impl Standin {
     }
 
     fn load(checks: Checks) -> Self {
+        Self { controls: device().is_none().then(|| Controls::load(checks)) }
+    }
+
+    /// Leaves the calling test out on a device: `what` only the stand-in can do.
+    ///
+    /// # Panics
+    /// On a device.
+    pub fn needed_to(&self, what: &str) {
+        self.controls(what);
+    }
+
+    fn controls(&self, what: &str) -> &Controls {
+        self.controls.as_ref().unwrap_or_else(|| panic!("{LEFT_OUT} {what}"))
+    }
+
+    /// The folders of the faster `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
+    pub fn folders() -> [PathBuf; 2] {
+        static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
+        let libraries = BUILT.get_or_init(|| build(Checks::Vectors)).clone();
+        libraries.map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
+    }
+
+    /// A device that no test has had before; the seed decides the order of everything on it. In its place, the device that is
+    /// there.
+    pub fn new_device(&self, seed: u64) -> usize {
+        let Some(controls) = &self.controls else { return device().unwrap_or_default() };
+        // SAFETY: any seed is allowed.
+        let ordinal = unsafe { (controls.new_device)(seed) };
+        usize::try_from(ordinal).expect("fewer devices than the stand-in has")
+    }
+
+    /// Makes the `nth` call of an entry point from now, counted from 1, give `code`.
+    pub fn fail(&self, device: usize, entry: &str, nth: u32, code: i32) {
+        let entry = CString::new(entry).expect("a name");
+        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
+        unsafe { (self.controls("make calls fail").fail)(device as c_int, entry.as_ptr(), nth, code) }
+    }
+
+    /// Calls of an entry point so far.
+    pub fn calls(&self, device: usize, entry: &str) -> u32 {
+        let entry = CString::new(entry).expect("a name");
+        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
+        unsafe { (self.controls("count calls").calls)(device as c_int, entry.as_ptr()) }
+    }
+
+    /// Makes cublasLt refuse algorithms of other numbers of rows for products of so many.
+    pub fn refuse_algorithms_of_others(&self, rows: u64) {
+        // SAFETY: any number is allowed.
+        unsafe { (self.controls("refuse algorithms").strict_columns)(rows) }
+    }
+
+    /// Allocations that are left on a device of the stand-in. Nobody counts them on another: none.
+    pub fn left(&self, device: usize) -> Left {
+        let Some(controls) = &self.controls else { return Left::default() };
+        let mut out = [0; 7];
+        // SAFETY: the stand-in writes seven numbers.
+        unsafe { (controls.left)(device as c_int, out.as_mut_ptr()) }
+        let [allocations, pinned, streams, events, modules, graphs, executables] = out;
+        Left { allocations, pinned, streams, events, modules, graphs, executables }
+    }
+
+    /// The cause of a device's error; empty if it has none, and on a device that is not the stand-in's.
+    pub fn fault(&self, device: usize) -> String {
+        let Some(controls) = &self.controls else { return String::new() };
+        let mut text = [0; 1024];
+        // SAFETY: the stand-in writes at most as many bytes, the last a zero.
+        unsafe { (controls.fault)(device as c_int, text.as_mut_ptr(), text.len()) }
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    }
+}
+
+impl Controls {
+    fn load(checks: Checks) -> Self {
         let [cuda, cublas] = build(checks);
         // SAFETY: the libraries are built from this repository; their constructors only register kernels.
         let open = |path: &Path| unsafe { Library::new(path) }.expect("the stand-in loads");
@@ -82,58 +180,6 @@ impl Standin {
             let strict_columns = *cublas.get(b"standin_strict_columns").expect("a symbol of the stand-in");
             Self { new_device, fail, calls, left, fault, strict_columns, _libraries: [cuda, cublas] }
         }
-    }
-
-    /// The folders of the faster `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH` of another process.
-    pub fn folders() -> [PathBuf; 2] {
-        static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
-        let libraries = BUILT.get_or_init(|| build(Checks::Vectors)).clone();
-        libraries.map(|library| library.parent().map(Path::to_owned).unwrap_or_default())
-    }
-
-    /// A device that no test has had before; the seed decides the order of everything on it.
-    pub fn new_device(&self, seed: u64) -> usize {
-        // SAFETY: any seed is allowed.
-        let ordinal = unsafe { (self.new_device)(seed) };
-        usize::try_from(ordinal).expect("fewer devices than the stand-in has")
-    }
-
-    /// Makes the `nth` call of an entry point from now, counted from 1, give `code`.
-    pub fn fail(&self, device: usize, entry: &str, nth: u32, code: i32) {
-        let entry = CString::new(entry).expect("a name");
-        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
-        unsafe { (self.fail)(device as c_int, entry.as_ptr(), nth, code) }
-    }
-
-    /// Calls of an entry point so far.
-    pub fn calls(&self, device: usize, entry: &str) -> u32 {
-        let entry = CString::new(entry).expect("a name");
-        // SAFETY: the device is one that `new_device` gave, the name ends with a zero.
-        unsafe { (self.calls)(device as c_int, entry.as_ptr()) }
-    }
-
-    /// Makes cublasLt refuse algorithms of other numbers of rows for products of so many.
-    pub fn refuse_algorithms_of_others(&self, rows: u64) {
-        // SAFETY: any number is allowed.
-        unsafe { (self.strict_columns)(rows) }
-    }
-
-    /// Allocations that are left on a device.
-    pub fn left(&self, device: usize) -> Left {
-        let mut out = [0; 7];
-        // SAFETY: the stand-in writes seven numbers.
-        unsafe { (self.left)(device as c_int, out.as_mut_ptr()) }
-        let [allocations, pinned, streams, events, modules, graphs, executables] = out;
-        Left { allocations, pinned, streams, events, modules, graphs, executables }
-    }
-
-    /// The cause of a device's error; empty if it has none.
-    pub fn fault(&self, device: usize) -> String {
-        let mut text = [0; 1024];
-        // SAFETY: the stand-in writes at most as many bytes, the last a zero.
-        unsafe { (self.fault)(device as c_int, text.as_mut_ptr(), text.len()) }
-        // SAFETY: as above.
-        unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
     }
 }
 

@@ -80,7 +80,7 @@ impl<'a> Bench<'a> {
     pub fn on(compute: &Compute, case: &'a Case, config: EngineConfig) -> Self {
         let mut decoder = compute.load_decoder(&case.model).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // On CUDA alone.
-        decoder.use_graphs(&DecodeGraphConfig::default());
+        decoder.use_graphs(Some(DecodeGraphConfig::default()));
         let info = decoder.info();
         let engine = Engine::new(decoder, case.model.tokenizer().clone(), config).expect("an engine");
         Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }

@@ -286,10 +286,10 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         Err(no_step("wait").into())
     }
 
-    fn use_graphs(&mut self, config: &DecodeGraphConfig) {
+    fn use_graphs(&mut self, config: Option<DecodeGraphConfig>) {
         // Rows that skip layers are others in each step.
         if self.backend.captures() && !self.is_cross_optional() {
-            self.graphs = DecodeGraphs::new(*config);
+            self.graphs.set(config);
         }
     }
 

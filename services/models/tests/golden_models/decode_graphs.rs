@@ -32,9 +32,7 @@ struct Recorder {
 impl Recorder {
     fn new<B: Backend>(case: &Case, backend: &B, graphs: Option<DecodeGraphConfig>) -> Self {
         let mut decoder = case.model().load_decoder(backend).expect("decoder weights");
-        if let Some(config) = graphs {
-            decoder.use_graphs(&config);
-        }
+        decoder.use_graphs(graphs);
         Self { decoder, logits: Vec::new() }
     }
 }

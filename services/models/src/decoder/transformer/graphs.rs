@@ -83,9 +83,10 @@ impl<B: Backend> Default for DecodeGraphs<B> {
 }
 
 impl<B: Backend> DecodeGraphs<B> {
-    /// Graphs within these limits; the caches are allocated after this.
-    pub fn new(config: DecodeGraphConfig) -> Self {
-        Self { config: Some(config), ..Self::default() }
+    /// Drops all graphs. New ones are within these limits; `None`: there are none.
+    pub fn set(&mut self, config: Option<DecodeGraphConfig>) {
+        self.graphs.clear();
+        self.config = config;
     }
 
     /// Blocks of self-attention KV for rows of padding: one slot for each.
