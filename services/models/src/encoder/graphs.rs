@@ -18,8 +18,8 @@ mod packs;
 /// The smallest budget of output tokens where none are given and units have no size of their own.
 const MIN_TOKENS: usize = 64;
 
-/// Grids of images that have a graph, where each needs one of its own.
-const MAX_GRIDS: usize = 2;
+/// Grids of images, with texts of a length, that have a graph, where each needs one of its own.
+const MAX_GRIDS: usize = 4;
 
 /// Settings of encoder graphs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) enum GraphUnits {
     Ragged,
     /// Units that take so many tokens of a budget each.
     Fixed(usize),
-    /// One image, of one grid.
+    /// One image, of one grid, with a text of one length in some models.
     OneGrid,
 }
 
@@ -228,7 +228,7 @@ impl EncoderGraphs {
             GraphUnits::Ragged | GraphUnits::Fixed(_) => None,
         };
         let fits = |shape: GraphShape| match grid {
-            Some(_) => shape.grid == grid,
+            Some(_) => shape.grid == grid && shape.n_tokens == n_tokens,
             None => n_tokens <= shape.n_tokens && n_seqs <= shape.max_units,
         };
         let found = self.slots.iter().position(|slot| fits(slot.shape));

@@ -128,7 +128,9 @@ impl<B: Backend> Stem<B> {
         room: Room,
     ) -> Result<StagedStem<'_, B>, KernelError> {
         match self {
-            Self::Mel { .. } | Self::Patches { .. } | Self::Shifted(_) => self.stage(builder, units),
+            Self::Mel { .. } | Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => {
+                self.stage(builder, units)
+            }
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
             Self::Tokens(table) => {
@@ -136,7 +138,6 @@ impl<B: Backend> Stem<B> {
                 ids.resize(room.n_rows, 0);
                 Ok(StagedStem::Tokens(table, builder.indices(&ids)?))
             }
-            Self::Captioned(_) => Err(KernelError::NotCapturable { op: "encode" }),
         }
     }
 
@@ -152,7 +153,8 @@ impl<B: Backend> Stem<B> {
             Self::Prefixed(stem) => (concatenated(), (room.max_units * n_patches, stem.patch_values())),
             Self::Shifted(stem) => (concatenated(), (n_patches, stem.patch_values())),
             Self::Wave(stem) => (stem.packed_samples(units), (stem.n_packed(room), 1)),
-            Self::Tokens(_) | Self::Captioned(_) => (Vec::new(), (0, 0)),
+            Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
+            Self::Tokens(_) => (Vec::new(), (0, 0)),
         };
         values.resize(dims.0 * dims.1, 0.0);
         (values, dims)
@@ -197,11 +199,8 @@ impl<B: Backend> StagedStem<'_, B> {
                 stem.forward_packed(backend, step, x, packed)
             }
             (Self::Wave(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
-            (Self::Captioned(stem, rows), StemInput::Units(units)) => {
-                stem.forward(backend, step, units, rows)
-            }
-            (Self::Wave(..) | Self::Captioned(..), StemInput::Rows(_))
-            | (Self::PackedWave(..), StemInput::Units(_)) => {
+            (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
+            (Self::Wave(..), StemInput::Rows(_)) | (Self::PackedWave(..), StemInput::Units(_)) => {
                 Err(KernelError::NotCapturable { op: "encode" }.into())
             }
         }

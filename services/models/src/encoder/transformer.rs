@@ -170,9 +170,8 @@ impl<B: Backend> TransformerEncoder<B> {
             StemSpec::Patches { .. } | StemSpec::Wave(_) | StemSpec::Tokens { .. } => {
                 Some(GraphUnits::Ragged)
             }
-            StemSpec::Swin(_) => Some(GraphUnits::OneGrid),
-            // The rows of its tower go through host memory.
-            StemSpec::Captioned(_) | StemSpec::Tiles(_) => None,
+            StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
+            StemSpec::Tiles(_) => None,
         }
     }
 

@@ -7,21 +7,25 @@
 //! are zeros and ones: the one frame of a still image.
 
 use super::davit::{DavitImage, DavitTower};
+use super::input::StemInput;
 use super::join::{joined, stage_places};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::spec::CaptionedSpec;
 use crate::weights::Weights;
-use triptych_kernels::ops::{Activation, Indices, StageBuilder};
+use triptych_core::DType;
+use triptych_kernels::ops::{
+    Activation, AttentionShape, Indices, Mask, Qkv, ScoreBias, Sequences, StageBuilder, Varlen, WeightView,
+};
 use triptych_kernels::{Backend, KernelError};
 
 /// The stem of [`StemSpec::Captioned`](crate::spec::StemSpec::Captioned).
 pub(crate) struct CaptionedStem<B: Backend> {
     tower: DavitTower<B>,
-    // `[max_positions, width / 2]`, and for columns the rest of the width.
-    row_positions: Vec<f32>,
-    column_positions: Vec<f32>,
+    // `[max_positions, width]`, as `position_tables` has them.
+    row_positions: B::Table,
+    column_positions: B::Table,
     projection: B::Linear,
     norm: B::Norm,
     tokens: B::Table,
@@ -30,8 +34,20 @@ pub(crate) struct CaptionedStem<B: Backend> {
 
 /// Images and texts of a run in a step.
 pub(crate) struct CaptionedRows {
-    units: Vec<(DavitImage, Indices)>,
+    units: Vec<(CaptionedImage, Indices)>,
     /// Rows of each image and text among those of all.
+    places: Vec<Indices>,
+}
+
+/// An image in a step.
+struct CaptionedImage {
+    tower: DavitImage,
+    /// Line and column of each position of its grid.
+    lines: Indices,
+    columns: Indices,
+    /// One query over all positions.
+    mean: Sequences,
+    /// Rows of the mean, and of the positions.
     places: Vec<Indices>,
 }
 
@@ -61,11 +77,19 @@ impl<B: Backend> CaptionedStem<B> {
         let width = spec.tower.width();
         let shape = [hidden, width];
         let part = LinearShape { name: names.projection, shape: &shape, bias: false };
-        let table = |name, width| projector.matrix(name, &[spec.max_positions, width]).map(|t| t.values());
+        let values = |name, width| projector.matrix(name, &[spec.max_positions, width]).map(|t| t.values());
+        let lines = values(names.row_positions, width / 2)?;
+        let columns = values(names.column_positions, width - width / 2)?;
+        let dims = [spec.max_positions, width];
+        let table = |values: &Vec<f32>| {
+            let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            backend.load_table(WeightView { dtype: DType::F32, shape: &dims, data: &data }, 1.0)
+        };
+        let [row_positions, column_positions] = &position_tables(&lines, &columns, dims);
         Ok(Self {
             tower: DavitTower::load(&Loader::new(backend, weights, names.tower), &spec.tower)?,
-            row_positions: table(names.row_positions, width / 2)?,
-            column_positions: table(names.column_positions, width - width / 2)?,
+            row_positions: table(row_positions)?,
+            column_positions: table(column_positions)?,
             projection: projector.linear(&[part])?,
             norm: projector.norm(names.norm, spec.norm, hidden)?,
             tokens: Loader::new(backend, weights, tokens.names).scaled_table(
@@ -87,8 +111,7 @@ impl<B: Backend> CaptionedStem<B> {
         units: &[EncodeUnit<'_>],
     ) -> Result<CaptionedRows, KernelError> {
         let one = |unit: &EncodeUnit<'_>| {
-            let image = self.tower.stage(builder, unit.patches)?;
-            Ok((image, builder.indices(unit.values.tokens())?))
+            Ok((self.stage_image(builder, unit.patches)?, builder.indices(unit.values.tokens())?))
         };
         let staged = units.iter().map(one).collect::<Result<_, KernelError>>()?;
         let lens = units.iter().flat_map(|unit| {
@@ -99,7 +122,31 @@ impl<B: Backend> CaptionedStem<B> {
         Ok(CaptionedRows { units: staged, places: stage_places(builder, lens)? })
     }
 
-    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
+    fn stage_image(
+        &self,
+        builder: &mut StageBuilder,
+        pixels: [usize; 2],
+    ) -> Result<CaptionedImage, KernelError> {
+        let [down, across] = self.spec.tower.output_grid(pixels);
+        let n = down * across;
+        let places = 0..n as u32;
+        let lines: Vec<u32> = places.clone().map(|place| place / across as u32).collect();
+        let columns: Vec<u32> = places.map(|place| place % across as u32).collect();
+        Ok(CaptionedImage {
+            tower: self.tower.stage(builder, pixels)?,
+            lines: builder.indices(&lines)?,
+            columns: builder.indices(&columns)?,
+            mean: builder.sequences(&[0, 1], &[0, n as u32])?,
+            places: stage_places(builder, [1, n])?,
+        })
+    }
+
+    /// Values of a pixel.
+    pub fn channels(&self) -> usize {
+        self.spec.tower.channels()
+    }
+
+    /// Rows of all units, concatenated: `[Σ n_rows, hidden]`. Rows of features are the pixels of one unit.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] if a back end refuses the shapes.
@@ -107,54 +154,76 @@ impl<B: Backend> CaptionedStem<B> {
         &self,
         backend: &B,
         step: &B::Step,
-        units: &[EncodeUnit<'_>],
+        input: StemInput<'_, B>,
         rows: &CaptionedRows,
     ) -> Result<B::Tensor, ModelError> {
-        let mut parts = Vec::with_capacity(2 * units.len());
-        for (unit, (image, tokens)) in units.iter().zip(&rows.units) {
-            parts.push(self.image(backend, step, unit, image)?);
+        let mut parts = Vec::with_capacity(2 * rows.units.len());
+        for (i, (image, tokens)) in rows.units.iter().enumerate() {
+            let pixels = match input {
+                StemInput::Rows(pixels) => pixels.clone(),
+                StemInput::Units(units) => {
+                    let values = units.get(i).map_or(&[][..], |unit| unit.values.floats());
+                    let n_pixels = values.len() / self.channels().max(1);
+                    backend.upload(values.to_vec(), n_pixels, self.channels())?
+                }
+            };
+            parts.push(self.image(backend, step, pixels, image)?);
             parts.push(backend.embed(step, &self.tokens, *tokens)?);
         }
         joined(backend, step, parts, &rows.places)
     }
 
+    /// Rows of an image, its pixels `[n_pixels, channels]`: `[1 + n_positions, hidden]`.
     fn image(
         &self,
         backend: &B,
         step: &B::Step,
-        unit: &EncodeUnit<'_>,
-        image: &DavitImage,
+        pixels: B::Tensor,
+        image: &CaptionedImage,
     ) -> Result<B::Tensor, ModelError> {
-        let pixels = unit.values.floats();
-        let n_pixels = unit.patches[0] * unit.patches[1];
-        let x = backend.upload(pixels.to_vec(), n_pixels, self.spec.tower.channels())?;
-        let x = self.tower.forward(backend, step, x, image)?;
-        let grid = self.spec.tower.output_grid(unit.patches);
-        let (n_positions, width) = backend.dims(&x);
-        let rows = self.with_mean(backend.download(&x)?, grid, width);
-        let rows = backend.upload(rows, n_positions + 1, width)?;
+        let mut x = self.tower.forward(backend, step, pixels, &image.tower)?;
+        for (table, rows) in [(&self.row_positions, image.lines), (&self.column_positions, image.columns)] {
+            backend.add(&mut x, &backend.embed(step, table, rows)?)?;
+        }
+        let mean = self.mean(backend, step, &x, image.mean)?;
+        let rows = joined(backend, step, vec![mean, x], &image.places)?;
         Ok(backend.norm(&backend.linear(&rows, &self.projection, Activation::None, None)?, &self.norm)?)
     }
 
-    /// Adds positions to the rows of a grid and puts their mean before them: `[1 + n_positions, width]`.
-    fn with_mean(&self, mut rows: Vec<f32>, [_, across]: [usize; 2], width: usize) -> Vec<f32> {
-        let of_line = width / 2;
-        let of_column = width - width / 2;
-        let mut sum = vec![0.0f64; width];
-        for (place, row) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-            let y = place / across;
-            let x = place % across;
-            let column = &self.column_positions[x * of_column..][..of_column];
-            let line = &self.row_positions[y * of_line..][..of_line];
-            // Sines of time 0 are 0, cosines 1; they alternate.
-            let time = (0..width).map(|i| (i % 2) as f32);
-            for (i, (value, position)) in row.iter_mut().zip(column.iter().chain(line).zip(time)).enumerate()
-            {
-                *value += position.0 + position.1;
-                sum[i] += f64::from(*value);
+    /// Mean of rows `x: [n_positions, width]`: `[1, width]`. A query of zeros weighs all keys alike.
+    fn mean(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+        seqs: Sequences,
+    ) -> Result<B::Tensor, ModelError> {
+        let width = backend.dims(x).1;
+        let head_dim = (1..=width.min(128)).rev().find(|n| width.is_multiple_of(*n)).unwrap_or(1);
+        let n_heads = width / head_dim;
+        let shape = AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: 1.0 };
+        let q = &backend.zeros(1, width)?;
+        let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
+        Ok(backend.attention(step, Qkv { q, k: x, v: x }, shape, seqs)?)
+    }
+}
+
+/// Tables of positions `[max_positions, width]`, for lines and for columns: each half of a row is of one of them, zeros of the
+/// other, and both have the time's values in theirs.
+fn position_tables(lines: &[f32], columns: &[f32], [max_positions, width]: [usize; 2]) -> [Vec<f32>; 2] {
+    let of_line = width / 2;
+    let of_column = width - of_line;
+    // Sines of time 0 are 0, cosines 1; they alternate.
+    let time = |i: usize| (i % 2) as f32;
+    let [mut of_lines, mut of_columns] = [(); 2].map(|()| vec![0.0; max_positions * width]);
+    for place in 0..max_positions {
+        for i in 0..width {
+            let at = place * width + i;
+            match i.checked_sub(of_column) {
+                Some(i_line) => of_lines[at] = lines[place * of_line + i_line] + time(i),
+                None => of_columns[at] = columns[place * of_column + i] + time(i),
             }
         }
-        let n_positions = (rows.len() / width.max(1)).max(1) as f64;
-        sum.iter().map(|s| (s / n_positions) as f32).chain(rows).collect()
     }
+    [of_lines, of_columns]
 }
