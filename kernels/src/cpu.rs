@@ -18,7 +18,7 @@ use crate::host::{BiasSlices, HostBias, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
     KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
-    StoredBias, Unfold, Varlen, WeightView,
+    StoredBias, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -234,6 +234,13 @@ impl Backend for CpuBackend {
     fn embed(&self, step: &HostStep, table: &CpuTable, ids: Indices) -> Result<CpuTensor> {
         check::below("embed", "row", ids, table.n_rows)?;
         Ok(table::embed(&self.context, table, step.indices("embed", ids)?))
+    }
+
+    fn embed_weighted(&self, step: &HostStep, table: &CpuTable, rows: WeightedRows) -> Result<CpuTensor> {
+        let op = "embed_weighted";
+        check::below(op, "row", rows.rows, table.n_rows)?;
+        let (ids, weights) = step.weighted(op, rows)?;
+        Ok(table::embed_weighted(&self.context, table, (ids, weights), rows.n_terms))
     }
 
     fn gather_rows(&self, step: &HostStep, x: &CpuTensor, rows: Indices) -> Result<CpuTensor> {

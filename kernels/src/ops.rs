@@ -38,6 +38,7 @@ pub use pending::{CarriedToken, PendingChoices, Submitted};
 pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{
     Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, Sequences, StageBuilder,
+    WeightedRows,
 };
 pub(crate) use stage::{ArrayContent, SeqLens, StagedArray};
 pub use weights::{LinearPart, WeightView};
@@ -177,6 +178,14 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Rows `ids` of a table: `[ids.len(), width]`.
     fn embed(&self, step: &Self::Step, table: &Self::Table, ids: Indices) -> Result<Self::Tensor>;
+    /// Weighted sums of rows of a table, terms in their order: `[rows.len(), width]`. Row `i` is
+    /// `Σⱼ weights[i, j] · table[rows[i, j]]`.
+    fn embed_weighted(
+        &self,
+        step: &Self::Step,
+        table: &Self::Table,
+        rows: WeightedRows,
+    ) -> Result<Self::Tensor>;
     /// Rows `rows` of `x`, in that order, repeats allowed: `[rows.len(), width]`.
     fn gather_rows(&self, step: &Self::Step, x: &Self::Tensor, rows: Indices) -> Result<Self::Tensor>;
     /// Replaces row `rows[i]` of `x` by row `i` of `src`, `[rows.len(), width]`.

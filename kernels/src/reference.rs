@@ -13,7 +13,7 @@ use crate::host::{BiasSlices, HostBias, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
     KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
-    StoredBias, Unfold, Varlen, WeightView,
+    StoredBias, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::stored;
 
@@ -121,6 +121,13 @@ impl Backend for ReferenceBackend {
     fn embed(&self, step: &HostStep, table: &Tensor, ids: Indices) -> Result<Tensor> {
         check::below("embed", "row", ids, dims(table).0)?;
         rows::gather("embed", table, step.indices("embed", ids)?)
+    }
+
+    fn embed_weighted(&self, step: &HostStep, table: &Tensor, rows: WeightedRows) -> Result<Tensor> {
+        let op = "embed_weighted";
+        check::below(op, "row", rows.rows, dims(table).0)?;
+        let (ids, weights) = step.weighted(op, rows)?;
+        rows::weighted_sums(op, &rows::gather(op, table, ids)?, weights, rows.n_terms)
     }
 
     fn gather_rows(&self, step: &HostStep, x: &Tensor, rows: Indices) -> Result<Tensor> {

@@ -193,3 +193,34 @@ async fn mllama_answers_with_and_without_an_image() {
     let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
     assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
 }
+
+/// Checks the conversations of a case whose images are among the tokens.
+async fn check_conversations(cluster: &Cluster, case: &str) {
+    let expected = read(case, "expected.json");
+    for prompt in expected["prompts"].as_array().expect("prompts") {
+        let images = prompt["images"].as_array().expect("images").iter().map(|name| {
+            let file = &expected["images"][name.as_str().expect("a name")]["file"];
+            let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("an image");
+            json!({"type": "image_url", "image_url": {"url": data_url(&bytes)}})
+        });
+        let text = json!({"type": "text", "text": prompt["text"]});
+        let content: Vec<Value> = images.chain([text]).collect();
+        let body = json!({
+            "model": case, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "max_tokens": prompt["greedy_tokens"].as_array().expect("ids").len(),
+        });
+        let answer = post(cluster, "/v1/chat/completions", &body).await;
+        let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
+        assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{case} {prompt}");
+        assert_eq!(answer["choices"][0]["message"]["content"], prompt["greedy_text"], "{case} {prompt}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_of_several_levels_answer_as_transformers() {
+    let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}

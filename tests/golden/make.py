@@ -42,6 +42,7 @@ def main(groups):
         "moonshine": moonshine.make,
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
+        "qwen3_vl": qwen.make_qwen3_vl,
         "bart": text.make_bart,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,

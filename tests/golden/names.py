@@ -22,6 +22,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     UMT5Config,
@@ -71,6 +73,14 @@ def models():
             hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
             num_key_value_heads=2, vision_config=dict(depth=32, hidden_size=1280, intermediate_size=3420,
                                                       num_heads=16, out_hidden_size=2048), **TEXT)),
+        "qwen3-vl-2b": (Qwen3VLForConditionalGeneration, Qwen3VLConfig(
+            tie_word_embeddings=True, text_config=dict(
+                hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, head_dim=128,
+                num_key_value_heads=8, vocab_size=151936, max_position_embeddings=262144, rope_parameters={
+                    "rope_theta": 5e6, "rope_type": "default", "mrope_section": [24, 20, 20],
+                    "mrope_interleaved": True}),
+            vision_config=dict(depth=24, hidden_size=1024, intermediate_size=4096, num_heads=16, out_hidden_size=2048,
+                               deepstack_visual_indexes=[5, 11, 17]))),
     }
 
 
@@ -133,7 +143,8 @@ def make():
         # Heads tied to the embedding are not in the published files.
         own_head = kind is MllamaForConditionalGeneration
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
-        rename = mllama_name if own_head else published_name
+        as_it_is = kind is Qwen3VLForConditionalGeneration
+        rename = mllama_name if own_head else (lambda n: n) if as_it_is else published_name
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))

@@ -1,4 +1,4 @@
-"""Golden files of Qwen2-VL and Qwen2.5-VL: three shapes each, images whose size needs no resize."""
+"""Golden files of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: three shapes each, images whose size needs no resize."""
 
 import copy
 import dataclasses
@@ -15,6 +15,10 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.vision_utils import get_vision_window_index
@@ -60,6 +64,15 @@ CHAT_TEMPLATE = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+CHAT_TEMPLATE_3 = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for content in message.content %}"
+    "{% if content.type == 'image' or 'image' in content or 'image_url' in content %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content.type == 'video' or 'video' in content %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TEXTS = [
     "Describe the image.", "What is it?", "How many dogs are there?", "Say hi", "Is the sky blue?", "Which colour?",
     "Count: 1, 2, 3", "Who is near the wall?", "Read this.", "And now?", "Was ist das?", "你好", "Warm or cold?",
@@ -68,9 +81,31 @@ TEXTS = [
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the versions differ in beside the shapes."""
+
+    name: str
+    config: type
+    model: type
+    processor: type
+    video: type
+    template: str
+    patch: int
+    pixels: tuple
+
+
+KIND2 = Kind("qwen2_vl", Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor, Qwen2VLVideoProcessor,
+             CHAT_TEMPLATE, 14, (3136, 12845056))
+KIND2_5 = Kind("qwen2_5_vl", Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor,
+               Qwen2VLVideoProcessor, CHAT_TEMPLATE, 14, (3136, 12845056))
+KIND3 = Kind("qwen3_vl", Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
+             CHAT_TEMPLATE_3, 16, (1024, 16777216))
+
+
+@dataclasses.dataclass(frozen=True)
 class Shape:
     case: str
-    windowed: bool
+    kind: Kind
     hidden: int
     heads: int
     kv_heads: int
@@ -83,42 +118,63 @@ class Shape:
     disk: torch.dtype
     seed: int
     prompts: tuple
+    head_dim: int = 0
 
 
 QWEN2 = [
-    Shape("qwen2_vl_odd_heads", False, 60, 3, 1, 1, 88, (2, 4, 4),
+    Shape("qwen2_vl_odd_heads", KIND2, 60, 3, 1, 1, 88, (2, 4, 4),
           dict(depth=1, embed_dim=24, num_heads=2, mlp_ratio=3), True, False, torch.float32, 403,
           ((), (), ("56x56",), ("56x84",), ("84x56",), ("56x56", "56x84"), ("84x56", "56x56"), ("56x84", "84x56"))),
-    Shape("qwen2_vl_two_images", False, 64, 4, 2, 2, 96, (2, 3, 3),
+    Shape("qwen2_vl_two_images", KIND2, 64, 4, 2, 2, 96, (2, 3, 3),
           dict(depth=2, embed_dim=32, num_heads=4, mlp_ratio=4), True, False, torch.bfloat16, 500,
           ((), ("84x112",), ("56x56",), ("84x112", "56x140"), ("56x140", "84x112"), ("56x56", "56x140"),
            ("56x140", "56x56", "84x112"), ("56x140", "56x140"))),
-    Shape("qwen2_vl_untied_nested", False, 48, 4, 1, 2, 72, (2, 2, 2),
+    Shape("qwen2_vl_untied_nested", KIND2, 48, 4, 1, 2, 72, (2, 2, 2),
           dict(depth=1, embed_dim=16, num_heads=2, mlp_ratio=4), False, True, torch.float16, 600,
           ((), (), (), ("28x560",), ("560x28",), ("56x56",), ("28x560", "56x56"), ("560x28", "28x560"))),
 ]
 QWEN2_5 = [
-    Shape("qwen2_5_vl_window112", True, 48, 4, 2, 2, 72, (2, 2, 2),
+    Shape("qwen2_5_vl_window112", KIND2_5, 48, 4, 2, 2, 72, (2, 2, 2),
           dict(depth=3, hidden_size=24, intermediate_size=42, num_heads=2, window_size=112, fullatt_block_indexes=[1]),
           True, False, torch.bfloat16, 700,
           ((), ("140x196",), ("112x112",), ("56x84",), ("140x196", "56x84"), ("56x84", "112x112"),
            ("112x112", "140x196"), ())),
-    Shape("qwen2_5_vl_window56", True, 60, 3, 1, 2, 88, (2, 4, 4),
+    Shape("qwen2_5_vl_window56", KIND2_5, 60, 3, 1, 2, 88, (2, 4, 4),
           dict(depth=4, hidden_size=32, intermediate_size=52, num_heads=4, window_size=56,
                fullatt_block_indexes=[1, 3]),
           True, False, torch.bfloat16, 800,
           ((), ("84x140",), ("28x420",), ("56x84",), ("84x140", "56x84"), ("28x420", "84x140"),
            ("56x84", "28x420", "84x140"), ())),
-    Shape("qwen2_5_vl_untied_nested", True, 48, 2, 2, 1, 64, (4, 4, 4),
+    Shape("qwen2_5_vl_untied_nested", KIND2_5, 48, 2, 2, 1, 64, (4, 4, 4),
           dict(depth=2, hidden_size=16, intermediate_size=28, num_heads=2, window_size=112, fullatt_block_indexes=[0]),
           False, True, torch.float16, 902,
           ((), (), ("28x560",), ("168x84",), ("56x56",), ("28x560", "168x84"), ("56x56", "56x56"),
            ("168x84", "56x56", "28x560"))),
 ]
 
+# A head's width is `head_dim`, not `hidden / heads`. The grid of positions has another side than any image.
+QWEN3 = [
+    Shape("qwen3_vl_wide_heads", KIND3, 48, 4, 2, 3, 72, (4, 2, 2),
+          dict(depth=3, hidden_size=32, intermediate_size=52, num_heads=2, num_position_embeddings=49,
+               deepstack_visual_indexes=[0, 1]),
+          True, True, torch.float32, 1005,
+          ((), (), ("64x64",), ("64x96",), ("96x64",), ("64x64", "64x96"), ("96x64", "64x64"), ("64x96", "96x64")), 16),
+    Shape("qwen3_vl_one_level", KIND3, 60, 3, 1, 2, 88, (4, 3, 3),
+          dict(depth=4, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=144,
+               deepstack_visual_indexes=[2]),
+          True, True, torch.bfloat16, 1112,
+          ((), ("96x128",), ("64x64",), ("96x128", "64x160"), ("64x160", "96x128"), ("64x64", "64x160"), (),
+           ("64x160", "64x160")), 20),
+    Shape("qwen3_vl_untied", KIND3, 48, 4, 4, 3, 64, (2, 2, 2),
+          dict(depth=3, hidden_size=16, intermediate_size=28, num_heads=2, num_position_embeddings=25,
+               deepstack_visual_indexes=[0, 1, 2]),
+          False, True, torch.float16, 1201,
+          ((), (), (), ("32x640",), ("640x32",), ("64x64",), ("32x640", "64x64"), ("640x32", "32x640")), 12),
+]
+
 
 def image(name):
-    """An image of `HxW` whose sides are multiples of 28, so that no processor resizes it."""
+    """An image of `HxW` whose sides are multiples of a merged patch, so that no processor resizes it."""
     height, width = map(int, name.split("x"))
     rng = generator(height * 1000 + width, "image")
     y, x = np.mgrid[0:height, 0:width] / 28
@@ -154,13 +210,23 @@ def config_json(shape, i):
     }
     vision = {"in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
               "temporal_patch_size": 2, **shape.vision}
-    if shape.windowed:
+    kind = shape.kind.name
+    if shape.kind is KIND3:
+        # As published: nested, with the base of the angles beside their scaling.
+        for key in ("max_window_layers", "sliding_window", "use_sliding_window"):
+            del text[key]
+        text.update(attention_bias=False, head_dim=shape.head_dim, model_type="qwen3_vl_text", rope_scaling={
+            "mrope_interleaved": True, "mrope_section": list(shape.mrope), "rope_type": "default"})
+        vision = {"hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "model_type": "qwen3_vl", "patch_size": 16,
+                  "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": shape.hidden, **shape.vision}
+        del ids["vision_token_id"]
+        return {"architectures": [shape.kind.model.__name__], "model_type": kind, "tie_word_embeddings": shape.tied,
+                "transformers_version": "4.57.0.dev0", **ids, "text_config": text, "vision_config": vision}
+    if shape.kind is KIND2_5:
         vision.update(out_hidden_size=shape.hidden, hidden_act="silu", tokens_per_second=2)
     else:
         vision.update(hidden_size=shape.hidden)
-    kind = "qwen2_5_vl" if shape.windowed else "qwen2_vl"
-    name = "Qwen2_5_VLForConditionalGeneration" if shape.windowed else "Qwen2VLForConditionalGeneration"
-    top = {"architectures": [name], "model_type": kind, "tie_word_embeddings": shape.tied,
+    top = {"architectures": [shape.kind.model.__name__], "model_type": kind, "tie_word_embeddings": shape.tied,
            "torch_dtype": str(shape.disk).removeprefix("torch."), "transformers_version": "4.41.2", **ids}
     if not shape.nested:
         return {**top, **text, "vision_config": vision}
@@ -181,14 +247,13 @@ def published_name(name):
 
 def build(shape, seed, tok):
     config = config_json(shape, tok.token_to_id)
-    classes = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration) if shape.windowed else (
-        Qwen2VLConfig, Qwen2VLForConditionalGeneration)
-    parsed = classes[0](**{k: v for k, v in copy.deepcopy(config).items() if k != "torch_dtype"})
+    parsed = shape.kind.config(**{k: v for k, v in copy.deepcopy(config).items() if k != "torch_dtype"})
     torch.manual_seed(seed)
-    model = classes[1](parsed)
+    model = shape.kind.model(parsed)
     assert model.config.text_config.rope_parameters["mrope_section"] == list(shape.mrope)
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
-              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0)])
+              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0), ("linear_fc2", 3.0),
+                     ("pos_embed", 4.0)])
     # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
     model.model.language_model.norm.weight.data *= 3
     round_weights(model, shape.disk)
@@ -197,10 +262,13 @@ def build(shape, seed, tok):
 
 def processor(shape, tok):
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12845056)
-    kind = Qwen2_5_VLProcessor if shape.windowed else Qwen2VLProcessor
-    return kind(image_processor=images, tokenizer=fast, video_processor=Qwen2VLVideoProcessor(),
-                chat_template=CHAT_TEMPLATE)
+    least, most = shape.kind.pixels
+    settings = dict(min_pixels=least, max_pixels=most)
+    if shape.kind is KIND3:
+        settings = dict(size={"shortest_edge": least, "longest_edge": most}, patch_size=shape.kind.patch,
+                        image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return shape.kind.processor(image_processor=Qwen2VLImageProcessorPil(**settings), tokenizer=fast,
+                                video_processor=shape.kind.video(), chat_template=shape.kind.template)
 
 
 @torch.no_grad()
@@ -254,6 +322,12 @@ def attempt(shape, seed, tok):
     return seed, config, model, proc, runs
 
 
+def all_levels(features):
+    """Rows of each image, those of further levels beside them."""
+    levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+    return [torch.cat(rows, dim=-1) for rows in zip(*levels, strict=True)]
+
+
 @torch.no_grad()
 def image_tensors(model, proc, runs, keep_values):
     """Input and output of the tower for each image: pixels in patch order, and merged embeddings when it runs alone."""
@@ -264,13 +338,15 @@ def image_tensors(model, proc, runs, keep_values):
         grid = seen["image_grid_thw"]
         pixels = torch.from_numpy(np.array(image(name)))
         _, gh, gw = grid[0].tolist()
-        patches = pixels.reshape(gh // 2, 2, 14, gw // 2, 2, 14, 3).permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, 14, 14)
+        side = proc.image_processor.patch_size
+        patches = pixels.reshape(gh // 2, 2, side, gw // 2, 2, side, 3).permute(0, 3, 1, 4, 6, 2, 5)
+        patches = patches.reshape(-1, 3, side, side)
         mean, std = (torch.tensor(v).view(1, 3, 1, 1, 1) for v in (proc.image_processor.image_mean, proc.image_processor.image_std))
         formula = ((patches[:, :, None].expand(-1, -1, 2, -1, -1) / 255.0 - mean) / std).reshape(len(patches), -1)
         assert (formula - seen["pixel_values"]).abs().max() < 1e-5
         tensors[f"image.{name}.pixels"] = patches
-        tensors[f"image.{name}.embeds"] = model.model.get_image_features(
-            seen["pixel_values"], grid, return_dict=True).pooler_output[0]
+        tensors[f"image.{name}.embeds"] = all_levels(model.model.get_image_features(
+            seen["pixel_values"], grid, return_dict=True))[0]
         if keep_values and not meta:
             tensors[f"image.{name}.pixel_values"] = seen["pixel_values"]
         meta[name] = {"file": f"images/{name}.png", "grid_thw": grid[0].tolist()}
@@ -281,7 +357,7 @@ def image_tensors(model, proc, runs, keep_values):
     for r in runs:
         if len(r["names"]) > 1:
             out = model.model.get_image_features(r["inputs"]["pixel_values"], r["inputs"]["image_grid_thw"], return_dict=True)
-            for name, embeds in zip(r["names"], out.pooler_output):
+            for name, embeds in zip(r["names"], all_levels(out)):
                 assert (embeds - tensors[f"image.{name}.embeds"]).abs().max() < 1e-4
     return tensors, meta
 
@@ -290,22 +366,26 @@ def write_model(shape, tok, config, model, proc, folder):
     i = tok.token_to_id
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(i))
+    least, most = shape.kind.pixels
+    is_3 = shape.kind is KIND3
+    pixels = {"size": {"longest_edge": most, "shortest_edge": least}} if is_3 else {
+        "min_pixels": least, "max_pixels": most}
     write_json(folder / "preprocessor_config.json", {
-        "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+        **pixels, "patch_size": shape.kind.patch, "temporal_patch_size": 2, "merge_size": 2,
         "image_mean": list(proc.image_processor.image_mean), "image_std": list(proc.image_processor.image_std),
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor" if shape.windowed else "Qwen2VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessorFast" if is_3 else "Qwen2VLImageProcessor",
+        "processor_class": shape.kind.processor.__name__,
     })
     tok.save(str(folder / "tokenizer.json"), pretty=False)
     write_json(folder / "tokenizer_config.json", {
-        "add_prefix_space": False, "bos_token": None, "chat_template": CHAT_TEMPLATE,
+        "add_prefix_space": False, "bos_token": None, "chat_template": shape.kind.template,
         "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>", "errors": "replace",
         "model_max_length": 32768, "pad_token": "<|endoftext|>", "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer", "unk_token": None,
         "added_tokens_decoder": {str(i(t)): {"content": t, "lstrip": False, "normalized": False, "rstrip": False,
                                              "single_word": False, "special": True} for t in SPECIALS},
     })
-    write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    write_json(folder / "chat_template.json", {"chat_template": shape.kind.template})
     state = {k: v.to(shape.disk) for k, v in model.state_dict().items() if not (shape.tied and k == "lm_head.weight")}
     if not shape.nested:
         state = {published_name(k): v for k, v in state.items()}
@@ -410,13 +490,44 @@ def check_reload(folder, kind, run):
     assert (again(**run["inputs"]).logits[0] - run["logits"]).abs().max() < 1e-5
 
 
+def flat_levels(model, run):
+    """Change of the last logits if levels beyond the first are not added."""
+    text = model.model.language_model
+    kept, text._deepstack_process = text._deepstack_process, lambda hidden, *_: hidden
+    model.model.rope_deltas = None
+    wrong = model(**run["inputs"]).logits[0, -1]
+    text._deepstack_process = kept
+    return float((wrong - run["logits"][-1]).abs().max())
+
+
+def plain_sections(model, run):
+    """Change of the last logits if the frequencies of temporal, height, width follow each other."""
+    rotary = model.model.language_model.rotary_emb
+    kept, sections = rotary.recomposition_frequencies, rotary.mrope_section
+
+    def consecutive(freq):
+        parts = [part[i] for i, part in enumerate(freq.split(sections, dim=-1))]
+        return torch.cat([torch.cat(parts, dim=-1)] * 2, dim=-1)
+
+    rotary.recomposition_frequencies = consecutive
+    model.model.rope_deltas = None
+    wrong = model(**run["inputs"]).logits[0, -1]
+    rotary.recomposition_frequencies = kept
+    return float((wrong - run["logits"][-1]).abs().max())
+
+
 @torch.no_grad()
 def check_sharpness(shape, model, run):
     """A case is worth little if plain positions, or one kind of attention, would pass it too."""
     model.model.rope_deltas = None
     flat = torch.arange(len(run["ids"])).expand(3, 1, -1)
     assert (model(**run["inputs"], position_ids=flat).logits[0, -1] - run["logits"][-1]).abs().max() > 0.3
-    if shape.windowed:
+    if shape.kind is KIND3:
+        # Nor would one without the further levels, or with the frequencies of one part of a position after another.
+        for wrong, least in ((flat_levels, 0.3), (plain_sections, 0.03)):
+            change = wrong(model, run)
+            assert change > least, f"{wrong.__name__}: {change}"
+    if shape.kind is KIND2_5:
         visual, inputs = model.model.visual, run["inputs"]
         right = visual(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
         kept, visual.fullatt_block_indexes = visual.fullatt_block_indexes, list(range(9))
@@ -432,4 +543,9 @@ def make_qwen2_vl():
 
 def make_qwen2_5_vl():
     for shape in QWEN2_5:
+        make_case(shape)
+
+
+def make_qwen3_vl():
+    for shape in QWEN3:
         make_case(shape)

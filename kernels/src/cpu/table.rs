@@ -228,3 +228,27 @@ pub(super) fn embed(context: &Context, table: &CpuTable, ids: &[u32]) -> CpuTens
     });
     CpuTensor::new(out, ids.len(), width)
 }
+
+/// Sums of rows, `ids` and `weights` of `n_terms` each: `[ids.len() / n_terms, width]`.
+pub(super) fn embed_weighted(
+    context: &Context,
+    table: &CpuTable,
+    (ids, weights): (&[u32], &[f32]),
+    n_terms: usize,
+) -> CpuTensor {
+    let width = table.width;
+    let n_sums = ids.len() / n_terms.max(1);
+    let mut out = unwritten(n_sums * width);
+    context.pool.rows(&mut out, width, n_terms * width / VALUES_PER_NS, |first, rows| {
+        let mut term = vec![0.0; width];
+        for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+            let terms = (first + i) * n_terms..(first + i + 1) * n_terms;
+            row.fill(0.0);
+            for (&id, &weight) in ids[terms.clone()].iter().zip(&weights[terms]) {
+                table.row(id, &mut term);
+                row.iter_mut().zip(&term).for_each(|(sum, value)| *sum += weight * value);
+            }
+        }
+    });
+    CpuTensor::new(out, n_sums, width)
+}

@@ -24,7 +24,7 @@ use crate::ops::{
     Activation, Angles, AttentionShape, Backend, Captured, Choices, ChooseBatch, ChosenHeads, Conv2d,
     Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind,
     Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias,
-    Submitted, Unfold, Varlen, WeightView,
+    Submitted, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -281,6 +281,16 @@ impl Backend for CudaBackend {
         let at = self.rows_below(op, step, ids, table.dims.0)?;
         let dims = (ids.len(), table.dims.1);
         rows::gather(op, &self.queue, table.rows.address(), at, dims)
+    }
+
+    fn embed_weighted(&self, step: &CudaStep, table: &CudaTable, rows: WeightedRows) -> Result<CudaTensor> {
+        let op = "embed_weighted";
+        let terms = rows::Terms {
+            rows: self.rows_below(op, step, rows.rows, table.dims.0)?,
+            weights: step.weights(op, rows)?,
+            n_terms: rows.n_terms,
+        };
+        rows::weighted(&self.queue, table.rows.address(), terms, (rows.len(), table.dims.1))
     }
 
     fn gather_rows(&self, step: &CudaStep, x: &CudaTensor, rows: Indices) -> Result<CudaTensor> {

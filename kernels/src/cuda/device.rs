@@ -46,6 +46,7 @@ unsafe impl Sync for Module {}
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) gather_rows: [Function; 2],
+    pub(super) weighted_rows: [Function; 2],
     pub(super) scatter_rows: [Function; 2],
     pub(super) columns: [Function; 2],
     pub(super) add: [Function; 2],
@@ -199,6 +200,7 @@ impl Loading<'_> {
     fn kernels(&mut self) -> Result<Kernels> {
         Ok(Kernels {
             gather_rows: self.pair("rows", "gather_rows")?,
+            weighted_rows: self.pair("rows", "weighted_rows")?,
             scatter_rows: self.pair("rows", "scatter_rows")?,
             columns: self.pair("rows", "columns")?,
             add: self.pair("rows", "add")?,

@@ -20,6 +20,33 @@ DEVICE void gather_rows(T* y, const T* x, const uint32_t* rows, uint32_t n_rows,
 KERNELS(kRowThreads, gather_rows, gather_rows, PARAMETERS, (y, x, rows, n_rows, width))
 #undef PARAMETERS
 
+// y[i] = sum of weights[i, j] x[rows[i, j]] over j in order; `rows`, `weights: [n_sums, n_terms]`.
+template <class T, int N>
+DEVICE void weighted(T* y, const T* x, const uint32_t* rows, const float* weights, uint32_t n_sums, uint32_t n_terms, uint32_t width) {
+  each_vector<N>(n_sums, width, [&](uint32_t row, uint32_t column) {
+    float sums[N] = {};
+    for (uint32_t term = row * n_terms; term < (row + 1) * n_terms; term++) {
+      Pack<T, N> values = load_pack<N>(x + uint64_t{rows[term]} * width + column);
+      UNROLL
+      for (int i = 0; i < N; i++) sums[i] += weights[term] * to_f32(values.value[i]);
+    }
+    Pack<T, N> sum;
+    UNROLL
+    for (int i = 0; i < N; i++) sum.value[i] = from_f32<T>(sums[i]);
+    store_pack<N>(y + uint64_t{row} * width + column, sum);
+  });
+}
+
+template <class T>
+DEVICE void weighted_rows(T* y, const T* x, const uint32_t* rows, const float* weights, uint32_t n_sums, uint32_t n_terms, uint32_t width) {
+  if (by_vectors<T>(width)) weighted<T, kPack<T>>(y, x, rows, weights, n_sums, n_terms, width);
+  else weighted<T, 1>(y, x, rows, weights, n_sums, n_terms, width);
+}
+
+#define PARAMETERS(T) (T * y, const T* x, const uint32_t* rows, const float* weights, uint32_t n_sums, uint32_t n_terms, uint32_t width)
+KERNELS(kRowThreads, weighted_rows, weighted_rows, PARAMETERS, (y, x, rows, weights, n_sums, n_terms, width))
+#undef PARAMETERS
+
 // x[rows[i]] = src[i]; no row twice.
 template <class T, int N>
 DEVICE void scatter(T* x, const T* src, const uint32_t* rows, uint32_t n_rows, uint32_t width) {

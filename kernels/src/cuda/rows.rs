@@ -74,6 +74,25 @@ pub(super) fn gather(
     Ok(y)
 }
 
+/// Device addresses of the terms of weighted sums, `[n_sums, n_terms]` each.
+pub(super) struct Terms {
+    pub(super) rows: u64,
+    pub(super) weights: u64,
+    pub(super) n_terms: usize,
+}
+
+/// Weighted sums of rows of a matrix at `from`.
+pub(super) fn weighted(queue: &Queue, from: u64, terms: Terms, dims: Dims) -> Result<CudaTensor> {
+    let op = "embed_weighted";
+    let y = CudaTensor::new(op, queue, dims)?;
+    let function = queue.kernel(queue.device().kernels.weighted_rows);
+    let Terms { rows, weights, n_terms } = terms;
+    let [n_sums, n_terms, width] = [dims.0, n_terms, dims.1].map(|n| n as u32);
+    let arguments: [&dyn Argument; 7] = [&y.address(), &from, &rows, &weights, &n_sums, &n_terms, &width];
+    queue.launch(op, function, shared_work(y.n_values()), arguments)?;
+    Ok(y)
+}
+
 /// `y = act(sums + bias) + residual`, sums in f32; an address of 0 is none.
 pub(super) fn finish_linear(
     queue: &Queue,

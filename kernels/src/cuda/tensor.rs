@@ -12,7 +12,9 @@ use super::memory::Piece;
 use super::queue::{Queue, as_bytes};
 use super::sharing::SharingPlan;
 use crate::check::Dims;
-use crate::ops::{self, HostStep, Indices, Offsets, PagedSequences, Result, RopePairs, StageBuilder};
+use crate::ops::{
+    self, HostStep, Indices, Offsets, PagedSequences, Result, RopePairs, StageBuilder, WeightedRows,
+};
 
 /// An activation, `[n_tokens, width]`. Clones share its memory until one of them is written.
 #[derive(Clone, Debug)]
@@ -184,6 +186,12 @@ impl CudaStep {
     pub(super) fn offsets(&self, op: &'static str, offsets: Offsets) -> Result<u64> {
         self.host.offsets(op, offsets)?;
         Ok(self.word(offsets.words().start))
+    }
+
+    /// Address of the weights of rows.
+    pub(super) fn weights(&self, op: &'static str, rows: WeightedRows) -> Result<u64> {
+        self.host.weighted(op, rows)?;
+        Ok(self.word(rows.weight_words().start))
     }
 
     /// A rotation with the addresses of its cosines and sines.

@@ -61,7 +61,7 @@ pub(crate) enum ArrayContent {
     Blocks { bound: usize },
     /// Numbers of keys, at most `max_seqlen_k`.
     SeqLens { max_seqlen_k: usize },
-    /// Cosines, sines.
+    /// Cosines, sines, weights.
     Values,
 }
 
@@ -163,6 +163,16 @@ pub(crate) struct SeqLens {
     pub(crate) short: Option<(usize, usize)>,
 }
 
+/// Rows and their weights, `[n, n_terms]` each: entry `i` stands for a weighted sum of `n_terms` rows.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightedRows {
+    /// The rows.
+    pub(crate) rows: Indices,
+    weights: Place,
+    /// Terms of a sum.
+    pub(crate) n_terms: usize,
+}
+
 /// Cosines and sines, `[n_rows, n_pairs]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Angles {
@@ -180,7 +190,7 @@ impl StageBuilder {
     }
 
     /// A builder in which array `i`, in the order in which they are added, takes the place of `rooms[i]` words. Offsets take
-    /// one array; sequences of their own keys two; paged sequences four; angles two.
+    /// one array; sequences of their own keys, weighted rows and angles two; paged sequences four.
     pub fn with_rooms(rooms: Vec<usize>) -> Self {
         Self { rooms: Some(rooms), ..Self::new() }
     }
@@ -298,6 +308,18 @@ impl StageBuilder {
         seqs.lens.short = batch.lens().find(|&len| len.0 > len.1 && len != (1, 0));
         seqs.bounds = Some(bounds);
         Ok(seqs)
+    }
+
+    /// Adds rows and their weights, `[n, n_terms]` each, row-major.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] unless both are as many, and whole sums.
+    pub fn weighted_rows(&mut self, rows: &[u32], weights: &[f32], n_terms: usize) -> Result<WeightedRows> {
+        sizes::same("stage", "weights of rows", &[weights.len()], &[rows.len()])?;
+        sizes::divides("stage", "weighted rows", n_terms, rows.len())?;
+        let rows = self.indices(rows)?;
+        let weights = self.push(ArrayContent::Values, weights.iter().map(|weight| weight.to_bits()))?;
+        Ok(WeightedRows { rows, weights, n_terms })
     }
 
     /// Adds the cosines and sines of rows, `[n_rows, n_pairs]` each, row-major.
@@ -451,6 +473,19 @@ impl PagedSequences {
     /// Words of the step: `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.
     pub fn words(self) -> [Range<usize>; 4] {
         [self.queries.place, self.tables.place, self.blocks.place, self.seq_lens].map(Place::range)
+    }
+}
+
+impl WeightedRows {
+    /// Sums.
+    #[expect(clippy::len_without_is_empty, reason = "whether there are any is nobody's question")]
+    pub fn len(self) -> usize {
+        self.rows.len() / self.n_terms.max(1)
+    }
+
+    /// Words of the step: the weights.
+    pub fn weight_words(self) -> Range<usize> {
+        self.weights.range()
     }
 }
 

@@ -117,6 +117,18 @@ pub(super) fn gather(op: &'static str, x: &Tensor, rows: &[u32]) -> Result<Tenso
     x.index_select(&rows, 0).op(op)
 }
 
+/// Sums of `n_terms` consecutive rows of `x` times their weights, `[weights.len() / n_terms, width]`.
+pub(super) fn weighted_sums(op: &'static str, x: &Tensor, weights: &[f32], n_terms: usize) -> Result<Tensor> {
+    let width = dims(x).1;
+    let n_sums = weights.len() / n_terms.max(1);
+    let mut out = vec![0.0; n_sums * width];
+    for (i, (row, weight)) in values(op, x)?.chunks_exact(width.max(1)).zip(weights).enumerate() {
+        let sum = &mut out[i / n_terms * width..][..width];
+        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * value);
+    }
+    matrix(op, out, (n_sums, width))
+}
+
 /// `x` with row `rows[i]` replaced by row `i` of `src`, `[rows.len(), width]`.
 pub(super) fn scatter(x: &Tensor, rows: &[u32], src: &Tensor) -> Result<Tensor> {
     let op = "scatter_rows";

@@ -129,6 +129,8 @@ pub fn indices_past_the_end_are_refused<B: Backend>(subject: &Subject<B>) {
     let table = b.load_table(view(&[2, 3], &bytes), 1.0).expect("a table");
     let (step, ids) = subject.indices(&[0, 2]);
     index_error(name, "id", b.embed(&step, &table, ids));
+    let (step, rows) = stage(b, |builder| builder.weighted_rows(&[0, 2], &[0.5, 0.5], 2));
+    index_error(name, "weighted row", b.embed_weighted(&step, &table, rows));
     let (step, rows) = subject.indices(&[3]);
     index_error(name, "row to gather", b.gather_rows(&step, &x, rows));
     let (step, rows) = subject.indices(&[0, u32::MAX, 1]);

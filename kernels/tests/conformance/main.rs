@@ -64,6 +64,7 @@ on_every_backend! {
         a_large_table_gives_its_rows_within_the_step_of_a_byte,
         a_tied_table_gives_the_rows_of_one_of_its_own,
         rows_are_gathered_and_scattered_by_number,
+        rows_of_a_table_are_summed_by_weights,
         a_clone_keeps_its_values_when_the_other_is_written,
         columns_merged_and_split_rows_keep_the_order_of_values,
         sequences_are_transposed_each_by_itself;

@@ -126,6 +126,26 @@ pub fn rows_are_gathered_and_scattered_by_number<B: Backend>(subject: &Subject<B
     }
 }
 
+pub fn rows_of_a_table_are_summed_by_weights<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    for width in WIDTHS {
+        let x = values(1, 5 * width);
+        let table = backend.load_table(Stored::f32(&x, &[5, width]).view(), 1.0).expect("a table");
+        let x = through(subject.tables, &x);
+        let rows = [4, 0, 4, 1, 1, 2];
+        let weights = [0.25, -1.0, 2.0, 0.0, 0.5, 0.5];
+        let (step, sums) = stage(backend, |builder| builder.weighted_rows(&rows, &weights, 3));
+        let y = backend.embed_weighted(&step, &table, sums).expect("sums");
+        let row = |i: u32| &x[i as usize * width..][..width];
+        let sum = |i: usize, column: usize| {
+            (3 * i..3 * i + 3).map(|term| weights[term] * row(rows[term])[column]).sum::<f32>()
+        };
+        let expect: Vec<f32> =
+            (0..2).flat_map(|i| (0..width).map(move |c| (i, c))).map(|(i, c)| sum(i, c)).collect();
+        subject.close("weighted rows", &y, (&expect, 2, width), 1e-6);
+    }
+}
+
 pub fn a_clone_keeps_its_values_when_the_other_is_written<B: Backend>(subject: &Subject<B>) {
     let x = values(1, 6);
     let mut written = subject.tensor(&x, 2, 3);

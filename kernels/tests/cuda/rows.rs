@@ -62,6 +62,26 @@ fn rows_are_gathered<T: Element>() {
     });
 }
 
+fn weighted_rows_are_summed<T: Element>() {
+    each_size(|device, n_sums, width| {
+        const N_TERMS: usize = 4;
+        let x = elements::<T>(1, 5 * width);
+        let rows = indices(2, n_sums * N_TERMS, 5);
+        let weights: Vec<f32> = (0..rows.len()).map(|i| (i % 8) as f32 / 8.0 - 0.5).collect();
+        let y = device.poisoned::<T>(n_sums * width);
+        let (from, ids) = (device.upload(&x), device.upload(&rows));
+        let factors = device.upload(&weights);
+        let name = format!("weighted_rows_{}", T::NAME);
+        launch!(device, name, grid(n_sums), THREADS, 0; y, from, ids, factors, n_sums as u32, N_TERMS as u32, width as u32);
+        let value =
+            |term: usize, column: usize| weights[term] * x[rows[term] as usize * width + column].to_f32();
+        let sum =
+            |i: usize| (i / width * N_TERMS..(i / width + 1) * N_TERMS).map(|t| value(t, i % width)).sum();
+        let expect: Vec<f32> = (0..n_sums * width).map(sum).collect();
+        close("weighted rows", &device.download(&y, n_sums * width), &expect, T::STEP * 2.0);
+    });
+}
+
 fn rows_are_scattered<T: Element>() {
     each_size(|device, n_rows, width| {
         let (mut x, src) = (elements::<T>(1, (n_rows + 2) * width), elements::<T>(2, n_rows * width));
@@ -176,6 +196,7 @@ fn sequences_are_transposed<T: Element>() {
 
 for_each_element! {
     rows_are_gathered,
+    weighted_rows_are_summed,
     rows_are_scattered,
     columns_are_cut,
     rows_are_added,

@@ -11,6 +11,7 @@ mod graphs;
 mod layout;
 mod units;
 mod position_bias;
+mod projector;
 mod stem;
 mod tiled;
 mod transformer;

@@ -33,6 +33,8 @@ pub enum Family {
     Qwen2Vl,
     /// Qwen2.5-VL.
     Qwen25Vl,
+    /// Qwen3-VL, dense.
+    Qwen3Vl,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -59,11 +61,12 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
+        Self::Qwen3Vl,
         Self::Mllama,
         Self::Bart,
         Self::MBart,
@@ -86,6 +89,7 @@ impl Family {
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
+            Self::Qwen3Vl => "qwen3_vl",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -123,6 +127,7 @@ impl Family {
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
+            Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

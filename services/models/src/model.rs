@@ -132,7 +132,7 @@ impl Model {
     /// bound them.
     pub fn max_cross_rows(&self) -> Option<usize> {
         match self.spec.decoder.items {
-            ItemsSpec::Embedded => None,
+            ItemsSpec::Embedded { .. } => None,
             ItemsSpec::CrossAttention(_) => self.preprocess.max_rows(),
         }
     }

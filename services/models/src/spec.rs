@@ -7,12 +7,14 @@
 mod image;
 mod names;
 mod positions;
+mod projector;
 mod stem;
 mod work;
 
 pub use image::*;
 pub use names::*;
 pub use positions::*;
+pub use projector::*;
 pub use stem::*;
 
 use triptych_core::Modality;
@@ -42,8 +44,8 @@ pub struct EncoderSpec {
     pub windows: Option<WindowSpec>,
     /// Parts that few encoders have.
     pub extras: EncoderExtras,
-    /// A projection that makes several rows one; `None`: the stack's rows are the output.
-    pub merger: Option<MergerSpec>,
+    /// From rows of the stack to output rows; `None`: they are the same.
+    pub projector: Option<ProjectorSpec>,
     /// Names of its tensors.
     pub names: &'static EncoderNames,
 }
@@ -51,12 +53,17 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Width of an output row.
     pub fn output_width(&self) -> usize {
-        let merged = match (&self.stem, &self.merger) {
-            (StemSpec::Tiles(tiles), _) => tiles.out,
-            (_, Some(merger)) => merger.out,
+        let level = match (&self.stem, &self.projector) {
+            (_, Some(projector)) => projector.out(self.stack.hidden),
+            (StemSpec::Tiles(tiles), None) => tiles.out,
             (_, None) => self.stack.hidden,
         };
-        self.extras.projection.map_or(merged, |p| p.out)
+        level * (1 + self.extras.levels.as_ref().map_or(0, |levels| levels.layers.len()))
+    }
+
+    /// Side of the square of rows that become one output row.
+    pub fn merged_side(&self) -> usize {
+        self.projector.as_ref().map_or(1, |projector| projector.side.max(1))
     }
 
     /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
@@ -66,7 +73,7 @@ impl EncoderSpec {
             StemSpec::Captioned(captioned) => vec![captioned.names.tower, captioned.names.projector],
             _ => Vec::new(),
         };
-        parts.extend(self.extras.projection.map(|p| p.prefixes));
+        parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
         parts
     }
 }
@@ -113,8 +120,12 @@ impl HeadSpec {
 /// The path of encoder rows into the decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemsSpec {
-    /// In the place of token embeddings; rows are as wide as the decoder's, `hidden`.
-    Embedded,
+    /// In the place of token embeddings. Rows have `1 + levels` times `hidden` values.
+    Embedded {
+        /// Levels beyond the first: the `hidden` values of level `i`, from 1, are added to the output of layer `i − 1`
+        /// (DeepStack, <https://arxiv.org/abs/2406.04334>).
+        levels: usize,
+    },
     /// Through cross-attention.
     CrossAttention(CrossSpec),
 }
@@ -145,8 +156,6 @@ pub enum CrossLayers {
 pub struct CrossInstead {
     /// Indices of the layers, ascending.
     pub layers: Vec<usize>,
-    /// Norm of each head of queries and keys.
-    pub head_norm: NormSpec,
     /// Names of the tensors that only these layers have.
     pub names: &'static CrossInsteadNames,
 }
@@ -154,8 +163,6 @@ pub struct CrossInstead {
 /// Names of tensors that only layers without self-attention have, relative to the layer.
 #[derive(Debug, PartialEq)]
 pub struct CrossInsteadNames {
-    /// Norms of a head's queries and keys.
-    pub head_norms: [&'static str; 2],
     /// Full names of the gates on attention and feed-forward: their `tanh` is a factor, folded into weights.
     pub gates: [&'static str; 2],
 }
@@ -198,6 +205,17 @@ pub struct AttentionSpec {
     pub shape: AttentionShape,
     /// Projections that have a bias.
     pub bias: AttentionBias,
+    /// Norms of queries and keys; `None`: none.
+    pub head_norms: Option<HeadNormsSpec>,
+}
+
+/// Norms of each head of queries, and of each of keys, before they are rotated: `[head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNormsSpec {
+    /// Kind of both.
+    pub norm: NormSpec,
+    /// Names of that of queries and that of keys, relative to the layer.
+    pub names: [&'static str; 2],
 }
 
 /// Projections of an attention that have a bias.
@@ -287,13 +305,4 @@ pub struct WindowSpec {
     pub side: usize,
     /// Layers with full attention over the image, ascending.
     pub full_attention_layers: Vec<usize>,
-}
-
-/// A projection that makes a square of `side · side` rows one: norm, join, two linear layers with GELU between.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MergerSpec {
-    /// Rows on a side of the square.
-    pub side: usize,
-    /// Width of its output.
-    pub out: usize,
 }

@@ -18,13 +18,16 @@ use triptych_models::prompt::{
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
 
-const QWEN: [&str; 6] = [
+const QWEN: [&str; 9] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
     "qwen2_5_vl_window112",
     "qwen2_5_vl_window56",
     "qwen2_5_vl_untied_nested",
+    "qwen3_vl_wide_heads",
+    "qwen3_vl_one_level",
+    "qwen3_vl_untied",
 ];
 
 fn tokenizer(case: &str) -> Arc<Tokenizer> {

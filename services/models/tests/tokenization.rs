@@ -7,13 +7,14 @@ use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 use triptych_models::tokenization::{Detokenizer, Tokenizer};
 
-const CASES: [&str; 6] = [
+const CASES: [&str; 7] = [
     "whisper_multilingual",
     "whisper_en_odd_heads",
     "whisper_deep_f16",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
     "qwen2_5_vl_window112",
+    "qwen3_vl_one_level",
 ];
 
 fn tokenizer(case: &str) -> Arc<Tokenizer> {

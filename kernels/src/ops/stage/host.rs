@@ -1,6 +1,6 @@
 //! A step in host memory: what host back ends compute with, and what a device keeps beside its copy for sizes.
 
-use super::{Angles, Indices, Offsets, PagedSequences, Place, StagedArray};
+use super::{Angles, Indices, Offsets, PagedSequences, Place, StagedArray, WeightedRows};
 use crate::ops::PagedBatch;
 use crate::ops::error::{KernelError, Result};
 
@@ -62,6 +62,14 @@ impl HostStep {
     /// As [`Self::indices`].
     pub fn angles(&self, op: &'static str, angles: Angles) -> Result<[&[f32]; 2]> {
         Ok([floats(self.read(op, angles.cos)?), floats(self.read(op, angles.sin)?)])
+    }
+
+    /// The rows and weights of a handle.
+    ///
+    /// # Errors
+    /// As [`Self::indices`].
+    pub fn weighted(&self, op: &'static str, rows: WeightedRows) -> Result<(&[u32], &[f32])> {
+        Ok((self.read(op, rows.rows.place)?, floats(self.read(op, rows.weights)?)))
     }
 
     fn read(&self, op: &'static str, place: Place) -> Result<&[u32]> {

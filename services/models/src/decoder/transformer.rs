@@ -23,6 +23,7 @@ use triptych_kernels::{Backend, KernelError};
 
 mod align_pass;
 mod graphs;
+mod item_rows;
 mod padded;
 mod staged_step;
 
@@ -32,6 +33,7 @@ mod staged;
 
 use align_pass::AlignPass;
 use graphs::DecodeGraphs;
+use item_rows::ItemRows;
 use staged_step::{StagedStep, StepArrays};
 
 /// A decoder of any family over any back end.
@@ -102,21 +104,12 @@ impl<B: Backend> TransformerDecoder<B> {
         })
     }
 
-    /// Token embeddings, encoder rows in the place of some: `[n_tokens, hidden]`.
-    fn embed(
-        &self,
-        backend: &B,
-        step: &B::Step,
-        arrays: StepArrays,
-        embeds: &[EmbedRows<'_>],
-    ) -> Result<B::Tensor, ModelError> {
-        let mut x = backend.embed(step, &self.tokens, arrays.ids)?;
-        if let Some(rows) = arrays.embeds {
-            let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
-            let values = backend.upload_rows(&stored)?;
-            backend.scatter_rows(step, &mut x, rows, &values)?;
+    /// Levels of encoder rows that are among the tokens, beyond the first.
+    fn n_levels(&self) -> usize {
+        match self.spec.items {
+            ItemsSpec::Embedded { levels } => levels,
+            ItemsSpec::CrossAttention(_) => 0,
         }
-        Ok(x)
     }
 
     /// Output of the last layer, `[n_tokens, hidden]`.
@@ -127,7 +120,15 @@ impl<B: Backend> TransformerDecoder<B> {
         arrays: StepArrays,
         embeds: &[EmbedRows<'_>],
     ) -> Result<B::Tensor, ModelError> {
-        let mut x = self.embed(backend, step, arrays, embeds)?;
+        let mut x = backend.embed(step, &self.tokens, arrays.ids)?;
+        let mut items = None;
+        if let Some(rows) = arrays.embeds {
+            let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
+            let values = ItemRows::new(backend.upload_rows(&stored)?, rows, self.spec.stack.hidden);
+            values.replace(backend, step, &mut x)?;
+            items = Some(values);
+        }
+        let n_levels = self.n_levels();
         x = self.input_layer.forward(backend, step, x, arrays.positions)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
@@ -139,6 +140,9 @@ impl<B: Backend> TransformerDecoder<B> {
                 })?,
                 Some(_) => layer.forward(backend, &x, caches, rows)?,
             };
+            if let (Some(items), true) = (&items, i < n_levels) {
+                items.add_level(backend, step, &mut x, i + 1)?;
+            }
         }
         Ok(x)
     }
@@ -195,7 +199,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         let spec = &self.spec;
         let bytes = |layout| self.backend.kv_block_bytes(layout);
         let (encoder_hidden, cross_block_bytes) = match &spec.items {
-            ItemsSpec::Embedded => (spec.stack.hidden, None),
+            ItemsSpec::Embedded { levels } => (spec.stack.hidden * (1 + levels), None),
             ItemsSpec::CrossAttention(cross) => (cross.encoder_hidden, Some(bytes(cross_layout(spec, 1)))),
         };
         DecoderInfo {
@@ -350,7 +354,7 @@ impl<B: Backend> DecoderLayer<B> {
         let loader = loader.layer(names.layers, idx);
         let (instead, place) = match &spec.items {
             ItemsSpec::CrossAttention(cross) => (cross.instead(), CacheLayers::of(cross, idx)),
-            ItemsSpec::Embedded => (None, CacheLayers { own: Some(idx), cross: None }),
+            ItemsSpec::Embedded { .. } => (None, CacheLayers { own: Some(idx), cross: None }),
         };
         let cross = match (&spec.items, &names.cross, place.cross) {
             (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
@@ -419,7 +423,7 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
     let shape = spec.stack.attention.shape;
     let n_cross = match &spec.items {
         ItemsSpec::CrossAttention(cross) => cross.instead().map_or(0, |i| i.layers.len()),
-        ItemsSpec::Embedded => 0,
+        ItemsSpec::Embedded { .. } => 0,
     };
     KvLayout {
         n_layers: spec.stack.n_layers - n_cross,
@@ -438,6 +442,6 @@ fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
             n_kv_heads: cross.attention.shape.n_kv_heads,
             head_dim: cross.attention.shape.head_dim,
         },
-        ItemsSpec::Embedded => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
+        ItemsSpec::Embedded { .. } => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
     }
 }

@@ -8,11 +8,13 @@ use super::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{InputLayer, StagedPositions};
 use crate::spec::EncoderSpec;
-use triptych_kernels::ops::{Indices, Sequences, StageBuilder};
+use triptych_kernels::ops::{Indices, Sequences, StageBuilder, WeightedRows};
 use triptych_kernels::{Backend, KernelError};
 
+mod grid;
 mod padding;
 
+use grid::GridRows;
 pub(super) use padding::{Room, SeqRoom};
 
 /// Layout of the rows of a run.
@@ -26,6 +28,8 @@ pub(super) struct RowLayout {
     pub positions: Vec<[u32; 3]>,
     /// Reordering of the rows by windows; `None` without windows.
     pub order: Option<WindowOrder>,
+    /// Rows of a learned grid of positions, in the order of the layers; `None` without one.
+    pub grid_rows: Option<GridRows>,
 }
 
 /// A reordering of rows that makes each window contiguous.
@@ -33,7 +37,7 @@ pub(super) struct RowLayout {
 pub(super) struct WindowOrder {
     /// Row `i` of the layers is row `stem_rows[i]` of the stem.
     pub stem_rows: Vec<u32>,
-    /// Output row `i` is row `output_rows[i]` of the merger.
+    /// Output row `i` is row `output_rows[i]` of the projector.
     pub output_rows: Vec<u32>,
 }
 
@@ -46,8 +50,10 @@ pub(super) struct StagedLayout {
     pub windows: Sequences,
     /// Positions in the order of the layers.
     pub positions: StagedPositions,
-    /// Rows of the stem and of the merger, as [`WindowOrder`] has them.
+    /// Rows of the stem and of the projector, as [`WindowOrder`] has them.
     pub order: Option<[Indices; 2]>,
+    /// Rows of a learned grid of positions.
+    pub grid_rows: Option<WeightedRows>,
 }
 
 impl RowLayout {
@@ -91,13 +97,17 @@ impl RowLayout {
         }
         let rows = self.positions.iter().map(|[.., x]| *x);
         let positions = input.stage(builder, rows, &self.positions)?;
-        Ok(StagedLayout { whole, windows, positions, order })
+        let grid_rows = self.grid_rows.as_ref().map(|rows| rows.stage(builder)).transpose()?;
+        Ok(StagedLayout { whole, windows, positions, order, grid_rows })
     }
 
     /// The layout with rows of padding; offsets stay those of the units.
     fn with_padding(mut self, room: Room) -> Self {
         let n_real = self.positions.len();
         self.positions.resize(room.n_rows.max(n_real), [0; 3]);
+        if let Some(rows) = &mut self.grid_rows {
+            rows.resize(room.n_rows);
+        }
         if let Some(order) = &mut self.order {
             order.stem_rows.extend(n_real as u32..room.n_rows as u32);
             let merged = order.output_rows.len() as u32;
@@ -108,9 +118,10 @@ impl RowLayout {
 
     /// Layout of the units of a run.
     pub fn of(spec: &EncoderSpec, units: &[EncodeUnit<'_>]) -> Self {
-        let side = spec.merger.as_ref().map_or(1, |m| m.side);
+        let side = spec.merged_side();
         let mut layout = Self { whole: vec![0], windows: vec![0], ..Self::default() };
         let mut stem_order = Vec::new();
+        let mut grid_rows = spec.extras.interpolated.map(|grid| GridRows::new(grid.side));
         for unit in units {
             let [n_frames, height, width] = unit.grid;
             // Without windows one window is the whole frame, and the order stays as it is.
@@ -126,9 +137,13 @@ impl RowLayout {
                     }
                     layout.windows.push(layout.positions.len() as u32);
                 }
+                if let Some(rows) = &mut grid_rows {
+                    rows.extend(&layout.positions[first_row..], [height, width]);
+                }
                 layout.whole.push(layout.positions.len() as u32);
             }
         }
+        layout.grid_rows = grid_rows;
         if spec.windows.is_some() {
             layout.order = Some(WindowOrder::of(stem_order, side * side));
         } else {

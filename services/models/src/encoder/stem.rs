@@ -19,6 +19,7 @@ use crate::weights::Weights;
 use captioned::{CaptionedRows, CaptionedStem, TokenTable};
 pub(super) use input::StemInput;
 use input::patch_rows;
+pub(super) use join::joined;
 use prefixed::{PrefixedPatchStem, PrefixedRows};
 use swin::{SwinRows, SwinStem};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder, Unfold};
@@ -67,9 +68,9 @@ impl<B: Backend> Stem<B> {
                 let second = linear(1, &[hidden, hidden, TAPS], true)?;
                 Ok(Self::Mel { convs: [first, second], n_mels, n_frames })
             }
-            StemSpec::Patches { patch } => {
+            StemSpec::Patches { patch, bias } => {
                 let [channels, frames, height, width] = patch;
-                let projection = linear(0, &[hidden, channels, frames, height, width], false)?;
+                let projection = linear(0, &[hidden, channels, frames, height, width], bias)?;
                 Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
             }
             StemSpec::Tiles(_) => {

@@ -5,22 +5,19 @@ use super::graphs::{
 };
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::position_bias;
+use super::projector::{Levels, Projector};
 use super::stem::{StagedStem, Stem, StemInput};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
-use crate::layers::{
-    AttentionRows, FeedForward, InputLayer, LinearShape, Loader, Residual, SelfAttention, StackAndNames,
-};
+use crate::layers::{AttentionRows, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames};
 use crate::preprocess::EncoderInput;
-use crate::spec::{EncoderSpec, MergerSpec, ProjectionSpec, StemSpec};
+use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{
-    Activation, CapturedForward, ForwardInputs, Mask, ScoreBias, StageBuilder, Varlen,
-};
+use triptych_kernels::ops::{CapturedForward, ForwardInputs, Indices, Mask, ScoreBias, StageBuilder, Varlen};
 
 /// Rows computed at once. Bounds the activations of long audio (168 MB at a feed-forward of 5120), and is more rows than
 /// any back end needs to be busy.
@@ -36,14 +33,23 @@ pub struct TransformerEncoder<B: Backend> {
     input_layer: InputLayer<B>,
     layers: Vec<EncoderLayer<B>>,
     final_norm: Option<B::Norm>,
-    merger: Option<PatchMerger<B>>,
-    projection: Option<B::Linear>,
+    projector: Option<Projector<B>>,
+    levels: Levels<B>,
+    // A grid of positions, resampled to each image.
+    grid_positions: Option<B::Table>,
 }
 
 /// Arrays of a run in a step.
 struct StagedRun<'a, B: Backend> {
     stem: StagedStem<'a, B>,
+    rows: StagedRows,
+}
+
+/// Arrays that the layers of a run, and what follows them, index with.
+struct StagedRows {
     layout: StagedLayout,
+    // Rows of each level among those of all.
+    levels: Vec<Indices>,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -54,12 +60,6 @@ struct EncoderLayer<B: Backend> {
     full_attention: bool,
     // `[n_heads, n, n]`, the same for every image.
     bias: Option<Arc<B::Bias>>,
-}
-
-struct PatchMerger<B: Backend> {
-    norm: B::Norm,
-    linears: [B::Linear; 2],
-    group: usize,
 }
 
 impl<B: Backend> TransformerEncoder<B> {
@@ -75,15 +75,12 @@ impl<B: Backend> TransformerEncoder<B> {
             true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
-        let merger = match (&spec.merger, spec.names.merger) {
-            (Some(merger), Some(names)) => Some(PatchMerger::load(&loader, spec, merger, names)?),
-            _ => None,
+        let projector = match &spec.projector {
+            Some(projector) => Some(Projector::load(&loader, weights, projector, stack.hidden)?),
+            None => None,
         };
-        let merged = spec.merger.as_ref().map_or(stack.hidden, |m| m.out);
-        let projection = match &spec.extras.projection {
-            Some(ProjectionSpec { out, prefixes }) => {
-                Some(Loader::new(backend, weights, prefixes).bare_linear([*out, merged])?)
-            }
+        let grid_positions = match spec.extras.interpolated {
+            Some(grid) => Some(loader.table(grid.name, grid.side * grid.side, stack.hidden)?),
             None => None,
         };
         Ok(Self {
@@ -97,8 +94,9 @@ impl<B: Backend> TransformerEncoder<B> {
             )?,
             layers: load_layers(&loader, spec)?,
             final_norm,
-            merger,
-            projection,
+            projector,
+            levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
+            grid_positions,
             spec: spec.clone(),
             backend: backend.clone(),
         })
@@ -113,13 +111,13 @@ impl<B: Backend> TransformerEncoder<B> {
         let mut part = || parts.next().map_or((), &mut *before);
         part();
         let mut builder = StageBuilder::new();
-        let staged = StagedRun {
-            stem: self.stem.stage(&mut builder, run)?,
-            layout: RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?,
-        };
+        let stem = self.stem.stage(&mut builder, run)?;
+        let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
+        let levels = self.levels.stage(&mut builder, n_tokens)?;
+        let staged = StagedRun { stem, rows: StagedRows { layout, levels } };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
-        Ok(backend.take_values(self.layers(backend, step, (x, staged.layout), &mut part)?)?)
+        Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
     }
 
     /// Output rows of the stem's rows: the layers, and what follows them. `part` is called before every layer but the first,
@@ -128,13 +126,18 @@ impl<B: Backend> TransformerEncoder<B> {
         &self,
         backend: &B,
         step: &B::Step,
-        (mut x, layout): (B::Tensor, StagedLayout),
+        (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
+        let StagedRows { layout, levels: places } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
+        if let (Some(table), Some(rows)) = (&self.grid_positions, layout.grid_rows) {
+            backend.add(&mut x, &backend.embed_weighted(step, table, rows)?)?;
+        }
         x = self.input_layer.forward(backend, step, x, layout.positions)?;
+        let mut levels = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {
                 part();
@@ -143,17 +146,17 @@ impl<B: Backend> TransformerEncoder<B> {
             let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
             let rows = AttentionRows { seqs, rotation: layout.positions.rotation };
             x = layer.forward(backend, step, &x, rows)?;
+            levels.extend(self.levels.of_layer(backend, i, &x)?);
         }
         part();
         if let Some(norm) = &self.final_norm {
             x = backend.norm(&x, norm)?;
         }
-        if let Some(merger) = &self.merger {
-            x = merger.forward(backend, &x)?;
+        if let Some(projector) = &self.projector {
+            x = projector.forward(backend, &x)?;
         }
-        if let Some(projection) = &self.projection {
-            x = backend.linear(&x, projection, Activation::None, None)?;
-        }
+        levels.insert(0, x);
+        x = self.levels.side_by_side(backend, step, levels, places)?;
         if let Some([_, output_rows]) = layout.order {
             x = backend.gather_rows(step, &x, output_rows)?;
         }
@@ -211,12 +214,13 @@ impl<B: Backend> TransformerEncoder<B> {
             (false, Some(_)) => RowLayout::of(&self.spec, units).stage(builder, &self.input_layer)?,
             (false, None) => RowLayout::of(&self.spec, units).stage_in(builder, &self.input_layer, room)?,
         };
-        Ok(StagedRun { stem, layout })
+        let levels = self.levels.stage(builder, shape.n_tokens)?;
+        Ok(StagedRun { stem, rows: StagedRows { layout, levels } })
     }
 
     /// Rows that become one output row.
     fn group(&self) -> usize {
-        self.spec.merger.as_ref().map_or(1, |m| m.side * m.side)
+        self.spec.merged_side().pow(2)
     }
 }
 
@@ -253,7 +257,7 @@ impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
         let inputs = ForwardInputs { arrays, features, dims };
         let graph = self.backend.capture(inputs, &mut |backend, step, features| {
             let x = staged.stem.forward(backend, step, StemInput::Rows(features))?;
-            self.layers(backend, step, (x, staged.layout), &mut || ())
+            self.layers(backend, step, (x, &staged.rows), &mut || ())
         })?;
         Ok(graph)
     }
@@ -354,30 +358,5 @@ impl<B: Backend> EncoderLayer<B> {
         })?;
         self.feed_forward_norm
             .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
-    }
-}
-
-impl<B: Backend> PatchMerger<B> {
-    fn load(
-        loader: &Loader<'_, B>,
-        spec: &EncoderSpec,
-        merger: &MergerSpec,
-        [norm, first, second]: [&str; 3],
-    ) -> Result<Self, ModelError> {
-        let group = merger.side * merger.side;
-        let joined = spec.stack.hidden * group;
-        let linear =
-            |name, shape: [usize; 2]| loader.linear(&[LinearShape { name, shape: &shape, bias: true }]);
-        Ok(Self {
-            norm: loader.norm(norm, spec.stack.norm, spec.stack.hidden)?,
-            linears: [linear(first, [joined, joined])?, linear(second, [merger.out, joined])?],
-            group,
-        })
-    }
-
-    fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let joined = backend.merge_rows(backend.norm(x, &self.norm)?, self.group)?;
-        let inner = backend.linear(&joined, &self.linears[0], Activation::Gelu, None)?;
-        Ok(backend.linear(&inner, &self.linears[1], Activation::None, None)?)
     }
 }

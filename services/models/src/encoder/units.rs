@@ -65,9 +65,9 @@ pub(super) fn units<'a>(
     input: &'a EncoderInput,
 ) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
     match (&spec.stem, &input.features, &input.extent) {
-        (StemSpec::Patches { patch }, Features::Patches(values), &Extent::Grid { t, h, w }) => {
+        (StemSpec::Patches { patch, .. }, Features::Patches(values), &Extent::Grid { t, h, w }) => {
             let grid = [t as usize, h as usize, w as usize];
-            let side = spec.merger.as_ref().map_or(1, |m| m.side);
+            let side = spec.merged_side();
             if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
                 return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
             }

@@ -100,7 +100,6 @@ const fn encoder_names(tokens: &'static [&'static str]) -> EncoderNames {
         tokens,
         positions: "embed_positions",
         stack: ENCODER_STACK,
-        merger: None,
     }
 }
 
@@ -130,7 +129,7 @@ pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpe
         stack: stack(config, variant, Side::Encoder)?,
         windows: None,
         extras: EncoderExtras::default(),
-        merger: None,
+        projector: None,
         names: if shared { &ENCODER } else { &OWN_ENCODER },
     };
     let mut decoder = decoder(config, variant, encoder.stack.hidden)?;
@@ -207,6 +206,7 @@ fn stack(config: &Config<'_>, variant: BartVariant, side: Side) -> Result<StackS
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
             bias: AttentionBias { q: true, k: true, v: true, out: true },
+            head_norms: None,
         },
         feed_forward: FeedForwardSpec {
             width: config.size(ffn)?,

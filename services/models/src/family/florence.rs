@@ -31,7 +31,6 @@ static ENCODER: EncoderNames = EncoderNames {
     tokens: TOKENS,
     positions: "embed_positions",
     stack: ENCODER_STACK,
-    merger: None,
 };
 
 static DECODER: DecoderNames = DecoderNames {
@@ -180,6 +179,7 @@ fn stack(config: &Config<'_>, [hidden, n_layers, n_heads]: [usize; 3]) -> Result
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
             bias: AttentionBias { q: qkv, k: qkv, v: qkv, out: true },
+            head_norms: None,
         },
         feed_forward: FeedForwardSpec {
             width: config.scaled_size("mlp_ratio", hidden)?,

@@ -38,7 +38,6 @@ static VISION: EncoderNames = EncoderNames {
         feed_forward_outer: "mlp.fc2",
         final_norm: "",
     },
-    merger: None,
 };
 
 static TILES: TilesNames = TilesNames {
@@ -79,10 +78,10 @@ static TEXT: DecoderNames = DecoderNames {
     head_bias: None,
 };
 
-static INSTEAD: CrossInsteadNames = CrossInsteadNames {
-    head_norms: ["cross_attn.q_norm", "cross_attn.k_norm"],
-    gates: ["cross_attn_attn_gate", "cross_attn_mlp_gate"],
-};
+const CROSS_NORMS: [&str; 2] = ["cross_attn.q_norm", "cross_attn.k_norm"];
+
+static INSTEAD: CrossInsteadNames =
+    CrossInsteadNames { gates: ["cross_attn_attn_gate", "cross_attn_mlp_gate"] };
 
 const NO_BIAS: AttentionBias = AttentionBias { q: false, k: false, v: false, out: false };
 
@@ -105,7 +104,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     config.share("num_key_value_heads", n_heads, n_kv_heads)?;
     let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
     let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() };
-    let attention = AttentionSpec { shape, bias: NO_BIAS };
+    let attention = AttentionSpec { shape, bias: NO_BIAS, head_norms: None };
     let activation = match config.text("hidden_act")? {
         "silu" => Activation::Silu,
         other => return Err(config.unsupported("hidden_act", other, "silu")),
@@ -138,8 +137,11 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         },
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: hidden,
-            attention,
-            layers: CrossLayers::Instead(CrossInstead { layers, head_norm: norm, names: &INSTEAD }),
+            attention: AttentionSpec {
+                head_norms: Some(HeadNormsSpec { norm, names: CROSS_NORMS }),
+                ..attention
+            },
+            layers: CrossLayers::Instead(CrossInstead { layers, names: &INSTEAD }),
         }),
         embedding_scale: 1.0,
         head: HeadSpec { input_only: N_INPUT_ONLY, ..HeadSpec::plain(false) },
@@ -209,6 +211,7 @@ fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {
                     scale: 1.0 / (head_dim as f32).sqrt(),
                 },
                 bias: NO_BIAS,
+                head_norms: None,
             },
             feed_forward: FeedForwardSpec {
                 width: config.size("intermediate_size")?,
@@ -223,7 +226,7 @@ fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {
         },
         windows: None,
         extras: EncoderExtras::default(),
-        merger: None,
+        projector: None,
         names: &VISION,
     })
 }

@@ -39,7 +39,6 @@ static ENCODER: EncoderNames = EncoderNames {
         feed_forward_outer: "mlp.fc2",
         final_norm: "layer_norm",
     },
-    merger: None,
 };
 
 static DECODER: DecoderNames = DecoderNames {
@@ -79,7 +78,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             stack: encoder,
             windows: None,
             extras: EncoderExtras::default(),
-            merger: None,
+            projector: None,
             names: &ENCODER,
         },
         decoder: DecoderSpec {
@@ -145,6 +144,7 @@ fn stack(config: &Config<'_>, side: Side) -> Result<StackSpec, ModelError> {
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() },
             bias: AttentionBias { q: bias, k: bias, v: bias, out: false },
+            head_norms: None,
         },
         feed_forward: FeedForwardSpec {
             width: config.size("intermediate_size")?,

@@ -1,8 +1,11 @@
-//! Qwen2-VL and Qwen2.5-VL: a vision transformer that merges patches, and a Qwen2 decoder with M-RoPE.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_vl/modeling_qwen2_vl.py>
-//! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it. The decoders are the same; the vision towers differ in
-//! norm, feed-forward and attention windows, and in what the configuration calls their widths.
+//! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it, and
+//! <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/qwen3_vl/modeling_qwen3_vl.py>. The first
+//! two have one decoder; their towers differ in norm, feed-forward and attention windows, and in what the configuration calls
+//! their widths. Qwen3-VL's decoder is that of Qwen3, with M-RoPE of interleaved frequencies; its tower has a learned grid of
+//! positions beside the rotary ones, and gives the output of some layers as further levels of each row.
 
 use super::Config;
 use crate::error::ModelError;
@@ -10,13 +13,15 @@ use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
-/// QwenVlVersion of the vision tower.
+/// Version of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QwenVlVersion {
     /// Qwen2-VL.
     Two,
     /// Qwen2.5-VL.
     TwoAndHalf,
+    /// Qwen3-VL.
+    Three,
 }
 
 /// Not in the configuration of the vision towers.
@@ -24,7 +29,19 @@ const VISION_NORM_EPS: f32 = 1e-6;
 const VISION_ROPE_THETA: f32 = 10_000.0;
 
 const VISION_PREFIXES: &[&str] = &["visual.", "model.visual."];
-const MERGER: [&str; 3] = ["merger.ln_q", "merger.mlp.0", "merger.mlp.2"];
+
+static MERGER: ProjectorNames =
+    ProjectorNames { prefixes: None, norm: "merger.ln_q", layers: &["merger.mlp.0", "merger.mlp.2"] };
+static MERGER_3: ProjectorNames = ProjectorNames {
+    prefixes: None,
+    norm: "merger.norm",
+    layers: &["merger.linear_fc1", "merger.linear_fc2"],
+};
+/// Of each element of the list.
+static LEVEL_3: ProjectorNames =
+    ProjectorNames { prefixes: None, norm: "norm", layers: &["linear_fc1", "linear_fc2"] };
+const LEVELS_3: &str = "deepstack_merger_list";
+const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> EncoderNames {
     EncoderNames {
@@ -42,12 +59,12 @@ const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> En
             feed_forward_outer: outer,
             final_norm: "",
         },
-        merger: Some(MERGER),
     }
 }
 
 static VISION_2: EncoderNames = vision_names(&["mlp.fc1"], "mlp.fc2");
 static VISION_2_5: EncoderNames = vision_names(&["mlp.gate_proj", "mlp.up_proj"], "mlp.down_proj");
+static VISION_3: EncoderNames = vision_names(&["mlp.linear_fc1"], "mlp.linear_fc2");
 
 static TEXT: DecoderNames = DecoderNames {
     prefixes: &["model.", "model.language_model.", "language_model.model.", "language_model."],
@@ -81,21 +98,23 @@ static TEXT: DecoderNames = DecoderNames {
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelSpec, ModelError> {
-    let decoder = text(config)?;
     let vision = config.section("vision_config", "vision_config.")?;
     let encoder = match version {
         QwenVlVersion::Two => vision_2(&vision)?,
         QwenVlVersion::TwoAndHalf => vision_2_5(&vision)?,
+        QwenVlVersion::Three => vision_3(&vision)?,
     };
-    if encoder.output_width() != decoder.stack.hidden {
-        let actual = encoder.output_width();
+    let levels = encoder.extras.levels.as_ref().map_or(0, |levels| levels.layers.len());
+    let decoder = text(config, version, levels)?;
+    let actual = encoder.output_width() / (1 + levels);
+    if actual != decoder.stack.hidden {
         let expected = format!("{}, hidden_size", decoder.stack.hidden);
         return Err(config.unsupported("vision_config: output width", actual, expected));
     }
     Ok(ModelSpec { encoder, decoder })
 }
 
-fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<DecoderSpec, ModelError> {
     let tied_head = config.flag_or("tie_word_embeddings", false)?;
     let config = &config.or_section(&["text_config"]);
     config.must_be_off("use_sliding_window")?;
@@ -103,13 +122,25 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let n_heads = config.size("num_attention_heads")?;
     let n_kv_heads = config.size_or("num_key_value_heads", n_heads)?;
     config.share("num_key_value_heads", n_heads, n_kv_heads)?;
-    let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
+    let is_3 = version == QwenVlVersion::Three;
+    let head_dim = match config.get("head_dim").filter(|_| is_3) {
+        Some(_) => config.size("head_dim")?,
+        None => config.share("num_attention_heads", hidden, n_heads)?,
+    };
+    let norm = NormSpec::rms(config.number("rms_norm_eps")?);
+    let has_bias = !is_3 || config.flag_or("attention_bias", false)?;
+    let n_layers = config.size("num_hidden_layers")?;
+    if levels > n_layers {
+        let expected = format!("{levels} or more, for the levels of deepstack_visual_indexes");
+        return Err(config.unsupported("num_hidden_layers", n_layers, expected));
+    }
     let stack = StackSpec {
         hidden,
-        n_layers: config.size("num_hidden_layers")?,
+        n_layers,
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale(head_dim) },
-            bias: AttentionBias { q: true, k: true, v: true, out: false },
+            bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: is_3 && has_bias },
+            head_norms: is_3.then_some(HeadNormsSpec { norm, names: HEAD_NORMS }),
         },
         feed_forward: FeedForwardSpec {
             width: config.size("intermediate_size")?,
@@ -117,7 +148,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             activation: silu(config)?,
             bias: false,
         },
-        norm: NormSpec::rms(config.number("rms_norm_eps")?),
+        norm,
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
@@ -127,7 +158,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         max_context: config.size("max_position_embeddings")?,
         positions: Positions::Rotary(text_rotary(config, head_dim)?),
         stack,
-        items: ItemsSpec::Embedded,
+        items: ItemsSpec::Embedded { levels },
         embedding_scale: 1.0,
         head: HeadSpec::plain(tied_head),
         names: &TEXT,
@@ -144,9 +175,13 @@ fn text_rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, Model
         return Err(rope.unsupported(kind, value, "mrope or default"));
     }
     let sections = rope.sizes("mrope_section")?;
+    let axes = match rope.flag_or("mrope_interleaved", false)? {
+        true => RotaryAxes::Interleaved,
+        false => RotaryAxes::Sections,
+    };
     match <[usize; 3]>::try_from(sections.as_slice()) {
         Ok(s) if s.iter().sum::<usize>() == head_dim / 2 => {
-            Ok(RotarySpec::new(rope.number("rope_theta")?, RotaryAxes::Sections(s)))
+            Ok(RotarySpec::new(rope.number("rope_theta")?, axes(s)))
         }
         _ => {
             let expected = format!("three numbers that add up to {}", head_dim / 2);
@@ -203,7 +238,49 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     )
 }
 
-/// Differences between the two towers.
+fn vision_3(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
+    let activation = match config.text("hidden_act")? {
+        "gelu_pytorch_tanh" => Activation::GeluTanh,
+        other => return Err(config.unsupported("hidden_act", other, "gelu_pytorch_tanh")),
+    };
+    let hidden = config.size("hidden_size")?;
+    let n_positions = config.size("num_position_embeddings")?;
+    let side = n_positions.isqrt();
+    if side * side != n_positions {
+        return Err(config.unsupported("num_position_embeddings", n_positions, "a square"));
+    }
+    let width = config.size("intermediate_size")?;
+    let feed_forward = FeedForwardSpec { width, kind: FeedForwardKind::Plain, activation, bias: true };
+    let norm = NormSpec::layer(VISION_NORM_EPS);
+    let out = config.size("out_hidden_size")?;
+    let tower = VisionTower { hidden, out, feed_forward, norm, windows: None, names: &VISION_3 };
+    let mut spec = vision(config, tower)?;
+    if let StemSpec::Patches { bias, .. } = &mut spec.stem {
+        *bias = true;
+    }
+    let layers = config.sizes("deepstack_visual_indexes")?;
+    let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
+    if !ascending || layers.iter().any(|layer| *layer >= spec.stack.n_layers) {
+        let expected = format!("layers below {}, ascending", spec.stack.n_layers);
+        return Err(config.unsupported("deepstack_visual_indexes", format!("{layers:?}"), expected));
+    }
+    let projector = spec.projector.take().map(|projector| ProjectorSpec { names: &MERGER_3, ..projector });
+    let level = projector.clone().map(|projector| ProjectorSpec {
+        norm: Some(ProjectorNorm { norm, of_joined: true }),
+        names: &LEVEL_3,
+        ..projector
+    });
+    spec.projector = projector;
+    spec.extras.interpolated = Some(InterpolatedSpec { side, name: "pos_embed" });
+    spec.extras.levels = level.filter(|_| !layers.is_empty()).map(|projector| LevelsSpec {
+        layers,
+        projector,
+        list: LEVELS_3,
+    });
+    Ok(spec)
+}
+
+/// Differences between the towers.
 struct VisionTower {
     hidden: usize,
     out: usize,
@@ -225,7 +302,10 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
     };
     Ok(EncoderSpec {
         modality: Modality::Image,
-        stem: StemSpec::Patches { patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side] },
+        stem: StemSpec::Patches {
+            patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side],
+            bias: false,
+        },
         positions: Positions::Rotary(RotarySpec::new(VISION_ROPE_THETA, RotaryAxes::Plane)),
         stack: StackSpec {
             hidden,
@@ -233,6 +313,7 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
             attention: AttentionSpec {
                 shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: scale(head_dim) },
                 bias: AttentionBias { q: true, k: true, v: true, out: true },
+                head_norms: None,
             },
             feed_forward,
             norm,
@@ -242,9 +323,20 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
         },
         windows,
         extras: EncoderExtras::default(),
-        merger: Some(MergerSpec { side: config.size_or("spatial_merge_size", 2)?, out }),
+        projector: Some(merger(hidden, config.size_or("spatial_merge_size", 2)?, norm, out)),
         names,
     })
+}
+
+/// Norm, join, two linear layers with GELU between.
+fn merger(hidden: usize, side: usize, norm: NormSpec, out: usize) -> ProjectorSpec {
+    ProjectorSpec {
+        side,
+        norm: Some(ProjectorNorm { norm, of_joined: false }),
+        widths: vec![hidden * side * side, out],
+        activation: Activation::Gelu,
+        names: &MERGER,
+    }
 }
 
 fn silu(config: &Config<'_>) -> Result<Activation, ModelError> {

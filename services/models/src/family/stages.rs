@@ -40,14 +40,12 @@ impl Family {
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
-            StemSpec::Patches { patch: [_, n_frames, side, _] } => {
+            StemSpec::Patches { patch: [_, n_frames, side, _], .. } => {
                 let settings = ImageSettings::from_dir(dir)?;
                 let file = JsonFile::processor(dir, ItemProcessor::Image)?;
                 agree(&file, "patch_size", settings.patch_size as usize, side)?;
                 agree(&file, "temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
-                if let Some(merger) = &spec.merger {
-                    agree(&file, "merge_size", settings.merge_size as usize, merger.side)?;
-                }
+                agree(&file, "merge_size", settings.merge_size as usize, spec.merged_side())?;
                 Arc::new(ImageProcessor::new(settings))
             }
             StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, &spec.stem)?),
@@ -72,7 +70,7 @@ impl Family {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
-            Self::Qwen2Vl | Self::Qwen25Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
+            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
             Self::VisionEncoderDecoder
             | Self::Florence2
             | Self::Bart

@@ -75,7 +75,6 @@ const fn encoder_names(inner: &'static [&'static str]) -> EncoderNames {
             feed_forward_outer: "layer.1.DenseReluDense.wo",
             final_norm: "final_layer_norm",
         },
-        merger: None,
     }
 }
 
@@ -125,7 +124,7 @@ pub(super) fn spec(config: &Config<'_>, variant: T5Variant) -> Result<ModelSpec,
         stack: encoder_stack,
         windows: None,
         extras: EncoderExtras::default(),
-        merger: None,
+        projector: None,
         names: if gated { &GATED_ENCODER } else { &ENCODER },
     };
     let decoder = DecoderSpec {
@@ -178,6 +177,7 @@ fn stack(config: &Config<'_>, variant: T5Variant, n_layers: usize) -> Result<Sta
                 scale: 1.0,
             },
             bias: AttentionBias { q: false, k: false, v: false, out: false },
+            head_norms: None,
         },
         feed_forward: feed_forward(config, variant)?,
         norm: NormSpec::rms(eps),

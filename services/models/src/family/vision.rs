@@ -12,10 +12,12 @@ mod vit;
 
 use super::Config;
 use crate::error::ModelError;
-use crate::spec::{ModelSpec, ProjectionSpec};
+use crate::spec::{ModelSpec, ProjectorNames, ProjectorSpec};
+use triptych_kernels::ops::Activation;
 
 /// Between encoder and decoder, where their widths differ.
-const PROJECTION: &[&str] = &["enc_to_dec_proj."];
+static PROJECTION: ProjectorNames =
+    ProjectorNames { prefixes: Some(&["enc_to_dec_proj."]), norm: "", layers: &[""] };
 
 /// The spec of a configuration.
 ///
@@ -43,7 +45,13 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             return Err(decoder_config.unsupported("cross_attention_hidden_size", width, expected));
         }
         None if from != to => {
-            encoder.extras.projection = Some(ProjectionSpec { out: to, prefixes: PROJECTION });
+            encoder.projector = Some(ProjectorSpec {
+                side: 1,
+                norm: None,
+                widths: vec![to],
+                activation: Activation::None,
+                names: &PROJECTION,
+            });
         }
         _ => {}
     }

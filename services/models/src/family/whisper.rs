@@ -20,7 +20,6 @@ static ENCODER: EncoderNames = EncoderNames {
     tokens: &[],
     positions: "embed_positions",
     stack: ENCODER_STACK,
-    merger: None,
 };
 
 static DECODER: DecoderNames = DecoderNames {
@@ -48,7 +47,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         stack: stack(config, ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"])?,
         windows: None,
         extras: EncoderExtras::default(),
-        merger: None,
+        projector: None,
         names: &ENCODER,
     };
     let stack_of_decoder = stack(config, ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"])?;
@@ -85,6 +84,7 @@ fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSp
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
             bias: AttentionBias { q: true, k: false, v: true, out: true },
+            head_norms: None,
         },
         feed_forward: FeedForwardSpec { width: config.size(ffn)?, kind, activation, bias: true },
         norm: NormSpec::layer(NORM_EPS),

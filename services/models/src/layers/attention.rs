@@ -2,7 +2,7 @@
 
 use super::{LinearShape, Loader};
 use crate::error::ModelError;
-use crate::spec::{AttentionNames, AttentionSpec, CrossInstead, CrossNames, CrossSpec, QkvNames, StackSpec};
+use crate::spec::{AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, QkvNames, StackSpec};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
 
@@ -10,7 +10,14 @@ use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, 
 pub struct SelfAttention<B: Backend> {
     qkv: B::Linear,
     out: B::Linear,
+    head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
+}
+
+/// Norms of each head of queries and keys.
+struct HeadNorms<B: Backend> {
+    q: B::Norm,
+    k: B::Norm,
 }
 
 /// Rows that attend to each other.
@@ -34,8 +41,7 @@ pub struct CrossAttention<B: Backend> {
     q: B::Linear,
     kv: B::Linear,
     out: B::Linear,
-    // Of each head of queries, then of keys.
-    head_norms: Option<[B::Norm; 2]>,
+    head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
 }
 
@@ -62,7 +68,7 @@ impl<B: Backend> SelfAttention<B> {
         stack: &StackSpec,
         factor: f32,
     ) -> Result<Self, ModelError> {
-        let AttentionSpec { shape, bias } = stack.attention;
+        let AttentionSpec { shape, bias, .. } = stack.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
         let qkv = match names.qkv {
             QkvNames::Fused(name) => {
@@ -76,7 +82,8 @@ impl<B: Backend> SelfAttention<B> {
             ])?,
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
-        Ok(Self { qkv, out: out.load(loader, stack.attention)?, shape })
+        let head_norms = HeadNorms::load(loader, stack.attention)?;
+        Ok(Self { qkv, out: out.load(loader, stack.attention)?, head_norms, shape })
     }
 
     /// Number of heads, their width, and the scale of scores.
@@ -102,6 +109,10 @@ impl<B: Backend> SelfAttention<B> {
         let mut q = backend.columns(&qkv, 0, q_width)?;
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
+        if let Some(norms) = &self.head_norms {
+            q = norm_heads(backend, q, &norms.q, self.shape.n_heads)?;
+            k = norm_heads(backend, k, &norms.k, self.shape.n_kv_heads)?;
+        }
         if let Some(Rotation { shape, angles }) = rotation {
             backend.rope(step, &mut q, shape, angles)?;
             backend.rope(step, &mut k, shape, angles)?;
@@ -122,6 +133,11 @@ impl<B: Backend> SelfAttention<B> {
         rows: CachedRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let CachedRows { to, rotation } = rows;
+        if self.head_norms.is_some() {
+            let [q, k, v] = self.project(backend, step, x, rotation)?;
+            backend.write_kv(step, to, [&k, &v])?;
+            return Ok(q);
+        }
         let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
         Ok(backend.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: self.shape, rotation })?)
     }
@@ -139,7 +155,7 @@ impl<B: Backend> SelfAttention<B> {
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let AttentionRows { seqs, rotation } = rows;
-        if rotation.is_none() {
+        if rotation.is_none() && self.head_norms.is_none() {
             let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
             return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }
@@ -172,16 +188,12 @@ impl<B: Backend> CrossAttention<B> {
         stack: &StackSpec,
         cross: &CrossSpec,
     ) -> Result<Self, ModelError> {
-        let AttentionSpec { shape, bias } = cross.attention;
+        let AttentionSpec { shape, bias, .. } = cross.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), cross.encoder_hidden]];
         let [q_name, k_name, v_name] = names.qkv;
-        let (head_norms, factor) = match cross.instead() {
-            None => (None, 1.0),
-            Some(CrossInstead { head_norm, names, .. }) => {
-                let norm = |name| loader.norm(name, *head_norm, shape.head_dim);
-                let [q_norm, k_norm] = names.head_norms;
-                (Some([norm(q_norm)?, norm(k_norm)?]), loader.gate(names.gates[0])?)
-            }
+        let factor = match cross.instead() {
+            None => 1.0,
+            Some(instead) => loader.gate(instead.names.gates[0])?,
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
@@ -191,7 +203,7 @@ impl<B: Backend> CrossAttention<B> {
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
             out: out.load(loader, cross.attention)?,
-            head_norms,
+            head_norms: HeadNorms::load(loader, cross.attention)?,
             shape,
         })
     }
@@ -208,7 +220,7 @@ impl<B: Backend> CrossAttention<B> {
     pub fn query(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let q = backend.linear(x, &self.q, Activation::None, None)?;
         match &self.head_norms {
-            Some([norm, _]) => norm_heads(backend, q, norm, self.shape.n_heads),
+            Some(norms) => norm_heads(backend, q, &norms.q, self.shape.n_heads),
             None => Ok(q),
         }
     }
@@ -221,8 +233,8 @@ impl<B: Backend> CrossAttention<B> {
         let width = kv_width(self.shape);
         let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
         let [mut k, v] = [backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?];
-        if let Some([_, norm]) = &self.head_norms {
-            k = norm_heads(backend, k, norm, self.shape.n_kv_heads)?;
+        if let Some(norms) = &self.head_norms {
+            k = norm_heads(backend, k, &norms.k, self.shape.n_kv_heads)?;
         }
         Ok([k, v])
     }
@@ -257,6 +269,14 @@ impl<B: Backend> CrossAttention<B> {
         residual: &B::Tensor,
     ) -> Result<B::Tensor, ModelError> {
         Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
+    }
+}
+
+impl<B: Backend> HeadNorms<B> {
+    fn load(loader: &Loader<'_, B>, attention: AttentionSpec) -> Result<Option<Self>, ModelError> {
+        let Some(HeadNormsSpec { norm, names }) = attention.head_norms else { return Ok(None) };
+        let load = |name| loader.norm(name, norm, attention.shape.head_dim);
+        Ok(Some(Self { q: load(names[0])?, k: load(names[1])? }))
     }
 }
 

@@ -262,6 +262,10 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn full(&self, name: &str, ending: &str) -> Vec<String> {
-        self.prefixes.iter().map(|p| format!("{p}{name}.{ending}")).collect()
+        let join = |prefix: &String| match name.is_empty() && prefix.ends_with('.') {
+            true => format!("{prefix}{ending}"),
+            false => format!("{prefix}{name}.{ending}"),
+        };
+        self.prefixes.iter().map(join).collect()
     }
 }

@@ -29,6 +29,10 @@ impl Rotary {
             RotaryAxes::Sections([t, h, _]) => {
                 (usize::from(i >= t) + usize::from(i >= t + h), frequency(i, rotary_dim))
             }
+            RotaryAxes::Interleaved(sections) => {
+                let axis = i % 3;
+                (if i / 3 < sections[axis] { axis } else { 0 }, frequency(i, rotary_dim))
+            }
             RotaryAxes::Plane => (1 + usize::from(i >= half / 2), frequency(i % (half / 2).max(1), half)),
         };
         let shape = RopeShape { head_dim, rotary_dim, pairs: spec.pairs };
@@ -105,6 +109,14 @@ mod tests {
     #[test]
     fn sections_share_out_the_frequencies_in_order() {
         check(RotaryAxes::Sections([1, 1, 2]), 8, [1, 2, 3], &[1.0, 0.2, 0.03, 0.003]);
+    }
+
+    #[test]
+    fn interleaved_sections_take_frequencies_in_turn() {
+        let base = |i: usize| 1.0 / 10_000f32.powf((2 * i) as f32 / 12.0);
+        let axes = [1.0, 2.0, 3.0, 1.0, 2.0, 1.0];
+        let expect: Vec<f32> = axes.iter().enumerate().map(|(i, position)| position * base(i)).collect();
+        check(RotaryAxes::Interleaved([3, 2, 1]), 12, [1, 2, 3], &expect);
     }
 
     #[test]

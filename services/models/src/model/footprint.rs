@@ -181,6 +181,9 @@ impl Backend for FootprintBackend {
     fn embed(&self, _: &(), _: &(), _: Indices) -> Result<()> {
         refuse("embed")
     }
+    fn embed_weighted(&self, _: &(), _: &(), _: WeightedRows) -> Result<()> {
+        refuse("embed_weighted")
+    }
     fn gather_rows(&self, _: &(), _: &(), _: Indices) -> Result<()> {
         refuse("gather_rows")
     }

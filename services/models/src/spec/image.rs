@@ -1,6 +1,6 @@
 //! Parts of image encoders beyond a plain stack: hierarchical towers, projectors, position biases.
 
-use super::{AttentionNames, NormSpec, StackNames, StackSpec};
+use super::{AttentionNames, InterpolatedSpec, LevelsSpec, NormSpec, StackNames, StackSpec};
 
 /// Parts that few encoders have; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -10,17 +10,10 @@ pub struct EncoderExtras {
     pub scales: Option<[&'static str; 2]>,
     /// A learned bias on the scores of attention.
     pub position_bias: Option<PositionBiasSpec>,
-    /// A linear layer with bias over the output rows.
-    pub projection: Option<ProjectionSpec>,
-}
-
-/// A linear layer that stands by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProjectionSpec {
-    /// Width of its output.
-    pub out: usize,
-    /// Its full name with a dot at the end, before `weight` and `bias`.
-    pub prefixes: &'static [&'static str],
+    /// A learned grid of positions, resampled to each image.
+    pub interpolated: Option<InterpolatedSpec>,
+    /// Further levels of output rows.
+    pub levels: Option<LevelsSpec>,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

@@ -38,8 +38,6 @@ pub struct EncoderNames {
     pub positions: &'static str,
     /// The layers.
     pub stack: StackNames,
-    /// Norm and two linear layers of the merger, if there is one.
-    pub merger: Option<[&'static str; 3]>,
 }
 
 /// Names of a decoder's tensors.

@@ -105,6 +105,9 @@ pub enum RotaryAxes {
     Single,
     /// Consecutive runs of frequencies for temporal, height, width; they add up to `head_dim / 2` (M-RoPE).
     Sections([usize; 3]),
+    /// The same numbers of frequencies for temporal, height, width, taken in turn: frequency `i` follows height where
+    /// `i mod 3` is 1, width where it is 2, until that part has its number; temporal elsewhere.
+    Interleaved([usize; 3]),
     /// Two equal halves, height then width, each with the frequencies of `head_dim / 2`.
     Plane,
 }

@@ -12,10 +12,12 @@ pub enum StemSpec {
         /// Frames of a window; rows are half as many.
         n_frames: usize,
     },
-    /// One linear layer over the values of a patch, without bias.
+    /// One linear layer over the values of a patch.
     Patches {
         /// Dimensions of a patch, in the order of its stored weight: channels, frames, height, width.
         patch: [usize; 4],
+        /// True if the layer has a bias.
+        bias: bool,
     },
     /// Convolutions over samples.
     Wave(WaveSpec),
@@ -64,7 +66,7 @@ impl StemSpec {
     pub fn patch_side(&self) -> Option<usize> {
         match self {
             Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
-            Self::Patches { patch: [.., side] } | Self::PrefixedPatches { patch: [.., side], .. } => {
+            Self::Patches { patch: [.., side], .. } | Self::PrefixedPatches { patch: [.., side], .. } => {
                 Some(*side)
             }
             Self::Swin(spec) => Some(spec.patch[2]),
@@ -85,7 +87,7 @@ impl StemSpec {
     pub fn patch_values(&self) -> usize {
         match self {
             Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
-            Self::Patches { patch } => patch.iter().product(),
+            Self::Patches { patch, .. } => patch.iter().product(),
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
             Self::Swin(spec) => spec.patch.iter().product(),
             Self::Captioned(spec) => spec.tower.channels(),

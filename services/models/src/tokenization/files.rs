@@ -87,7 +87,7 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
         "xlm-roberta" => "XLMRoberta",
         "llama" => "Llama",
         "bert" => "Bert",
-        "qwen2" | "qwen2_vl" | "qwen2_5_vl" => "Qwen2",
+        "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" => "Qwen2",
         _ => "",
     };
     Ok(class.to_owned())

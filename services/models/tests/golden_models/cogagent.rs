@@ -47,6 +47,7 @@ fn attention(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionSpe
     AttentionSpec {
         shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() },
         bias: AttentionBias { q: false, k: false, v: false, out: false },
+        head_norms: None,
     }
 }
 

@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads and cross-attention.
-const CASES: [&str; 9] = [
+const CASES: [&str; 10] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -21,6 +21,7 @@ const CASES: [&str; 9] = [
     "trocr_vit",
     "qwen2_vl_odd_heads",
     "qwen2_5_vl_window56",
+    "qwen3_vl_wide_heads",
 ];
 
 /// A decoder that keeps the bits of all logits.

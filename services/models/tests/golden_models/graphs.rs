@@ -17,13 +17,14 @@ use triptych_models::encoder::{Encoder, EncoderGraphConfig};
 use triptych_models::preprocess::EncoderInput;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 14] = [
+const CASES: [(&str, Modality); 15] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
     ("qwen2_vl_odd_heads", Modality::Image),
     ("qwen2_5_vl_window56", Modality::Image),
     ("qwen2_5_vl_window112", Modality::Image),
+    ("qwen3_vl_wide_heads", Modality::Image),
     ("trocr_vit", Modality::Image),
     ("trocr_beit", Modality::Image),
     ("donut_odd_padded", Modality::Image),
@@ -166,6 +167,7 @@ fn replays_in_bf16_give_the_rows_of_eager_forwards() {
         "whisper_en_odd_heads",
         "moonshine_small_f32",
         "qwen2_5_vl_window56",
+        "qwen3_vl_wide_heads",
         "trocr_beit",
         "florence_windows",
     ];

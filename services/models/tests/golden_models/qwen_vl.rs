@@ -1,4 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL cases.
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL cases.
 
 use crate::case::{
     Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
@@ -14,13 +14,16 @@ use triptych_models::Model;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 
-pub const CASES: [&str; 6] = [
+pub const CASES: [&str; 9] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
     "qwen2_5_vl_window112",
     "qwen2_5_vl_window56",
     "qwen2_5_vl_untied_nested",
+    "qwen3_vl_wide_heads",
+    "qwen3_vl_one_level",
+    "qwen3_vl_untied",
 ];
 
 /// Images of a case by name.
@@ -75,7 +78,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     let (shape, ids) = case.ids(&format!("prompt.{k}.position_ids"));
     let n = shape[1];
     let delta = prompt["rope_delta"].as_i64().expect("a delta");
-    let hidden = loaded.model.spec().decoder.stack.hidden;
+    let hidden = loaded.model.spec().encoder.output_width();
     let names = prompt["images"].as_array().expect("images").iter();
     let mut spans = Vec::new();
     let mut at = 0;

@@ -203,3 +203,27 @@ fn qwen2_5_vl_3b() {
     });
     check("qwen2.5-vl-3b", Modality::Image, &qwen("qwen2_5_vl", [36, 2048, 11008, 16], vision));
 }
+
+/// As published; its names are those of the modules.
+#[test]
+fn qwen3_vl_2b() {
+    let config = serde_json::json!({
+        "model_type": "qwen3_vl", "tie_word_embeddings": true, "image_token_id": 151_655,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "attention_bias": false, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 262_144,
+            "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+            "rope_scaling": {
+                "mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default",
+            },
+            "rope_theta": 5_000_000, "tie_word_embeddings": true, "use_cache": true, "vocab_size": 151_936,
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "model_type": "qwen3_vl",
+            "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+    });
+    check("qwen3-vl-2b", Modality::Image, &config);
+}

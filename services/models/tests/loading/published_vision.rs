@@ -55,7 +55,11 @@ fn trocr_base_printed() {
             "vocab_size": 50265,
         },
     });
-    check("trocr-base-printed", &config, &LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 });
+    check(
+        "trocr-base-printed",
+        &config,
+        &LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 },
+    );
 }
 
 #[test]

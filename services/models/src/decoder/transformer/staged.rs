@@ -58,8 +58,9 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         shape("positions", n_tokens, step.positions.len())?;
         shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
+        let width = self.spec.stack.hidden * (1 + self.n_levels());
         for embed in step.embeds {
-            shape("width of embeds", self.spec.stack.hidden, embed.rows.hidden())?;
+            shape("width of embeds", width, embed.rows.hidden())?;
         }
         let n_seqs = step.self_kv.seq_lens.len();
         if let Some(from) = step.cross_from {
@@ -71,7 +72,7 @@ impl<B: Backend> TransformerDecoder<B> {
         match &self.spec.items {
             ItemsSpec::CrossAttention(_) if self.is_cross_optional() => Ok(()),
             ItemsSpec::CrossAttention(_) => shape("cross_kv", 1, step.cross_kv.is_some().into()),
-            ItemsSpec::Embedded => shape("cross_kv", 0, step.cross_kv.is_some().into()),
+            ItemsSpec::Embedded { .. } => shape("cross_kv", 0, step.cross_kv.is_some().into()),
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) fn stage_places(
 ///
 /// # Errors
 /// [`ModelError::Kernel`] for parts of other sizes than were staged.
-pub(super) fn joined<B: Backend>(
+pub(in crate::encoder) fn joined<B: Backend>(
     backend: &B,
     step: &B::Step,
     mut parts: Vec<B::Tensor>,

@@ -15,7 +15,11 @@ pub(super) fn attention(
     let n_heads = config.size(key)?;
     let head_dim = config.share(key, hidden, n_heads)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
-    Ok(AttentionSpec { shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale }, bias })
+    Ok(AttentionSpec {
+        shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+        bias,
+        head_norms: None,
+    })
 }
 
 /// A size or a pair of sizes: down, across.

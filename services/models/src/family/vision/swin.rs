@@ -33,7 +33,6 @@ static NAMES: EncoderNames = EncoderNames {
         feed_forward_outer: "output.dense",
         final_norm: "layernorm",
     },
-    merger: None,
 };
 
 static PYRAMID: SwinNames = SwinNames {
@@ -72,7 +71,7 @@ pub(super) fn spec(config: &Config<'_>, has_final_norm: bool) -> Result<EncoderS
         positions: Positions::Absent,
         windows: None,
         extras: EncoderExtras::default(),
-        merger: None,
+        projector: None,
         names: &NAMES,
     })
 }
@@ -95,6 +94,7 @@ fn stack(
         attention: AttentionSpec {
             shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
             bias: AttentionBias { q: qkv, k: qkv, v: qkv, out: true },
+            head_norms: None,
         },
         feed_forward: FeedForwardSpec {
             width: config.scaled_size("mlp_ratio", hidden)?,

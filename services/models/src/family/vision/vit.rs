@@ -44,7 +44,6 @@ const fn names(stem: &'static [&'static str]) -> EncoderNames {
             feed_forward_outer: "output.dense",
             final_norm: "layernorm",
         },
-        merger: None,
     }
 }
 
@@ -105,7 +104,7 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
         },
         windows: None,
         extras,
-        merger: None,
+        projector: None,
         names,
     })
 }
@@ -130,6 +129,6 @@ fn beit_extras(config: &Config<'_>, grid: [usize; 2]) -> Result<EncoderExtras, M
     Ok(EncoderExtras {
         scales: (value > 0.0).then_some(SCALES),
         position_bias: table.map(|table| PositionBiasSpec { grid, table }),
-        projection: None,
+        ..EncoderExtras::default()
     })
 }

@@ -1,0 +1,155 @@
+//! From rows of the stack to output rows: one level of them, or several side by side.
+
+use super::stem::joined;
+use crate::error::ModelError;
+use crate::layers::{LinearShape, Loader};
+use crate::spec::{LevelsSpec, ProjectorSpec};
+use crate::weights::Weights;
+use triptych_kernels::ops::{Activation, Indices, StageBuilder};
+use triptych_kernels::{Backend, KernelError};
+
+/// The projector of a stack.
+pub(super) struct Projector<B: Backend> {
+    norm: Option<ProjectorNorm<B>>,
+    linears: Vec<B::Linear>,
+    activation: Activation,
+    /// Rows that become one.
+    group: usize,
+}
+
+struct ProjectorNorm<B: Backend> {
+    norm: B::Norm,
+    of_joined: bool,
+}
+
+impl<B: Backend> Projector<B> {
+    /// Loads the projector of rows of `hidden`, under its own prefixes or those of `encoder`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        encoder: &Loader<'_, B>,
+        weights: &Weights,
+        spec: &ProjectorSpec,
+        hidden: usize,
+    ) -> Result<Self, ModelError> {
+        match spec.names.prefixes {
+            Some(prefixes) => Self::at(&Loader::new(encoder.backend(), weights, prefixes), spec, hidden),
+            None => Self::at(encoder, spec, hidden),
+        }
+    }
+
+    fn at(loader: &Loader<'_, B>, spec: &ProjectorSpec, hidden: usize) -> Result<Self, ModelError> {
+        let joined = spec.joined(hidden);
+        let mut width = joined;
+        let mut linears = Vec::with_capacity(spec.widths.len());
+        for (name, &out) in spec.names.layers.iter().zip(&spec.widths) {
+            linears.push(loader.linear(&[LinearShape { name, shape: &[out, width], bias: true }])?);
+            width = out;
+        }
+        let norm = match &spec.norm {
+            Some(norm) => Some(ProjectorNorm {
+                norm: loader.norm(
+                    spec.names.norm,
+                    norm.norm,
+                    if norm.of_joined { joined } else { hidden },
+                )?,
+                of_joined: norm.of_joined,
+            }),
+            None => None,
+        };
+        Ok(Self { norm, linears, activation: spec.activation, group: spec.side * spec.side })
+    }
+
+    /// Output rows of `x: [n_rows, hidden]`: `[n_rows / side², out]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width, or rows that make no whole squares.
+    pub fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let mut x = match &self.norm {
+            Some(ProjectorNorm { norm, of_joined: false }) => backend.norm(x, norm)?,
+            _ => x.clone(),
+        };
+        if self.group > 1 {
+            x = backend.merge_rows(x, self.group)?;
+        }
+        if let Some(ProjectorNorm { norm, of_joined: true }) = &self.norm {
+            x = backend.norm(&x, norm)?;
+        }
+        for (i, linear) in self.linears.iter().enumerate() {
+            let is_last = i + 1 == self.linears.len();
+            let activation = if is_last { Activation::None } else { self.activation };
+            x = backend.linear(&x, linear, activation, None)?;
+        }
+        Ok(x)
+    }
+}
+
+/// Projectors of layers within a stack.
+pub(super) struct Levels<B: Backend> {
+    /// Indices of the layers, and what projects their output.
+    projectors: Vec<(usize, Projector<B>)>,
+}
+
+impl<B: Backend> Levels<B> {
+    /// Loads the projectors of rows of `hidden`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        encoder: &Loader<'_, B>,
+        spec: Option<&LevelsSpec>,
+        hidden: usize,
+    ) -> Result<Self, ModelError> {
+        let Some(LevelsSpec { layers, projector, list }) = spec else {
+            return Ok(Self { projectors: Vec::new() });
+        };
+        let load = |(i, layer): (usize, &usize)| {
+            Ok((*layer, Projector::at(&encoder.layer(list, i), projector, hidden)?))
+        };
+        Ok(Self { projectors: layers.iter().enumerate().map(load).collect::<Result<_, ModelError>>()? })
+    }
+
+    /// Adds the rows of each level, the first included, among those of all: `n_rows` output rows. None for one level.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for them.
+    pub fn stage(&self, builder: &mut StageBuilder, n_rows: usize) -> Result<Vec<Indices>, KernelError> {
+        let n_levels = 1 + self.projectors.len();
+        if n_levels == 1 {
+            return Ok(Vec::new());
+        }
+        let rows = |level: usize| (0..n_rows).map(|row| (row * n_levels + level) as u32).collect::<Vec<_>>();
+        (0..n_levels).map(|level| builder.indices(&rows(level))).collect()
+    }
+
+    /// The level of the output `x` of layer `layer`; `None` if it has none.
+    ///
+    /// # Errors
+    /// As [`Projector::forward`].
+    pub fn of_layer(
+        &self,
+        backend: &B,
+        layer: usize,
+        x: &B::Tensor,
+    ) -> Result<Option<B::Tensor>, ModelError> {
+        let found = self.projectors.iter().find(|(of, _)| *of == layer);
+        found.map(|(_, projector)| projector.forward(backend, x)).transpose()
+    }
+
+    /// Rows of several levels, `[n_rows, width]` each, as one row of all: `[n_rows, n_levels · width]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for levels of other sizes than were staged.
+    pub fn side_by_side(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        levels: Vec<B::Tensor>,
+        places: &[Indices],
+    ) -> Result<B::Tensor, ModelError> {
+        let n_levels = levels.len();
+        let rows = joined(backend, step, levels, places)?;
+        Ok(if n_levels == 1 { rows } else { backend.merge_rows(rows, n_levels)? })
+    }
+}

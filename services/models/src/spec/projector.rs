@@ -1,0 +1,73 @@
+//! The part of an encoder behind its stack: rows joined, a norm, linear layers.
+
+use super::NormSpec;
+use triptych_kernels::ops::Activation;
+
+/// Rows of a stack to output rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectorSpec {
+    /// Side of the square of rows that become one; 1: each by itself.
+    pub side: usize,
+    /// Norm before the first linear layer.
+    pub norm: Option<ProjectorNorm>,
+    /// Outputs of each linear layer, in order; all have a bias.
+    pub widths: Vec<usize>,
+    /// Activation between two linear layers.
+    pub activation: Activation,
+    /// Names of its tensors.
+    pub names: &'static ProjectorNames,
+}
+
+impl ProjectorSpec {
+    /// Width of an output row, from that of a row of the stack.
+    pub fn out(&self, hidden: usize) -> usize {
+        self.widths.last().copied().unwrap_or_else(|| self.joined(hidden))
+    }
+
+    /// Width of joined rows, from that of a row of the stack.
+    pub fn joined(&self, hidden: usize) -> usize {
+        hidden * self.side * self.side
+    }
+}
+
+/// The norm of a projector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProjectorNorm {
+    /// Its kind.
+    pub norm: NormSpec,
+    /// True if it is of joined rows, false if of each row before it is joined.
+    pub of_joined: bool,
+}
+
+/// Names of the tensors of a projector.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ProjectorNames {
+    /// Full prefixes, in the order they are tried; `None`: those of the encoder.
+    pub prefixes: Option<&'static [&'static str]>,
+    /// The norm, if it has one.
+    pub norm: &'static str,
+    /// The linear layers, in order; an empty name is the prefix itself.
+    pub layers: &'static [&'static str],
+}
+
+/// Further levels of output rows: the output of layers within the stack, each through a projector of its own. The values of
+/// a level follow those of the level before in a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LevelsSpec {
+    /// Indices of the layers, ascending.
+    pub layers: Vec<usize>,
+    /// The projector of each.
+    pub projector: ProjectorSpec,
+    /// Name of the list of projectors.
+    pub list: &'static str,
+}
+
+/// A learned table of positions on a square grid, resampled to the grid of each image (bilinear, corners aligned) and added to
+/// the rows of the stem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterpolatedSpec {
+    /// Positions on a side of the grid.
+    pub side: usize,
+    /// Name of the table, `[side², hidden]`.
+    pub name: &'static str,
+}
