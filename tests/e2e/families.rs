@@ -217,6 +217,15 @@ async fn check_conversations(cluster: &Cluster, case: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_images_and_tiles_answer_as_transformers() {
+    let cases = ["llava_clip_llama", "llava_next_mistral", "smolvlm_split"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn items_of_several_levels_answer_as_transformers() {
     let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads"];
     let cluster = cluster_of(&cases).await;

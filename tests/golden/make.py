@@ -20,6 +20,8 @@ def main(groups):
     torch.use_deterministic_algorithms(True)
     import cogagent
     import generation
+    import idefics
+    import llava
     import logits
     import mllama
     import moonshine
@@ -43,6 +45,8 @@ def main(groups):
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
+        "llava": llava.make,
+        "idefics": idefics.make,
         "bart": text.make_bart,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,

@@ -2,6 +2,12 @@
 
 import torch
 from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
     BartConfig,
     BartForConditionalGeneration,
     BlenderbotConfig,
@@ -24,6 +30,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     UMT5Config,
@@ -33,6 +41,7 @@ from transformers import (
 )
 
 from common import ROOT, write_compact
+from llava import published_name as llava_name
 from mllama import published_name as mllama_name
 from qwen import published_name
 
@@ -58,8 +67,47 @@ def mllama():
         vision_config=dict(image_size=560, max_num_tiles=4), text_config=dict(vocab_size=128256))
 
 
+LLAVA_CLIP = dict(model_type="clip_vision_model", hidden_size=1024, image_size=336, intermediate_size=4096,
+                  num_attention_heads=16, num_hidden_layers=24, patch_size=14, projection_dim=768, vocab_size=32000)
+
+
+def llava():
+    return LlavaForConditionalGeneration, LlavaConfig(
+        text_config=dict(model_type="llama", max_position_embeddings=4096, rms_norm_eps=1e-5, vocab_size=32064),
+        vision_config=LLAVA_CLIP)
+
+
+def llava_next():
+    return LlavaNextForConditionalGeneration, LlavaNextConfig(
+        text_config=dict(model_type="mistral", max_position_embeddings=32768, rms_norm_eps=1e-5, rope_theta=1e6,
+                         sliding_window=None, vocab_size=32064, intermediate_size=14336, num_key_value_heads=8),
+        vision_config=LLAVA_CLIP)
+
+
+def llava_onevision():
+    return LlavaOnevisionForConditionalGeneration, LlavaOnevisionConfig(
+        tie_word_embeddings=True,
+        text_config=dict(model_type="qwen2", hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                         num_attention_heads=14, num_key_value_heads=2, vocab_size=152000, tie_word_embeddings=True),
+        vision_config=dict(model_type="siglip_vision_model", hidden_size=1152, image_size=384, intermediate_size=4304,
+                           num_attention_heads=16, num_hidden_layers=26, patch_size=14, vision_use_head=False))
+
+
+def smolvlm():
+    return SmolVLMForConditionalGeneration, SmolVLMConfig(
+        scale_factor=4, tie_word_embeddings=False,
+        text_config=dict(model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                         num_attention_heads=9, num_key_value_heads=3, head_dim=64, vocab_size=49280),
+        vision_config=dict(hidden_size=768, image_size=512, patch_size=16, num_attention_heads=12,
+                           intermediate_size=3072))
+
+
 def models():
     return {
+        "llava-onevision-qwen2-0.5b": llava_onevision(),
+        "smolvlm-256m": smolvlm(),
+        "llava-1.5-7b": llava(),
+        "llava-v1.6-mistral-7b": llava_next(),
         "llama-3.2-11b-vision": mllama(),
         "moonshine-tiny": moonshine(288, 6, 1152, 0.9),
         "moonshine-base": moonshine(416, 8, 1664, 0.62),
@@ -141,10 +189,14 @@ def make():
         with torch.device("meta"):
             state = kind(config).state_dict()
         # Heads tied to the embedding are not in the published files.
-        own_head = kind is MllamaForConditionalGeneration
+        is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
+                            LlavaOnevisionForConditionalGeneration)
+        is_tied = kind is LlavaOnevisionForConditionalGeneration
+        own_head = not is_tied and (kind in (MllamaForConditionalGeneration, SmolVLMForConditionalGeneration) or is_llava)
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
-        as_it_is = kind is Qwen3VLForConditionalGeneration
-        rename = mllama_name if own_head else (lambda n: n) if as_it_is else published_name
+        as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
+        rename = (llava_name if is_llava else (lambda n: n) if as_it_is else mllama_name if own_head
+                  else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))

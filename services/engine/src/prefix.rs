@@ -45,7 +45,8 @@ impl BlockParts<'_> {
             let from = rows.start.max(self.first_token);
             let to = rows.end.min(end);
             if from < to {
-                let overlap = [from - self.first_token, from - rows.start, to - from];
+                let first_row = from - rows.start + span.first_row as usize;
+                let overlap = [from - self.first_token, first_row, to - from];
                 parts.push(content.as_bytes().to_vec());
                 parts.push(bytes(&mut overlap.iter().map(|n| *n as u32)));
             }

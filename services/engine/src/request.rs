@@ -207,16 +207,28 @@ impl SequenceRequest {
 
     fn check_spans(&self, capacity: &Capacity) -> Result<(), Failure> {
         let mut end = 0;
+        // Rows of each item in the spans so far; they come in order and none is left out.
+        let mut rows = vec![0_u32; self.items.len()];
         for span in &self.prepared.spans {
             let item = self.item(span.item, capacity)?;
             let range = span_of(span);
             let in_order = end <= range.start && range.end <= self.prepared.tokens.len();
-            if !in_order || span.n_tokens != item.n_tokens {
-                return Err(Failure::internal(format!("span {span:?} does not fit prompt or item {item:?}")));
+            let seen = &mut rows[span.item.0 as usize];
+            let next = seen.checked_add(span.n_tokens).filter(|next| *next <= item.n_tokens);
+            match next.filter(|_| in_order && span.first_row == *seen && span.n_tokens > 0) {
+                Some(next) => *seen = next,
+                None => {
+                    let text = format!("span {span:?} does not fit prompt or item {item:?}");
+                    return Err(Failure::internal(text));
+                }
             }
             end = range.end;
         }
-        Ok(())
+        let short = self.items.iter().zip(&rows).find(|(item, n)| **n > 0 && **n < item.n_tokens);
+        match short {
+            Some((item, n)) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),
+            None => Ok(()),
+        }
     }
 
     fn check_cross(&self, capacity: &Capacity) -> Result<(), Failure> {

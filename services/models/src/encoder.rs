@@ -46,7 +46,7 @@ pub trait Encoder: Send {
     }
 
     /// The same in parts, which end between two layers. `before` is called before each part with its share of the
-    /// batch's output tokens, and may block; the shares add up to the batch's tokens.
+    /// batch's output tokens, and may block; the shares add up to the batch's tokens, of tiles to those of whole tiles.
     ///
     /// # Errors
     /// As [`Self::encode`].

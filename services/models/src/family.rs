@@ -7,14 +7,19 @@ use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
 mod bart;
+mod causal;
 mod config;
 mod fairseq;
 mod florence;
+mod idefics;
+mod image_keys;
+mod llava;
 mod mllama;
 mod moonshine;
 mod qwen_vl;
 mod stages;
 mod t5;
+mod towers;
 mod vision;
 mod whisper;
 
@@ -35,6 +40,16 @@ pub enum Family {
     Qwen25Vl,
     /// Qwen3-VL, dense.
     Qwen3Vl,
+    /// LLaVA-1.5.
+    Llava,
+    /// LLaVA-NeXT.
+    LlavaNext,
+    /// LLaVA-OneVision.
+    LlavaOneVision,
+    /// Idefics3.
+    Idefics3,
+    /// SmolVLM and SmolVLM2.
+    SmolVlm,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -61,12 +76,17 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 22] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
+        Self::Llava,
+        Self::LlavaNext,
+        Self::LlavaOneVision,
+        Self::Idefics3,
+        Self::SmolVlm,
         Self::Mllama,
         Self::Bart,
         Self::MBart,
@@ -90,6 +110,11 @@ impl Family {
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Llava => "llava",
+            Self::LlavaNext => "llava_next",
+            Self::LlavaOneVision => "llava_onevision",
+            Self::Idefics3 => "idefics3",
+            Self::SmolVlm => "smolvlm",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -128,6 +153,10 @@ impl Family {
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
+            Self::Llava => llava::spec(config, llava::LlavaKind::One),
+            Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
+            Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
+            Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

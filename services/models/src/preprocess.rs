@@ -33,6 +33,13 @@ pub struct EncoderInput {
 pub enum Features {
     /// Image patches `[n_patches, patch_dim]`, in the processor's order (merge groups are contiguous).
     Patches(Vec<f32>),
+    /// Tiles of an image, each as large as the encoder reads, and the output rows that are taken of them.
+    Tiles {
+        /// `[n_tiles, n_patches, patch_dim]`, patches row by row.
+        patches: Vec<f32>,
+        /// The output rows.
+        rows: TileRows,
+    },
     /// Patches of an image, as in [`Self::Patches`], and the ids of the text that is encoded with it.
     Captioned {
         /// `[n_patches, patch_dim]`.
@@ -46,6 +53,31 @@ pub enum Features {
     Samples(Vec<f32>),
     /// Token ids of encoder text.
     Tokens(Vec<u32>),
+}
+
+/// Output rows taken of tiles. A place counts the rows of all tiles, one tile's after another's, and after them the learned
+/// rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TileRows {
+    /// Places, [`Self::n_terms`] for each output row.
+    pub places: Vec<u32>,
+    /// Weights of the rows at these places, as many; empty: 1 each.
+    pub weights: Vec<f32>,
+}
+
+impl TileRows {
+    /// Rows that an output row is a weighted sum of, at most.
+    pub const N_TERMS: usize = 4;
+
+    /// Places of an output row.
+    pub fn n_terms(&self) -> usize {
+        if self.weights.is_empty() { 1 } else { Self::N_TERMS }
+    }
+
+    /// Output rows.
+    pub fn n_rows(&self) -> usize {
+        self.places.len() / self.n_terms()
+    }
 }
 
 /// A model's processor.

@@ -14,7 +14,7 @@ mod template;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
-pub use chat_vl::{ChatVl, VisionTokens};
+pub use chat_vl::{ChatVl, PlaceholderSpec, RowPositions, TileLayout, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 
@@ -30,6 +30,8 @@ use triptych_core::{EncodedItem, ItemIdx};
 pub struct ItemSpan {
     /// The item.
     pub item: ItemIdx,
+    /// First row of the item; the spans of an item have its rows in order.
+    pub first_row: u32,
     /// First token of the span.
     pub first_token: u32,
     /// Number of tokens, the same as of rows.

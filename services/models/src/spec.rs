@@ -66,6 +66,28 @@ impl EncoderSpec {
         self.projector.as_ref().map_or(1, |projector| projector.side.max(1))
     }
 
+    /// Side of the square whose rows follow each other in the stack.
+    pub fn contiguous_side(&self) -> usize {
+        match self.projector.as_ref().map(|projector| projector.rows) {
+            Some(ProjectedRows::All) => self.merged_side(),
+            Some(ProjectedRows::Patches) | None => 1,
+        }
+    }
+
+    /// Output rows of an image of `grid` patches down and across, a text's rows not counted; `None` for a grid that it does
+    /// not read.
+    pub fn image_tokens(&self, grid: [usize; 2]) -> Option<usize> {
+        let stack_rows = self.stem.image_rows(grid)?;
+        let side = self.merged_side();
+        match self.projector.as_ref().map(|projector| projector.rows) {
+            Some(ProjectedRows::Patches) => {
+                let whole = grid.iter().all(|n| n.is_multiple_of(side));
+                whole.then_some(grid[0] * grid[1] / (side * side))
+            }
+            Some(ProjectedRows::All) | None => Some(stack_rows / (side * side)),
+        }
+    }
+
     /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
     pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {
@@ -74,6 +96,7 @@ impl EncoderSpec {
             _ => Vec::new(),
         };
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
+        parts.extend(self.extras.learned_rows.iter().copied());
         parts
     }
 }

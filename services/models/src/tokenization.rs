@@ -161,6 +161,28 @@ impl Tokenizer {
         }
     }
 
+    /// Tokens that the model's post-processor puts before a text.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn prefix(&self) -> Result<Vec<u32>, PromptError> {
+        const SOME_TEXT: &str = "a";
+        let bare = self.encode(SOME_TEXT)?;
+        let mut whole = self.encode_input(SOME_TEXT)?;
+        let place = whole.windows(bare.len().max(1)).position(|window| window == bare);
+        whole.truncate(place.unwrap_or(0));
+        Ok(whole)
+    }
+
+    /// Tokens of `ids` that are what the post-processor puts before a text: all of that, or none.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn n_prefix(&self, ids: &[u32]) -> Result<usize, PromptError> {
+        let prefix = self.prefix()?;
+        Ok(if ids.starts_with(&prefix) { prefix.len() } else { 0 })
+    }
+
     /// Tokens of a text by a tokenizer of the library, in the model's ids.
     fn tokens(
         &self,

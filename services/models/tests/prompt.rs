@@ -13,7 +13,8 @@ use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechKind, Spee
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
-    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults,
+    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PlaceholderSpec, PreparedSequence, PromptBuilder,
+    SamplingDefaults,
 };
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
@@ -35,7 +36,8 @@ fn tokenizer(case: &str) -> Arc<Tokenizer> {
 }
 
 fn qwen(case: &str) -> ChatVl {
-    ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case)).unwrap()
+    ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case), &PlaceholderSpec::QWEN)
+        .unwrap()
 }
 
 fn whisper(case: &str) -> WhisperPrompt {
@@ -174,7 +176,7 @@ fn a_raw_prompt_is_the_clients_own_layout() {
     assert_eq!(plain.next_position as usize, plain.tokens.len());
     // Placeholders are where the text has them; without any, images come first.
     let placed = one(&builder, &raw("a<|vision_start|><|image_pad|><|vision_end|>b"), &[image_item(4, 4)]);
-    assert_eq!(placed.spans, [ItemSpan { item: ItemIdx(0), first_token: 2, n_tokens: 4 }]);
+    assert_eq!(placed.spans, [ItemSpan { item: ItemIdx(0), first_row: 0, first_token: 2, n_tokens: 4 }]);
     let before = one(&builder, &raw("b"), &[image_item(4, 4), image_item(2, 2)]);
     let spans: Vec<u32> = before.spans.iter().map(|s| s.first_token).collect();
     assert_eq!(spans, [1, 7]);
@@ -369,14 +371,16 @@ fn requests_unfit_for_a_speech_model_are_refused_by_name() {
 fn a_directory_without_a_part_says_which() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = tokenizer("qwen2_vl_two_images");
-    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens)).unwrap_err().to_string();
+    let text =
+        ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN).unwrap_err().to_string();
     assert!(text.contains("config.json"), "{text}");
     std::fs::copy(golden::path("qwen2_vl_two_images/model/config.json"), dir.path().join("config.json"))
         .unwrap();
-    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens)).unwrap_err().to_string();
+    let text =
+        ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN).unwrap_err().to_string();
     assert!(text.contains("chat_template"), "{text}");
     std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
-    let text = ChatVl::from_dir(dir.path(), tokens).unwrap_err().to_string();
+    let text = ChatVl::from_dir(dir.path(), tokens, &PlaceholderSpec::QWEN).unwrap_err().to_string();
     assert!(text.contains("chat_template"), "{text}");
 }
 

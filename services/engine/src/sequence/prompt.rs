@@ -26,6 +26,7 @@ pub(super) struct SharedPrompt {
 #[derive(Debug)]
 struct PromptSpan {
     tokens: Range<usize>,
+    first_row: usize,
     item: ItemUse,
 }
 
@@ -43,8 +44,11 @@ impl SharedPrompt {
         let prepared = &request.prepared;
         let declared = |idx: triptych_core::ItemIdx| &request.items[idx.0 as usize];
         let mut join = |idx| items.join(declared(idx));
-        let spans =
-            prepared.spans.iter().map(|s| PromptSpan { tokens: span_of(s), item: join(s.item) }).collect();
+        let spans = prepared
+            .spans
+            .iter()
+            .map(|s| PromptSpan { tokens: span_of(s), first_row: s.first_row as usize, item: join(s.item) })
+            .collect();
         let cross = prepared.cross.map(|input| {
             let CrossInput { item, first_row, n_rows, first_token } = input;
             let key = CrossKey { content: declared(item).key, first_row, n_rows };
@@ -102,7 +106,8 @@ impl SharedPrompt {
             let end = span.tokens.end.min(chunk.end);
             match span.item.state() {
                 ItemState::Ready(output) if start < end => {
-                    Some((start, output, start - span.tokens.start..end - span.tokens.start))
+                    let row = |token: usize| token - span.tokens.start + span.first_row;
+                    Some((start, output, row(start)..row(end)))
                 }
                 _ => None,
             }

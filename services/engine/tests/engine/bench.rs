@@ -110,7 +110,7 @@ pub fn embed(mut arrival: SequenceRequest, output: &EncoderOutput, first_token: 
     let end = first_token + n_tokens;
     arrival.prepared.tokens[first_token as usize..end as usize].fill(PLACEHOLDER);
     let item = ItemIdx(arrival.items.len() as u32);
-    arrival.prepared.spans.push(ItemSpan { item, first_token, n_tokens });
+    arrival.prepared.spans.push(ItemSpan { item, first_row: 0, first_token, n_tokens });
     arrival.items.push(output.item().clone());
     arrival
 }

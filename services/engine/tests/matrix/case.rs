@@ -54,6 +54,9 @@ pub struct Request {
 pub struct Span {
     pub rows: usize,
     pub first_token: u32,
+    #[serde(default)]
+    pub first_row: u32,
+    pub n_rows: Option<u32>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -172,21 +175,30 @@ impl Case {
             }
             None => (0..n_prompt).map(|p| [p; 3]).collect(),
         };
-        let spans = request.spans.iter().enumerate().map(|(i, span)| ItemSpan {
-            item: ItemIdx(i as u32),
-            first_token: span.first_token,
-            n_tokens: self.outputs[span.rows].item().n_tokens,
+        // A span that begins with a later row goes on with the item of the span before.
+        let firsts: Vec<usize> = request.spans.iter().filter(|s| s.first_row == 0).map(|s| s.rows).collect();
+        let mut n_items = 0;
+        let spans = request.spans.iter().map(|span| {
+            n_items += u32::from(span.first_row == 0);
+            ItemSpan {
+                item: ItemIdx(n_items - 1),
+                first_row: span.first_row,
+                first_token: span.first_token,
+                n_tokens: span.n_rows.unwrap_or_else(|| self.outputs[span.rows].item().n_tokens),
+            }
         });
-        let items: Vec<usize> = request.spans.iter().map(|s| s.rows).chain(request.rows).collect();
+        let spans: Vec<ItemSpan> = spans.collect();
+        let n_spanned = firsts.len() as u32;
+        let items: Vec<usize> = firsts.into_iter().chain(request.rows).collect();
         SequenceRequest {
             ids: (id..id + u64::from(sampling.n)).map(SequenceId).collect(),
             prepared: PreparedSequence {
                 tokens: request.prompt.clone(),
                 positions,
                 next_position: request.next_position.unwrap_or(n_prompt),
-                spans: spans.collect(),
+                spans,
                 cross: request.rows.map(|rows| CrossInput {
-                    item: ItemIdx(request.spans.len() as u32),
+                    item: ItemIdx(n_spanned),
                     first_row: 0,
                     n_rows: self.outputs[rows].item().n_tokens,
                     first_token: request.first_token,

@@ -118,7 +118,7 @@ impl RowLayout {
 
     /// Layout of the units of a run.
     pub fn of(spec: &EncoderSpec, units: &[EncodeUnit<'_>]) -> Self {
-        let side = spec.merged_side();
+        let side = spec.contiguous_side();
         let mut layout = Self { whole: vec![0], windows: vec![0], ..Self::default() };
         let mut stem_order = Vec::new();
         let mut grid_rows = spec.extras.interpolated.map(|grid| GridRows::new(grid.side));

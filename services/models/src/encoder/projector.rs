@@ -44,7 +44,7 @@ impl<B: Backend> Projector<B> {
         let mut width = joined;
         let mut linears = Vec::with_capacity(spec.widths.len());
         for (name, &out) in spec.names.layers.iter().zip(&spec.widths) {
-            linears.push(loader.linear(&[LinearShape { name, shape: &[out, width], bias: true }])?);
+            linears.push(loader.linear(&[LinearShape { name, shape: &[out, width], bias: spec.bias }])?);
             width = out;
         }
         let norm = match &spec.norm {

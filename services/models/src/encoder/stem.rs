@@ -20,7 +20,7 @@ use captioned::{CaptionedRows, CaptionedStem, TokenTable};
 pub(super) use input::StemInput;
 use input::patch_rows;
 pub(super) use join::joined;
-use prefixed::{PrefixedPatchStem, PrefixedRows};
+use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
 use swin::{SwinRows, SwinStem};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder, Unfold};
 use triptych_kernels::{Backend, KernelError};
@@ -81,8 +81,9 @@ impl<B: Backend> Stem<B> {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
             }
-            StemSpec::PrefixedPatches { patch, .. } => {
-                Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, patch, hidden)?))
+            StemSpec::PrefixedPatches { patch, bias, flat_prefix, .. } => {
+                let shape = PrefixedShape { patch, bias, flat_prefix, hidden };
+                Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, shape)?))
             }
             StemSpec::Captioned(ref captioned) => {
                 let tokens = TokenTable { names: spec.names.tokens, hidden };

@@ -11,8 +11,8 @@ use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{AttentionRows, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames};
-use crate::preprocess::EncoderInput;
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::preprocess::{EncoderInput, Features};
+use crate::spec::{EncoderSpec, ProjectedRows, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_core::graph_stats::GraphStats;
@@ -37,6 +37,8 @@ pub struct TransformerEncoder<B: Backend> {
     levels: Levels<B>,
     // A grid of positions, resampled to each image.
     grid_positions: Option<B::Table>,
+    // One under the other, `[n, out]`.
+    learned_rows: Vec<f32>,
 }
 
 /// Arrays of a run in a step.
@@ -48,6 +50,8 @@ struct StagedRun<'a, B: Backend> {
 /// Arrays that the layers of a run, and what follows them, index with.
 struct StagedRows {
     layout: StagedLayout,
+    // Rows that the projector reads; `None`: all, in their order.
+    projected: Option<Indices>,
     // Rows of each level among those of all.
     levels: Vec<Indices>,
 }
@@ -97,6 +101,7 @@ impl<B: Backend> TransformerEncoder<B> {
             projector,
             levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
             grid_positions,
+            learned_rows: learned_rows(spec, weights, backend)?,
             spec: spec.clone(),
             backend: backend.clone(),
         })
@@ -106,15 +111,16 @@ impl<B: Backend> TransformerEncoder<B> {
     /// precedes it; the last part is what follows the layers.
     fn run(&self, run: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let backend = &self.backend;
-        let n_tokens = run.iter().map(EncodeUnit::n_rows).sum::<usize>() / self.group();
+        let n_tokens = run.iter().map(|unit| self.n_tokens(unit)).sum::<usize>();
         let mut parts = shares(n_tokens, self.layers.len() + 1);
         let mut part = || parts.next().map_or((), &mut *before);
         part();
         let mut builder = StageBuilder::new();
         let stem = self.stem.stage(&mut builder, run)?;
         let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
+        let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
-        let staged = StagedRun { stem, rows: StagedRows { layout, levels } };
+        let staged = StagedRun { stem, rows: StagedRows { layout, projected, levels } };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
         Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
@@ -129,7 +135,7 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, levels: places } = rows;
+        let StagedRows { layout, projected, levels: places } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -152,6 +158,9 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(norm) = &self.final_norm {
             x = backend.norm(&x, norm)?;
         }
+        if let Some(rows) = *projected {
+            x = backend.gather_rows(step, &x, rows)?;
+        }
         if let Some(projector) = &self.projector {
             x = projector.forward(backend, &x)?;
         }
@@ -167,8 +176,8 @@ impl<B: Backend> TransformerEncoder<B> {
     fn graph_units(&self) -> Option<GraphUnits> {
         match &self.spec.stem {
             StemSpec::Mel { n_frames, .. } => Some(GraphUnits::Fixed((n_frames / 2 / self.group()).max(1))),
-            StemSpec::PrefixedPatches { grid, n_prefix, .. } => {
-                Some(GraphUnits::Fixed(((grid[0] * grid[1] + n_prefix) / self.group()).max(1)))
+            StemSpec::PrefixedPatches { grid, .. } => {
+                Some(GraphUnits::Fixed(self.spec.image_tokens(*grid).unwrap_or(1).max(1)))
             }
             StemSpec::Patches { .. } | StemSpec::Wave(_) | StemSpec::Tokens { .. } => {
                 Some(GraphUnits::Ragged)
@@ -182,9 +191,17 @@ impl<B: Backend> TransformerEncoder<B> {
     fn room(&self, shape: GraphShape) -> Room {
         let group = self.group();
         let max_units = shape.max_units;
-        let n_rows = shape.n_tokens * group;
+        let n_rows = match &self.spec.stem {
+            // Some of which may be no part of the output.
+            StemSpec::PrefixedPatches { grid, .. } => {
+                max_units * self.spec.stem.image_rows(*grid).unwrap_or_default()
+            }
+            _ => shape.n_tokens * group,
+        };
         let whole = match self.graph_units() {
-            Some(GraphUnits::Fixed(of_unit)) => SeqRoom { n_seqs: max_units, max_seqlen: of_unit * group },
+            Some(GraphUnits::Fixed(_)) => {
+                SeqRoom { n_seqs: max_units, max_seqlen: n_rows / max_units.max(1) }
+            }
             // One more for padding.
             _ => SeqRoom { n_seqs: max_units + 1, max_seqlen: n_rows },
         };
@@ -214,8 +231,72 @@ impl<B: Backend> TransformerEncoder<B> {
             (false, Some(_)) => RowLayout::of(&self.spec, units).stage(builder, &self.input_layer)?,
             (false, None) => RowLayout::of(&self.spec, units).stage_in(builder, &self.input_layer, room)?,
         };
+        let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, levels } })
+        Ok(StagedRun { stem, rows: StagedRows { layout, projected, levels } })
+    }
+
+    /// Output rows of a unit.
+    fn n_tokens(&self, unit: &EncodeUnit<'_>) -> usize {
+        match self.projected_rows() {
+            ProjectedRows::All => unit.n_rows() / self.group(),
+            ProjectedRows::Patches => unit.patches[0] * unit.patches[1] / self.group(),
+        }
+    }
+
+    fn projected_rows(&self) -> ProjectedRows {
+        self.spec.projector.as_ref().map_or(ProjectedRows::All, |projector| projector.rows)
+    }
+
+    /// Adds the rows of units that the projector reads to a step; `None` if it reads all as they are.
+    fn stage_projected(
+        &self,
+        builder: &mut StageBuilder,
+        units: &[EncodeUnit<'_>],
+    ) -> Result<Option<Indices>, ModelError> {
+        let side = self.spec.merged_side();
+        if self.projected_rows() == ProjectedRows::All {
+            return Ok(None);
+        }
+        let mut rows = Vec::new();
+        let mut end = 0;
+        for unit in units {
+            end += unit.n_rows();
+            let [down, across] = unit.patches;
+            let first = end - (down * across).min(end);
+            let corners = (0..down / side).flat_map(|y| (0..across / side).map(move |x| [y, x]));
+            for [y, x] in corners {
+                let square = (0..side).flat_map(|dy| (0..side).map(move |dx| [y * side + dy, x * side + dx]));
+                rows.extend(square.map(|[y, x]| (first + y * across + x) as u32));
+            }
+        }
+        Ok(Some(builder.indices(&rows)?))
+    }
+
+    /// Output rows of an item, from those of its tiles.
+    fn assembled(&self, input: &EncoderInput, tiles: Vec<f32>) -> Vec<f32> {
+        let Features::Tiles { rows, .. } = &input.features else { return tiles };
+        let width = self.spec.output_width();
+        let n_rows = tiles.len() / width.max(1);
+        let row = |place: &u32| {
+            let place = *place as usize;
+            let found = match place.checked_sub(n_rows) {
+                None => tiles.get(place * width..(place + 1) * width),
+                Some(learned) => self.learned_rows.get(learned * width..(learned + 1) * width),
+            };
+            found.unwrap_or_default()
+        };
+        if rows.weights.is_empty() {
+            return rows.places.iter().flat_map(row).copied().collect();
+        }
+        let mut out = vec![0.0; rows.n_rows() * width];
+        let terms = rows.places.chunks(rows.n_terms()).zip(rows.weights.chunks(rows.n_terms()));
+        for (out, (places, weights)) in out.chunks_exact_mut(width.max(1)).zip(terms) {
+            for (place, weight) in places.iter().zip(weights) {
+                out.iter_mut().zip(row(place)).for_each(|(sum, value)| *sum += weight * value);
+            }
+        }
+        out
     }
 
     /// Rows that become one output row.
@@ -226,7 +307,7 @@ impl<B: Backend> TransformerEncoder<B> {
 
 impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
     fn size(&self, unit: &EncodeUnit<'_>) -> UnitSize {
-        let n_rows = unit.n_rows() / self.group();
+        let n_rows = self.n_tokens(unit);
         // Frames of an image are sequences of their own.
         UnitSize { n_tokens: n_rows, n_seqs: unit.grid[0], n_rows }
     }
@@ -298,8 +379,23 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
         let mut graphs = std::mem::take(&mut self.graphs);
         let rows = graphs.encode(&*self, &all, before);
         self.graphs = graphs;
-        Ok(by_item(&all, rows?, batch.len()))
+        let items = by_item(&all, rows?, batch.len());
+        Ok(batch.iter().zip(items).map(|(input, rows)| self.assembled(input, rows)).collect())
     }
+}
+
+/// Learned output rows, one under the other: `[n, out]`.
+fn learned_rows<B: Backend>(
+    spec: &EncoderSpec,
+    weights: &Weights,
+    backend: &B,
+) -> Result<Vec<f32>, ModelError> {
+    let width = spec.output_width();
+    let mut rows = Vec::with_capacity(spec.extras.learned_rows.len() * width);
+    for names in &spec.extras.learned_rows {
+        rows.extend(Loader::new(backend, weights, names).bare_values("", &[width])?);
+    }
+    Ok(rows)
 }
 
 fn load_layers<B: Backend>(

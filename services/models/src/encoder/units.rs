@@ -1,6 +1,6 @@
 //! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
 
-use crate::preprocess::{EncoderInput, Features};
+use crate::preprocess::{EncoderInput, Features, TileRows};
 use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
@@ -67,14 +67,7 @@ pub(super) fn units<'a>(
     match (&spec.stem, &input.features, &input.extent) {
         (StemSpec::Patches { patch, .. }, Features::Patches(values), &Extent::Grid { t, h, w }) => {
             let grid = [t as usize, h as usize, w as usize];
-            let side = spec.merged_side();
-            if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
-                return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
-            }
-            let dims = [&grid[..], &patch[..]].concat();
-            if dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(values.len()) {
-                return Err(shape("patches", dims, vec![values.len()]));
-            }
+            check_grid(spec, grid, patch, values.len())?;
             let patches = [grid[1], grid[2]];
             Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
         }
@@ -126,12 +119,55 @@ pub(super) fn units<'a>(
             let grid = [1, 1, ids.len()];
             Ok(vec![EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Tokens(ids) }])
         }
+        (&StemSpec::PrefixedPatches { grid, .. }, Features::Tiles { patches, rows }, Extent::Grid { .. }) => {
+            check_tiles(spec, grid, [patches.len(), input.n_tokens as usize], rows)?;
+            let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
+            let grid_rows = [1, 1, spec.stem.image_rows(grid).unwrap_or(0)];
+            let unit = |v| EncodeUnit { item, grid: grid_rows, patches: grid, values: UnitValues::Floats(v) };
+            Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
+        }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let n_rows = plane_rows(stem, patches, values.len())?;
             Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches, values: UnitValues::Floats(values) }])
         }
         _ => Err(shape("features", vec![], vec![])),
+    }
+}
+
+/// Checks a grid of patches, of frames, and the values of all.
+fn check_grid(
+    spec: &EncoderSpec,
+    grid: [usize; 3],
+    patch: &[usize; 4],
+    n_values: usize,
+) -> Result<(), KernelError> {
+    let side = spec.merged_side();
+    if !grid[1].is_multiple_of(side) || !grid[2].is_multiple_of(side) {
+        return Err(shape("grid", vec![side, side], vec![grid[1], grid[2]]));
+    }
+    let dims = [&grid[..], &patch[..]].concat();
+    match dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) == Some(n_values) {
+        true => Ok(()),
+        false => Err(shape("patches", dims, vec![n_values])),
+    }
+}
+
+/// Checks tiles of `n_values` values, and the `n_tokens` output rows that are taken of them.
+fn check_tiles(
+    spec: &EncoderSpec,
+    grid: [usize; 2],
+    [n_values, n_tokens]: [usize; 2],
+    rows: &TileRows,
+) -> Result<(), KernelError> {
+    let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
+    let n_tiles = n_values / of_tile.max(1);
+    let n_known = n_tiles * spec.image_tokens(grid).unwrap_or(0) + spec.extras.learned_rows.len();
+    let is_known = rows.places.iter().all(|place| (*place as usize) < n_known);
+    let is_weighed = rows.weights.is_empty() || rows.weights.len() == rows.places.len();
+    match n_tiles * of_tile == n_values && rows.n_rows() == n_tokens && is_known && is_weighed {
+        true => Ok(()),
+        false => Err(shape("tiles", vec![of_tile, n_known, n_tokens], vec![n_values, rows.n_rows()])),
     }
 }
 

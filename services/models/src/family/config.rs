@@ -45,6 +45,14 @@ impl<'a> Config<'a> {
         self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))
     }
 
+    /// The value of a key that must be there.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] if it is missing.
+    pub fn required(&self, key: &str) -> Result<&'a Value, ModelError> {
+        self.get(key).ok_or_else(|| self.missing(key, "a value"))
+    }
+
     /// A size: an integer from 1 to 2²⁰.
     ///
     /// # Errors

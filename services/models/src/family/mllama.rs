@@ -12,6 +12,7 @@
 //! published mask (`blind_before_the_image` of `tests/golden/mllama.py`).
 
 use super::Config;
+use super::causal;
 use crate::error::ModelError;
 use crate::prompt::N_INPUT_ONLY;
 use crate::spec::*;
@@ -119,7 +120,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     Ok(DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context: config.size("max_position_embeddings")?,
-        positions: Positions::Rotary(rotary(config)?),
+        positions: Positions::Rotary(causal::rotary(config, head_dim)?),
         stack: StackSpec {
             hidden,
             n_layers,
@@ -147,21 +148,6 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         head: HeadSpec { input_only: N_INPUT_ONLY, ..HeadSpec::plain(false) },
         names: &TEXT,
     })
-}
-
-fn rotary(config: &Config<'_>) -> Result<RotarySpec, ModelError> {
-    let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
-    let scaling = match rope.get("rope_type").map(|kind| kind.as_str()) {
-        None | Some(Some("default")) => RotaryScaling::Absent,
-        Some(Some("llama3")) => RotaryScaling::Llama3 {
-            factor: rope.number("factor")?,
-            low: rope.number("low_freq_factor")?,
-            high: rope.number("high_freq_factor")?,
-            context: rope.size("original_max_position_embeddings")? as f32,
-        },
-        Some(other) => return Err(rope.unsupported("rope_type", format!("{other:?}"), "default or llama3")),
-    };
-    Ok(RotarySpec { scaling, ..RotarySpec::new(rope.number("rope_theta")?, RotaryAxes::Single) })
 }
 
 fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {

@@ -8,6 +8,7 @@
 //! positions beside the rotary ones, and gives the output of some layers as further levels of each row.
 
 use super::Config;
+use super::causal::{self, CausalKind, CausalPlace, silu};
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
@@ -41,7 +42,6 @@ static MERGER_3: ProjectorNames = ProjectorNames {
 static LEVEL_3: ProjectorNames =
     ProjectorNames { prefixes: None, norm: "norm", layers: &["linear_fc1", "linear_fc2"] };
 const LEVELS_3: &str = "deepstack_merger_list";
-const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> EncoderNames {
     EncoderNames {
@@ -65,33 +65,6 @@ const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> En
 static VISION_2: EncoderNames = vision_names(&["mlp.fc1"], "mlp.fc2");
 static VISION_2_5: EncoderNames = vision_names(&["mlp.gate_proj", "mlp.up_proj"], "mlp.down_proj");
 static VISION_3: EncoderNames = vision_names(&["mlp.linear_fc1"], "mlp.linear_fc2");
-
-static TEXT: DecoderNames = DecoderNames {
-    prefixes: &["model.", "model.language_model.", "language_model.model.", "language_model."],
-    tokens: &[
-        "model.embed_tokens",
-        "model.language_model.embed_tokens",
-        "language_model.model.embed_tokens",
-        "language_model.embed_tokens",
-    ],
-    positions: "",
-    stack: StackNames {
-        input_norm: "",
-        layers: "layers",
-        attention: AttentionNames {
-            norm: "input_layernorm",
-            qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-            out: "self_attn.o_proj",
-        },
-        cross: None,
-        feed_forward_norm: "post_attention_layernorm",
-        feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
-        feed_forward_outer: "mlp.down_proj",
-        final_norm: "norm",
-    },
-    head: &["lm_head", "language_model.lm_head"],
-    head_bias: None,
-};
 
 /// The spec of a configuration.
 ///
@@ -117,77 +90,22 @@ pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelS
 fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<DecoderSpec, ModelError> {
     let tied_head = config.flag_or("tie_word_embeddings", false)?;
     let config = &config.or_section(&["text_config"]);
-    config.must_be_off("use_sliding_window")?;
-    let hidden = config.size("hidden_size")?;
-    let n_heads = config.size("num_attention_heads")?;
-    let n_kv_heads = config.size_or("num_key_value_heads", n_heads)?;
-    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
-    let is_3 = version == QwenVlVersion::Three;
-    let head_dim = match config.get("head_dim").filter(|_| is_3) {
-        Some(_) => config.size("head_dim")?,
-        None => config.share("num_attention_heads", hidden, n_heads)?,
+    // A vision-language model without these is none of the family.
+    for key in ["hidden_size", "num_attention_heads", "num_hidden_layers", "rms_norm_eps", "hidden_act"] {
+        config.required(key)?;
+    }
+    config.or_section(&["rope_parameters", "rope_scaling"]).required("mrope_section")?;
+    let kind = match version {
+        QwenVlVersion::Two | QwenVlVersion::TwoAndHalf => CausalKind::Qwen2,
+        QwenVlVersion::Three => CausalKind::Qwen3,
     };
-    let norm = NormSpec::rms(config.number("rms_norm_eps")?);
-    let has_bias = !is_3 || config.flag_or("attention_bias", false)?;
-    let n_layers = config.size("num_hidden_layers")?;
-    if levels > n_layers {
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels }, tied_head };
+    let spec = causal::spec(config, kind, place)?;
+    if levels > spec.stack.n_layers {
         let expected = format!("{levels} or more, for the levels of deepstack_visual_indexes");
-        return Err(config.unsupported("num_hidden_layers", n_layers, expected));
+        return Err(config.unsupported("num_hidden_layers", spec.stack.n_layers, expected));
     }
-    let stack = StackSpec {
-        hidden,
-        n_layers,
-        attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale(head_dim) },
-            bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: is_3 && has_bias },
-            head_norms: is_3.then_some(HeadNormsSpec { norm, names: HEAD_NORMS }),
-        },
-        feed_forward: FeedForwardSpec {
-            width: config.size("intermediate_size")?,
-            kind: FeedForwardKind::Gated,
-            activation: silu(config)?,
-            bias: false,
-        },
-        norm,
-        input_norm: InputNorm::Absent,
-        placement: NormPlacement::Pre,
-        final_norm: true,
-    };
-    Ok(DecoderSpec {
-        vocab: config.size("vocab_size")?,
-        max_context: config.size("max_position_embeddings")?,
-        positions: Positions::Rotary(text_rotary(config, head_dim)?),
-        stack,
-        items: ItemsSpec::Embedded { levels },
-        embedding_scale: 1.0,
-        head: HeadSpec::plain(tied_head),
-        names: &TEXT,
-    })
-}
-
-fn text_rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
-    // `rope_parameters` holds the base as well; before it, the base was beside `rope_scaling`.
-    let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
-    let kind = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-    if let Some(value) = rope.get(kind)
-        && !matches!(value.as_str(), Some("mrope" | "default"))
-    {
-        return Err(rope.unsupported(kind, value, "mrope or default"));
-    }
-    let sections = rope.sizes("mrope_section")?;
-    let axes = match rope.flag_or("mrope_interleaved", false)? {
-        true => RotaryAxes::Interleaved,
-        false => RotaryAxes::Sections,
-    };
-    match <[usize; 3]>::try_from(sections.as_slice()) {
-        Ok(s) if s.iter().sum::<usize>() == head_dim / 2 => {
-            Ok(RotarySpec::new(rope.number("rope_theta")?, axes(s)))
-        }
-        _ => {
-            let expected = format!("three numbers that add up to {}", head_dim / 2);
-            Err(rope.unsupported("mrope_section", format!("{sections:?}"), expected))
-        }
-    }
+    Ok(spec)
 }
 
 fn vision_2(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
@@ -331,18 +249,13 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
 /// Norm, join, two linear layers with GELU between.
 fn merger(hidden: usize, side: usize, norm: NormSpec, out: usize) -> ProjectorSpec {
     ProjectorSpec {
+        rows: ProjectedRows::All,
         side,
         norm: Some(ProjectorNorm { norm, of_joined: false }),
         widths: vec![hidden * side * side, out],
+        bias: true,
         activation: Activation::Gelu,
         names: &MERGER,
-    }
-}
-
-fn silu(config: &Config<'_>) -> Result<Activation, ModelError> {
-    match config.text("hidden_act")? {
-        "silu" => Ok(Activation::Silu),
-        other => Err(config.unsupported("hidden_act", other, "silu")),
     }
 }
 

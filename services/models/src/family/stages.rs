@@ -4,11 +4,12 @@ use super::{Family, moonshine};
 use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
-    CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, TileProcessor,
+    AnyResolutionProcessor, CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, SplitProcessor,
+    TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
-use crate::prompt::{ChatCross, ChatVl, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
-use crate::spec::{EncoderSpec, ModelSpec, StemSpec};
+use crate::prompt::{ChatCross, ChatVl, PlaceholderSpec, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
+use crate::spec::{EncoderSpec, ModelSpec, StemSpec, TilingSpec};
 use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
 use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
@@ -26,9 +27,16 @@ impl Family {
         spec: &EncoderSpec,
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn Preprocess>, ModelError> {
+        match spec.extras.tiling {
+            Some(TilingSpec::AnyResolution { .. }) => {
+                return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
+            }
+            Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
+            None => {}
+        }
         Ok(match spec.stem {
             StemSpec::Captioned(ref captioned) => {
-                let canvas = canvas(dir, &spec.stem)?;
+                let canvas = canvas(dir, spec)?;
                 Arc::new(CaptionProcessor::from_dir(dir, canvas, tokenizer.clone(), captioned)?)
             }
             StemSpec::Mel { n_mels, n_frames } => {
@@ -48,7 +56,7 @@ impl Family {
                 agree(&file, "merge_size", settings.merge_size as usize, spec.merged_side())?;
                 Arc::new(ImageProcessor::new(settings))
             }
-            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, &spec.stem)?),
+            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, spec)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
@@ -70,7 +78,15 @@ impl Family {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
-            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => Arc::new(ChatVl::from_dir(dir, tokenizer)?),
+            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN)?)
+            }
+            Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA)?)
+            }
+            Self::Idefics3 | Self::SmolVlm => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &idefics_placeholder(&spec.encoder))?)
+            }
             Self::VisionEncoderDecoder
             | Self::Florence2
             | Self::Bart
@@ -95,7 +111,8 @@ impl Family {
 
 /// The processor of an encoder that reads a canvas. Canvases of a fixed size are checked here, so that a processor and an
 /// encoder that disagree are found before the first image.
-fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
+fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError> {
+    let stem = &spec.stem;
     let settings = CanvasSettings::from_dir(dir)?;
     let file = JsonFile::processor(dir, ItemProcessor::Image)?;
     let wrong = |actual: String, expected: &str| file.refused("size", actual, expected);
@@ -113,7 +130,17 @@ fn canvas(dir: &Path, stem: &StemSpec) -> Result<CanvasProcessor, ModelError> {
         }
         (None, _) => {}
     }
-    Ok(CanvasProcessor::new(settings, stem.clone()))
+    Ok(CanvasProcessor::new(settings, spec.clone()))
+}
+
+/// The place of an image's rows where it is cut into tiles.
+fn idefics_placeholder(spec: &EncoderSpec) -> PlaceholderSpec {
+    let grid = match spec.stem {
+        StemSpec::PrefixedPatches { grid, .. } => grid,
+        _ => [0; 2],
+    };
+    let n_rows = spec.image_tokens(grid).unwrap_or_default();
+    PlaceholderSpec::idefics(grid.map(|n| n as u32), n_rows as u32)
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.

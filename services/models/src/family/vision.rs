@@ -6,13 +6,12 @@
 //! linear layer stands between.
 
 mod decoder;
-mod read;
 mod swin;
 mod vit;
 
 use super::Config;
 use crate::error::ModelError;
-use crate::spec::{ModelSpec, ProjectorNames, ProjectorSpec};
+use crate::spec::{ModelSpec, ProjectedRows, ProjectorNames, ProjectorSpec};
 use triptych_kernels::ops::Activation;
 
 /// Between encoder and decoder, where their widths differ.
@@ -46,9 +45,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         }
         None if from != to => {
             encoder.projector = Some(ProjectorSpec {
+                rows: ProjectedRows::All,
                 side: 1,
                 norm: None,
                 widths: vec![to],
+                bias: true,
                 activation: Activation::None,
                 names: &PROJECTION,
             });

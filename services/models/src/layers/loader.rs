@@ -230,6 +230,15 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_table(WeightView { shape: &[n_rows, width], ..stored.view() }, 1.0)?)
     }
 
+    /// Loads a table of one row that is stored as a bare parameter, `[width]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn bare_row(&self, name: &str, width: usize) -> Result<B::Table, ModelError> {
+        let stored = self.bare(name, &[width], TensorRole::Matrix)?;
+        Ok(self.backend.load_table(WeightView { shape: &[1, width], ..stored.view() }, 1.0)?)
+    }
+
     /// Elements, as f32, of the tensor whose full name is a prefix and `name`; of `shape`, row-major.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! of the merger
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/qwen2_vl/image_processing_qwen2_vl.py>).
 
+mod any_resolution;
 pub mod canvas;
 mod decode;
 mod patches;
@@ -12,12 +13,15 @@ mod pixels;
 mod resample;
 mod resize;
 mod settings;
+mod split;
 mod tiles;
 
+pub use any_resolution::AnyResolutionProcessor;
 pub use canvas::{CanvasProcessor, CanvasSettings};
 pub use pixels::ImageSize;
 pub use resize::smart_resize;
 pub use settings::{ImageSettings, ResizeFilter};
+pub use split::SplitProcessor;
 pub use tiles::TileProcessor;
 
 use super::{EncoderInput, Features, Preprocess};

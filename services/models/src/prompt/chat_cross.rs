@@ -4,7 +4,7 @@
 //! without an image is plain text. Several images in one prompt are refused
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/processing_mllama.py>).
 
-use super::conversation::read_chat;
+use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
 use super::{
     ChatTemplate, CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
@@ -160,7 +160,9 @@ impl PromptBuilder for ChatCross {
                 let template = self.template.as_ref().map_err(|e| {
                     PromptError::Invalid(format!("this model has no conversations, only prompts: {e}"))
                 })?;
-                let (tokens, order) = read_chat(&self.tokenizer, template, messages)?;
+                let chat = RenderedChat::new(&self.tokenizer, template, messages)?;
+                let order = chat.order.clone();
+                let tokens = chat.tokens(&self.tokenizer, Ok)?;
                 if order.iter().any(|item| item.0 as usize >= items.len()) {
                     let text =
                         format!("a message names an item that is none of the request's {}", items.len());

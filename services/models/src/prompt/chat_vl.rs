@@ -1,8 +1,8 @@
-//! Prompts of vision-language models whose image rows are among the tokens: Qwen2-VL, Qwen2.5-VL.
+//! Prompts of vision-language models whose image rows are among the tokens, by a [`PlaceholderSpec`].
 //!
 //! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
-use super::conversation::read_chat;
+use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
 use super::positions::{GridSpan, positions};
 use super::{
@@ -16,15 +16,76 @@ use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
-/// Placeholder and delimiters of an image.
+/// Place of an image's rows in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VisionTokens {
-    /// Placeholder of an image row.
-    pub image: u32,
-    /// Before the rows.
-    pub start: u32,
-    /// After the rows.
-    pub end: u32,
+pub struct PlaceholderSpec {
+    /// The token of an image row, of which a template writes one for each image.
+    pub image: TokenName,
+    /// Tokens around it, where a prompt without a template has no placeholder.
+    pub around: Option<[TokenName; 2]>,
+    /// Positions of the rows.
+    pub positions: RowPositions,
+}
+
+/// A token by the keys of `config.json` that hold its id, and by its spelling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenName {
+    /// Keys, in the order they are tried.
+    pub keys: &'static [&'static str],
+    /// Spelling in the tokenizer, where no key is there.
+    pub text: &'static str,
+}
+
+/// Positions of an image's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowPositions {
+    /// By frame, line and column of a grid of merged patches (M-RoPE).
+    Grid,
+    /// One after another, as those of text.
+    Text,
+    /// As those of text; an image that is cut into tiles is written tile by tile.
+    Tiles(TileLayout),
+}
+
+/// Text of an image that is cut into tiles: lines of tiles, then the whole image. Each has as many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileLayout {
+    /// Before each tile and behind the whole image.
+    pub around: &'static str,
+    /// Before the rows of the whole image.
+    pub whole: &'static str,
+    /// Patches of a tile, down and across.
+    pub grid: [u32; 2],
+    /// Rows of a tile.
+    pub n_rows: u32,
+}
+
+impl PlaceholderSpec {
+    /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
+    pub const QWEN: Self = Self {
+        image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
+        around: Some([
+            TokenName { keys: &["vision_start_token_id"], text: "<|vision_start|>" },
+            TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
+        ]),
+        positions: RowPositions::Grid,
+    };
+    /// LLaVA-1.5, LLaVA-NeXT.
+    pub const LLAVA: Self = Self {
+        image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image>" },
+        around: None,
+        positions: RowPositions::Text,
+    };
+
+    /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
+    pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
+        let tiles = TileLayout { around: "<fake_token_around_image>", whole: "<global-img>", grid, n_rows };
+        Self {
+            image: TokenName { keys: &["image_token_id"], text: "<image>" },
+            around: None,
+            positions: RowPositions::Tiles(tiles),
+        }
+    }
 }
 
 /// Lays out conversations with images.
@@ -32,9 +93,11 @@ pub struct VisionTokens {
 pub struct ChatVl {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
-    vision: VisionTokens,
-    /// Patches on a side of the square that becomes one row.
-    merge_size: u32,
+    image: u32,
+    around: Option<[u32; 2]>,
+    /// Spelling of the placeholder.
+    image_text: &'static str,
+    layout: ItemLayout,
     vocab: u32,
     max_context: usize,
     end_tokens: Vec<u32>,
@@ -42,13 +105,43 @@ pub struct ChatVl {
     defaults: SamplingDefaults,
 }
 
+/// Layout of an item's rows.
+#[derive(Clone, Copy, Debug)]
+enum ItemLayout {
+    Rows,
+    /// Patches on a side of the square that becomes one row.
+    Grid {
+        merge_size: u32,
+    },
+    Tiles(TileLayout),
+}
+
 /// An item whose metadata were checked.
 #[derive(Clone, Copy, Debug)]
 struct ImageRows {
     item: ItemIdx,
     n_tokens: u32,
-    /// Rows by frame, down, across.
-    thw: [u32; 3],
+    shape: ImageShape,
+}
+
+/// Arrangement of an item's rows.
+#[derive(Clone, Copy, Debug)]
+enum ImageShape {
+    /// One after another.
+    Rows,
+    /// By frame, down, across.
+    Grid([u32; 3]),
+    /// Tiles down and across, and the whole image; `[0, 0]`: that alone.
+    Tiles([u32; 2]),
+}
+
+/// Rows of an item in the place of one placeholder.
+#[derive(Clone, Copy, Debug)]
+struct RowRun {
+    item: ItemIdx,
+    first_row: u32,
+    n_rows: u32,
+    grid: Option<[u32; 3]>,
 }
 
 impl ChatVl {
@@ -56,26 +149,42 @@ impl ChatVl {
     ///
     /// # Errors
     /// [`ModelError`] for a file or key that is missing or not supported.
-    pub fn from_dir(dir: &Path, tokenizer: Arc<Tokenizer>) -> Result<Self, ModelError> {
+    pub fn from_dir(
+        dir: &Path,
+        tokenizer: Arc<Tokenizer>,
+        spec: &PlaceholderSpec,
+    ) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
-        let token = |key: &str, name: &str| -> Result<u32, ModelError> {
-            let known = files.config.u32(key)?.or_else(|| tokenizer.token_id(name));
-            known.ok_or_else(|| files.config.wrong(key, &format!("a token id, or {name} in the tokenizer")))
-        };
-        let vision = VisionTokens {
-            image: token("image_token_id", "<|image_pad|>")?,
-            start: token("vision_start_token_id", "<|vision_start|>")?,
-            end: token("vision_end_token_id", "<|vision_end|>")?,
+        let token = |name: TokenName| -> Result<u32, ModelError> {
+            for key in name.keys {
+                if let Some(id) = files.config.u32(key)? {
+                    return Ok(id);
+                }
+            }
+            tokenizer.token_id(name.text).ok_or_else(|| {
+                let key = name.keys.first().copied().unwrap_or_default();
+                files.config.wrong(key, &format!("a token id, or {} in the tokenizer", name.text))
+            })
         };
         const MERGE: &str = "vision_config.spatial_merge_size";
-        let merge_size = files.config.u32(MERGE)?.unwrap_or(2);
-        if merge_size == 0 {
-            return Err(files.config.wrong(MERGE, "1 or more"));
-        }
+        let layout = match spec.positions {
+            RowPositions::Text => ItemLayout::Rows,
+            RowPositions::Tiles(tiles) => ItemLayout::Tiles(tiles),
+            RowPositions::Grid => match files.config.u32(MERGE)?.unwrap_or(2) {
+                0 => return Err(files.config.wrong(MERGE, "1 or more")),
+                merge_size => ItemLayout::Grid { merge_size },
+            },
+        };
+        let around = match spec.around {
+            Some([before, after]) => Some([token(before)?, token(after)?]),
+            None => None,
+        };
         Ok(Self {
             template: ChatTemplate::from_dir(dir)?,
-            vision,
-            merge_size,
+            image: token(spec.image)?,
+            image_text: spec.image.text,
+            around,
+            layout,
             vocab: files.text_u32("vocab_size")?,
             max_context: files.text_u32("max_position_embeddings")? as usize,
             end_tokens: files.end_tokens()?,
@@ -86,17 +195,87 @@ impl ChatVl {
     }
 
     /// Tokens of a prompt without a template. Items that it has no placeholder for go before it.
-    fn raw(&self, prompt: &TextOrTokens, n_items: usize) -> Result<(Vec<u32>, Vec<ItemIdx>), PromptError> {
+    fn raw(&self, prompt: &TextOrTokens, images: &[ImageRows]) -> Result<Vec<u32>, PromptError> {
         let mut ids = match prompt {
+            TextOrTokens::Text(text) if text.contains(self.image_text) => {
+                self.tokenizer.encode_input(&self.written_out(text.clone(), images)?)?
+            }
             TextOrTokens::Text(text) => self.tokenizer.encode_input(text)?,
             TextOrTokens::Tokens(ids) => ids.clone(),
         };
         check_ids(&ids, self.vocab)?;
-        if !ids.contains(&self.vision.image) {
-            let one = [self.vision.start, self.vision.image, self.vision.end];
-            ids.splice(0..0, std::iter::repeat_n(one, n_items).flatten());
+        let is_written = matches!(prompt, TextOrTokens::Text(_)) && ids.contains(&self.image);
+        if is_written || images.is_empty() {
+            return Ok(ids);
         }
-        Ok((ids, (0..n_items as u32).map(ItemIdx).collect()))
+        if !ids.contains(&self.image) {
+            let first = self.tokenizer.n_prefix(&ids)?;
+            let mut all = Vec::new();
+            for image in images {
+                let [before, after] = self.around.map_or([None; 2], |around| around.map(Some));
+                all.extend(before);
+                all.extend(self.tokens_of(image)?);
+                all.extend(after);
+            }
+            ids.splice(first..first, all);
+            return Ok(ids);
+        }
+        let mut waiting = images.iter();
+        let mut all = Vec::with_capacity(ids.len());
+        for id in ids {
+            match waiting.as_slice().first().filter(|_| id == self.image) {
+                Some(image) => {
+                    all.extend(self.tokens_of(image)?);
+                    waiting.next();
+                }
+                None => all.push(id),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Tokens of an item, one placeholder for each run of rows.
+    fn tokens_of(&self, image: &ImageRows) -> Result<Vec<u32>, PromptError> {
+        match self.text_of(image) {
+            Some(text) => self.tokenizer.encode(&text),
+            None => Ok(vec![self.image]),
+        }
+    }
+
+    /// Text of an item, one placeholder for each run of rows; `None` if it is the placeholder.
+    fn text_of(&self, image: &ImageRows) -> Option<String> {
+        let (ItemLayout::Tiles(layout), ImageShape::Tiles([lines, columns])) = (self.layout, image.shape)
+        else {
+            return None;
+        };
+        let TileLayout { around, whole, .. } = layout;
+        let rows = self.image_text;
+        let mut text = String::new();
+        for line in 1..=lines {
+            for column in 1..=columns {
+                text.push_str(&format!("{around}<row_{line}_col_{column}>{rows}"));
+            }
+            text.push('\n');
+        }
+        if lines > 0 {
+            text.push('\n');
+        }
+        text.push_str(&format!("{around}{whole}{rows}{around}"));
+        Some(text)
+    }
+
+    /// A text whose placeholders, one for each item, are written out as the items are.
+    fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
+        let ItemLayout::Tiles(_) = self.layout else { return Ok(text) };
+        let n_placeholders = text.matches(self.image_text).count();
+        check_placeholders(n_placeholders, images.len())?;
+        let mut parts = text.split(self.image_text);
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for (part, image) in parts.zip(images) {
+            out.push_str(&self.text_of(image).unwrap_or_default());
+            out.push_str(part);
+        }
+        Ok(out)
     }
 
     /// Checks what is known of an item against this model.
@@ -108,51 +287,77 @@ impl ChatVl {
         let Extent::Grid { t, h, w } = item.extent else {
             return Err(PromptError::Invalid(format!("item {idx} is an image without a grid")));
         };
-        let thw = [t, h / self.merge_size, w / self.merge_size];
-        let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));
-        let whole = h.is_multiple_of(self.merge_size) && w.is_multiple_of(self.merge_size);
-        if n != Some(item.n_tokens) || item.n_tokens == 0 || !whole {
-            return Err(PromptError::Invalid(format!(
+        let shape = match self.layout {
+            ItemLayout::Rows => (item.n_tokens > 0).then_some(ImageShape::Rows),
+            ItemLayout::Grid { merge_size } => {
+                let thw = [t, h / merge_size, w / merge_size];
+                let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));
+                let whole = h.is_multiple_of(merge_size) && w.is_multiple_of(merge_size);
+                (n == Some(item.n_tokens) && item.n_tokens > 0 && whole).then_some(ImageShape::Grid(thw))
+            }
+            ItemLayout::Tiles(TileLayout { grid, n_rows, .. }) => {
+                let tiles = [h / grid[0].max(1), w / grid[1].max(1)];
+                let n = tiles[0].checked_mul(tiles[1]);
+                let cut = n.filter(|n| *n > 1).and_then(|n| n.checked_add(1)?.checked_mul(n_rows));
+                match (n, cut) {
+                    (Some(1), _) if item.n_tokens == n_rows => Some(ImageShape::Tiles([0, 0])),
+                    (_, Some(all)) if all == item.n_tokens => Some(ImageShape::Tiles(tiles)),
+                    _ => None,
+                }
+            }
+        };
+        let shape = shape.ok_or_else(|| {
+            PromptError::Invalid(format!(
                 "item {idx} has {} rows, which is not what a grid of {t}x{h}x{w} patches makes",
                 item.n_tokens
-            )));
-        }
-        Ok(ImageRows { item: ItemIdx(idx as u32), n_tokens: item.n_tokens, thw })
+            ))
+        })?;
+        Ok(ImageRows { item: ItemIdx(idx as u32), n_tokens: item.n_tokens, shape })
     }
 
-    /// Repeats each placeholder as often as its item has rows.
-    fn expand(&self, ids: &[u32], images: &[ImageRows]) -> Result<PreparedSequence, PromptError> {
-        let n_placeholders = ids.iter().filter(|id| **id == self.vision.image).count();
-        if n_placeholders != images.len() {
-            return Err(PromptError::Invalid(format!(
-                "the prompt has {n_placeholders} image placeholders, the request {} image items",
-                images.len()
-            )));
+    /// Runs of rows of an item, in the order of its placeholders.
+    fn runs(&self, image: &ImageRows) -> Vec<RowRun> {
+        let item = image.item;
+        let all = |grid| vec![RowRun { item, first_row: 0, n_rows: image.n_tokens, grid }];
+        match (image.shape, self.layout) {
+            (ImageShape::Tiles(_), ItemLayout::Tiles(TileLayout { n_rows, .. })) => (0..image.n_tokens)
+                .step_by(n_rows.max(1) as usize)
+                .map(|first_row| RowRun { item, first_row, n_rows, grid: None })
+                .collect(),
+            (ImageShape::Grid(thw), _) => all(Some(thw)),
+            _ => all(None),
         }
-        let n_rows: u64 = images.iter().map(|image| u64::from(image.n_tokens)).sum();
+    }
+
+    /// Repeats each placeholder as often as it stands for rows.
+    fn expand(&self, ids: &[u32], images: &[ImageRows]) -> Result<PreparedSequence, PromptError> {
+        let runs: Vec<RowRun> = images.iter().flat_map(|image| self.runs(image)).collect();
+        let n_placeholders = ids.iter().filter(|id| **id == self.image).count();
+        check_placeholders(n_placeholders, runs.len())?;
+        let n_rows: u64 = runs.iter().map(|run| u64::from(run.n_rows)).sum();
         let n_tokens = (ids.len() - n_placeholders) as u64 + n_rows;
         if n_tokens > self.max_context as u64 {
             return Err(PromptError::TooLong { actual: n_tokens as usize, limit: self.max_context });
         }
         let mut tokens = Vec::with_capacity(n_tokens as usize);
-        let mut spans = Vec::new();
+        let mut spans = Vec::with_capacity(runs.len());
         let mut grids = Vec::new();
-        let mut waiting = images.iter();
+        let mut waiting = runs.iter();
         for id in ids {
-            let image = waiting.as_slice().first().filter(|_| *id == self.vision.image);
-            let Some(image) = image else {
+            let Some(run) = waiting.as_slice().first().filter(|_| *id == self.image) else {
                 tokens.push(*id);
                 continue;
             };
             waiting.next();
             let first_token = tokens.len();
             spans.push(ItemSpan {
-                item: image.item,
+                item: run.item,
+                first_row: run.first_row,
                 first_token: first_token as u32,
-                n_tokens: image.n_tokens,
+                n_tokens: run.n_rows,
             });
-            grids.push(GridSpan { first_token, thw: image.thw });
-            tokens.extend(std::iter::repeat_n(self.vision.image, image.n_tokens as usize));
+            grids.extend(run.grid.map(|thw| GridSpan { first_token, thw }));
+            tokens.extend(std::iter::repeat_n(self.image, run.n_rows as usize));
         }
         let (positions, next_position) = positions(tokens.len(), &grids);
         Ok(PreparedSequence {
@@ -168,13 +373,31 @@ impl ChatVl {
     }
 }
 
+/// Checks that there is a placeholder for each image.
+fn check_placeholders(n_placeholders: usize, n_images: usize) -> Result<(), PromptError> {
+    if n_placeholders == n_images {
+        return Ok(());
+    }
+    Err(PromptError::Invalid(format!(
+        "the prompt has {n_placeholders} image placeholders, the request {n_images} image items"
+    )))
+}
+
 impl PromptBuilder for ChatVl {
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError> {
         let rows: Vec<ImageRows> =
             items.iter().enumerate().map(|(i, item)| self.image_rows(i, item)).collect::<Result<_, _>>()?;
-        let (ids, order) = match prompt {
-            Prompt::Chat(messages) => read_chat(&self.tokenizer, &self.template, messages)?,
-            Prompt::Singleton(prompt) => self.raw(prompt, items.len())?,
+        let of = |order: &[ItemIdx]| -> Result<Vec<ImageRows>, PromptError> {
+            check_order(order, rows.len())?;
+            Ok(order.iter().filter_map(|i| rows.get(i.0 as usize).copied()).collect())
+        };
+        let (ids, images) = match prompt {
+            Prompt::Chat(messages) => {
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, messages)?;
+                let images = of(&chat.order)?;
+                (chat.tokens(&self.tokenizer, |text| self.written_out(text, &images))?, images)
+            }
+            Prompt::Singleton(prompt) => (self.raw(prompt, &rows)?, rows),
             Prompt::Explicit { .. } => {
                 let text = "this model has no encoder for text: send one prompt, not one for each side";
                 return Err(PromptError::Invalid(text.into()));
@@ -186,8 +409,6 @@ impl PromptBuilder for ChatVl {
         if ids.is_empty() {
             return Err(PromptError::Invalid("the prompt is empty".into()));
         }
-        check_order(&order, items.len())?;
-        let images: Vec<ImageRows> = order.iter().filter_map(|i| rows.get(i.0 as usize).copied()).collect();
         Ok(vec![self.expand(&ids, &images)?])
     }
 

@@ -3,41 +3,72 @@
 use super::ChatTemplate;
 use super::template::{TemplateMessage, TemplatePart};
 use crate::error::PromptError;
-use crate::tokenization::Tokenizer;
+use crate::tokenization::{ControlTokenGuard, Tokenizer};
 use triptych_core::ItemIdx;
 use triptych_core::prompt::{Message, MessagePart};
 
-/// Tokens of a conversation, one placeholder for each item; and the items in their order there.
-///
-/// Control tokens come from the template alone.
-pub(super) fn read_chat(
-    tokenizer: &Tokenizer,
-    template: &ChatTemplate,
-    messages: &[Message],
-) -> Result<(Vec<u32>, Vec<ItemIdx>), PromptError> {
-    if messages.is_empty() {
-        return Err(PromptError::Invalid("the conversation has no messages".into()));
+/// A conversation as the chat template's text.
+pub(super) struct RenderedChat {
+    text: String,
+    guard: ControlTokenGuard,
+    /// The items, in the order of their placeholders.
+    pub(super) order: Vec<ItemIdx>,
+}
+
+impl RenderedChat {
+    /// Renders a conversation, one placeholder for each item.
+    ///
+    /// # Errors
+    /// [`PromptError`] if there are no messages, or the template refuses them.
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        template: &ChatTemplate,
+        messages: &[Message],
+    ) -> Result<Self, PromptError> {
+        if messages.is_empty() {
+            return Err(PromptError::Invalid("the conversation has no messages".into()));
+        }
+        let parts = || messages.iter().flat_map(|m| &m.parts);
+        let guard = tokenizer.guard(parts().filter_map(|part| match part {
+            MessagePart::Text(text) => Some(text.as_str()),
+            MessagePart::Item(_) => None,
+        }))?;
+        let content = |part: &MessagePart| match part {
+            MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
+            MessagePart::Item(_) => TemplatePart::Image,
+        };
+        let shaped: Vec<TemplateMessage<'_>> = messages
+            .iter()
+            .map(|message| TemplateMessage {
+                role: message.role.as_str(),
+                content: message.parts.iter().map(content).collect(),
+            })
+            .collect();
+        let text = template.render(&shaped)?;
+        let order = parts().filter_map(|part| match part {
+            MessagePart::Item(item) => Some(*item),
+            MessagePart::Text(_) => None,
+        });
+        Ok(Self { text, order: order.collect(), guard })
     }
-    let parts = || messages.iter().flat_map(|m| &m.parts);
-    let guard = tokenizer.guard(parts().filter_map(|part| match part {
-        MessagePart::Text(text) => Some(text.as_str()),
-        MessagePart::Item(_) => None,
-    }))?;
-    let content = |part: &MessagePart| match part {
-        MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
-        MessagePart::Item(_) => TemplatePart::Image,
-    };
-    let shaped: Vec<TemplateMessage<'_>> = messages
-        .iter()
-        .map(|message| TemplateMessage {
-            role: message.role.as_str(),
-            content: message.parts.iter().map(content).collect(),
-        })
-        .collect();
-    let rendered = template.render(&shaped)?;
-    let order = parts().filter_map(|part| match part {
-        MessagePart::Item(item) => Some(*item),
-        MessagePart::Text(_) => None,
-    });
-    Ok((tokenizer.encode_guarded(&rendered, &guard)?, order.collect()))
+
+    /// Its tokens; `edit` changes the text, whose placeholders are the template's alone.
+    ///
+    /// Control tokens come from the template and from `edit` alone.
+    ///
+    /// # Errors
+    /// [`PromptError`] if the model's rules have no token for the text; those of `edit`.
+    pub(super) fn tokens(
+        self,
+        tokenizer: &Tokenizer,
+        edit: impl FnOnce(String) -> Result<String, PromptError>,
+    ) -> Result<Vec<u32>, PromptError> {
+        let mut ids = tokenizer.encode_guarded(&edit(self.text)?, &self.guard)?;
+        // What the post-processor puts before a text, such as `<s>`, unless the template wrote it.
+        let prefix = tokenizer.prefix()?;
+        if !ids.starts_with(&prefix) {
+            ids.splice(0..0, prefix);
+        }
+        Ok(ids)
+    }
 }

@@ -14,6 +14,29 @@ pub struct EncoderExtras {
     pub interpolated: Option<InterpolatedSpec>,
     /// Further levels of output rows.
     pub levels: Option<LevelsSpec>,
+    /// Learned output rows, `[out]` each, that stand between those of tiles, such as the end of a line of patches. Of each the
+    /// full names in the order they are tried.
+    pub learned_rows: Vec<&'static [&'static str]>,
+    /// The cut of an image into tiles, each of which the stack reads by itself; `None`: it reads the whole image.
+    pub tiling: Option<TilingSpec>,
+}
+
+/// A cut of images into tiles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TilingSpec {
+    /// The whole image as one tile, then the tiles of the image at the size that fits it best; lines of patches end with the
+    /// first learned row, and patches of padding alone are left out (LLaVA-NeXT,
+    /// <https://llava-vl.github.io/blog/2024-01-30-llava-next/>).
+    AnyResolution {
+        /// Sizes, down and across, in pixels.
+        sizes: Vec<[u32; 2]>,
+        /// Tiles whose rows there may be, whatever the size; more are made fewer. `None`: any number (LLaVA-OneVision has a
+        /// bound, <https://arxiv.org/abs/2408.03326>).
+        max_tiles: Option<u32>,
+    },
+    /// The image at a multiple of tiles, then the whole image as one; an image of one tile is that alone (Idefics3,
+    /// <https://arxiv.org/abs/2408.12637>).
+    Split,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

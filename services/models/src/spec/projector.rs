@@ -6,12 +6,16 @@ use triptych_kernels::ops::Activation;
 /// Rows of a stack to output rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorSpec {
+    /// Rows of the stack that it reads.
+    pub rows: ProjectedRows,
     /// Side of the square of rows that become one; 1: each by itself.
     pub side: usize,
     /// Norm before the first linear layer.
     pub norm: Option<ProjectorNorm>,
-    /// Outputs of each linear layer, in order; all have a bias.
+    /// Outputs of each linear layer, in order.
     pub widths: Vec<usize>,
+    /// True if the linear layers have a bias.
+    pub bias: bool,
     /// Activation between two linear layers.
     pub activation: Activation,
     /// Names of its tensors.
@@ -28,6 +32,15 @@ impl ProjectorSpec {
     pub fn joined(&self, hidden: usize) -> usize {
         hidden * self.side * self.side
     }
+}
+
+/// Rows of a stack that a projector reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectedRows {
+    /// All, in the order of the stack, where rows of a square follow each other.
+    All,
+    /// Those of an image's patches, square by square; rows that stand before them are left out.
+    Patches,
 }
 
 /// The norm of a projector.

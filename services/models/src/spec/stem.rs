@@ -32,14 +32,18 @@ pub enum StemSpec {
         /// Factor on the rows; folded into the table.
         scale: f32,
     },
-    /// One linear layer with bias over the values of a patch, after learned rows that every image begins with.
+    /// One linear layer over the values of a patch, after learned rows, if any, that every image or tile begins with.
     PrefixedPatches {
         /// Dimensions of a patch, in the order of its stored weight: channels, height, width.
         patch: [usize; 3],
         /// Patches down and across; any other grid is refused.
         grid: [usize; 2],
-        /// Learned rows, `[1, 1, hidden]` each; their names follow that of the linear layer.
+        /// True if the layer has a bias.
+        bias: bool,
+        /// Learned rows; their names follow that of the linear layer.
         n_prefix: usize,
+        /// True if they are stored as `[hidden]` each, not as `[1, 1, hidden]`.
+        flat_prefix: bool,
     },
     /// A tower of stages over patches, attending inside windows.
     Swin(SwinSpec),

@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads and cross-attention.
-const CASES: [&str; 10] = [
+const CASES: [&str; 11] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -22,6 +22,7 @@ const CASES: [&str; 10] = [
     "qwen2_vl_odd_heads",
     "qwen2_5_vl_window56",
     "qwen3_vl_wide_heads",
+    "llava_next_llama3",
 ];
 
 /// A decoder that keeps the bits of all logits.

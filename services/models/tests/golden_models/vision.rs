@@ -90,7 +90,7 @@ pub fn prepare(processor: &dyn Preprocess, bytes: &[u8], asked: Option<&String>)
 /// The input of the encoder, from the reference's canvas.
 pub fn exact_inputs(case: &Case, golden_images: &[GoldenImage]) -> Vec<EncoderInput> {
     let settings = CanvasSettings { steps: vec![], ..settings(case) };
-    let processor = CanvasProcessor::new(settings, case.model().spec().encoder.stem.clone());
+    let processor = CanvasProcessor::new(settings, case.model().spec().encoder.clone());
     let exact = |golden: &GoldenImage| {
         let input = prepare(&processor, &golden.canvas, None);
         let (Some(_), Features::Patches(patches)) = (&golden.asked, &input.features) else { return input };

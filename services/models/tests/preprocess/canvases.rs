@@ -97,7 +97,7 @@ fn unsupported_settings_are_refused_by_name() {
         assert!(error.starts_with(&format!("preprocessor_config.json: {key} is ")), "{error}");
         assert!(error.contains(expect), "{error}");
     };
-    check("image_processor_type", "NougatImageProcessor".into(), "DonutImageProcessor or CLIPImageProcessor");
+    check("image_processor_type", "NougatImageProcessor".into(), "ViTImageProcessor, or that of DeiT");
     check("do_resize", false.into(), "expected true");
     check("do_pad", true.into(), "expected false");
     check("do_reduce_labels", true.into(), "expected false");

@@ -198,7 +198,7 @@ impl Writer {
     fn item(&mut self, i: usize, n_tokens: u32, around: u32) {
         self.template(around / 2);
         let first_token = self.tokens.len() as u32;
-        self.spans.push(ItemSpan { item: ItemIdx(i as u32), first_token, n_tokens });
+        self.spans.push(ItemSpan { item: ItemIdx(i as u32), first_row: 0, first_token, n_tokens });
         self.tokens.extend((0..n_tokens).map(|_| 0));
         self.template(around - around / 2);
     }

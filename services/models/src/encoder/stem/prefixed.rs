@@ -19,6 +19,19 @@ pub(crate) struct PrefixedPatchStem<B: Backend> {
     hidden: usize,
 }
 
+/// Shapes of the tensors of such a stem.
+#[derive(Clone, Copy)]
+pub(crate) struct PrefixedShape {
+    /// Channels, height, width of a patch.
+    pub patch: [usize; 3],
+    /// True if the projection has a bias.
+    pub bias: bool,
+    /// True if learned rows are `[hidden]`, not `[1, 1, hidden]`.
+    pub flat_prefix: bool,
+    /// Width of a row.
+    pub hidden: usize,
+}
+
 /// Places of the rows of a run.
 pub(crate) struct PrefixedRows {
     /// Of the patches.
@@ -30,22 +43,21 @@ pub(crate) struct PrefixedRows {
 }
 
 impl<B: Backend> PrefixedPatchStem<B> {
-    /// Loads the projection of patches of `patch` to rows of `hidden`, named first, and one learned row under
-    /// each name after it.
+    /// Loads the projection of patches, named first, and one learned row under each name after it.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        names: &[&str],
-        patch: [usize; 3],
-        hidden: usize,
-    ) -> Result<Self, ModelError> {
-        let (projection, prefix) = names.split_first().map_or(("", names), |(first, rest)| (*first, rest));
-        let shape = [hidden, patch[0], patch[1], patch[2]];
+    pub fn load(loader: &Loader<'_, B>, names: &[&str], shape: PrefixedShape) -> Result<Self, ModelError> {
+        let PrefixedShape { patch, bias, flat_prefix, hidden } = shape;
+        let (name, prefix) = names.split_first().map_or(("", names), |(first, rest)| (*first, rest));
+        let dims = [hidden, patch[0], patch[1], patch[2]];
+        let learned = |name: &&str| match flat_prefix {
+            true => loader.bare_row(name, hidden),
+            false => loader.bare_table(name, 1, hidden),
+        };
         Ok(Self {
-            projection: loader.linear(&[LinearShape { name: projection, shape: &shape, bias: true }])?,
-            prefix: prefix.iter().map(|name| loader.bare_table(name, 1, hidden)).collect::<Result<_, _>>()?,
+            projection: loader.linear(&[LinearShape { name, shape: &dims, bias }])?,
+            prefix: prefix.iter().map(learned).collect::<Result<_, _>>()?,
             patch_values: patch.iter().product(),
             hidden,
         })

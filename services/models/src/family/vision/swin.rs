@@ -4,9 +4,9 @@
 //! and `swin/modeling_swin.py` beside it. Quirks: the stages are the stem, and no layers follow; Swin has a norm
 //! at the end, Donut's has none.
 
-use super::read::{channels, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
+use crate::family::image_keys::{channels, patch_side};
 use crate::spec::*;
 use triptych_core::Modality;
 use triptych_kernels::ops::AttentionShape;

@@ -6,9 +6,9 @@
 //! if asked to, and no norm at the end if it pools by the mean. Poolers and mask tokens are left alone.
 //! A position table is read for the one size it was made for: nothing interpolates it.
 
-use super::read::{attention, channels, pair, patch_side};
 use crate::error::ModelError;
 use crate::family::Config;
+use crate::family::image_keys::{attention, channels, pair, patch_side};
 use crate::spec::*;
 use triptych_core::Modality;
 
@@ -81,7 +81,9 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
         stem: StemSpec::PrefixedPatches {
             patch: [channels(config, "num_channels")?, side, side],
             grid,
+            bias: true,
             n_prefix,
+            flat_prefix: false,
         },
         positions: match has_table {
             true => Positions::Parameter { n_rows: grid[0] * grid[1] + n_prefix },

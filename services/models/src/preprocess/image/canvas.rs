@@ -12,12 +12,13 @@ mod steps;
 
 pub use settings::CanvasSettings;
 pub use steps::CanvasStep;
+pub(super) use steps::cut;
 
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
 use crate::error::ItemError;
 use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options, contained};
-use crate::spec::StemSpec;
+use crate::spec::EncoderSpec;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 
@@ -25,13 +26,13 @@ use triptych_core::{Extent, ItemOptions, Modality};
 #[derive(Clone, Debug)]
 pub struct CanvasProcessor {
     settings: CanvasSettings,
-    stem: StemSpec,
+    spec: EncoderSpec,
 }
 
 impl CanvasProcessor {
-    /// With these settings, for an encoder that begins with `stem`.
-    pub fn new(settings: CanvasSettings, stem: StemSpec) -> Self {
-        Self { settings, stem }
+    /// With these settings, for an encoder of `spec`.
+    pub fn new(settings: CanvasSettings, spec: EncoderSpec) -> Self {
+        Self { settings, spec }
     }
 
     /// The settings.
@@ -42,9 +43,10 @@ impl CanvasProcessor {
     /// Normalised patches of a finished canvas.
     fn input(&self, image: &RgbPixels) -> Result<EncoderInput, ItemError> {
         let size = image.size;
-        let patch = self.stem.patch_side().unwrap_or(1);
-        let grid = [size.height as usize, size.width as usize].map(|side| self.stem.patches_along(side));
-        let n_tokens = self.stem.image_rows(grid).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
+        let stem = &self.spec.stem;
+        let patch = stem.patch_side().unwrap_or(1);
+        let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
+        let n_tokens = self.spec.image_tokens(grid).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
             let ImageSize { width, height } = size;
             ItemError::Unsupported(format!(
                 "the image is {width}x{height} when prepared, which the model does not read"
@@ -65,7 +67,7 @@ impl Preprocess for CanvasProcessor {
 
     fn max_rows(&self) -> Option<usize> {
         let ImageSize { width, height } = self.settings.max_size()?;
-        self.stem.image_rows([height, width].map(|side| self.stem.patches_along(side as usize)))
+        self.spec.image_tokens([height, width].map(|side| self.spec.stem.patches_along(side as usize)))
     }
 
     fn preprocess(
@@ -87,7 +89,12 @@ impl Preprocess for CanvasProcessor {
 
 /// `[grid[0] · grid[1], 3 · side · side]`: patches row by row, a patch by channel, then row. What lies past the
 /// image is 0, as a value after normalising.
-fn patches(image: &RgbPixels, settings: &CanvasSettings, grid: [usize; 2], side: usize) -> Vec<f32> {
+pub(super) fn patches(
+    image: &RgbPixels,
+    settings: &CanvasSettings,
+    grid: [usize; 2],
+    side: usize,
+) -> Vec<f32> {
     let width = image.size.width as usize;
     let height = image.size.height as usize;
     let tables: [[f32; 256]; 3] = std::array::from_fn(|c| {

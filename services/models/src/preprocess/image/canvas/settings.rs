@@ -36,6 +36,17 @@ enum ProcessorKind {
     Beit,
     Donut,
     Clip,
+    Siglip,
+    LlavaNext,
+    LlavaOneVision,
+    Idefics,
+}
+
+impl ProcessorKind {
+    /// True for CLIP's processor, and those that are made of it.
+    fn is_clip(self) -> bool {
+        matches!(self, Self::Clip | Self::LlavaNext)
+    }
 }
 
 /// A size as files write it.
@@ -52,7 +63,8 @@ impl CanvasSettings {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         let kind = kind(&file)?;
-        let [mean, std] = if kind == ProcessorKind::Clip { OPENAI_CLIP } else { IMAGENET };
+        let has_clips_colours = kind.is_clip() || kind == ProcessorKind::LlavaOneVision;
+        let [mean, std] = if has_clips_colours { OPENAI_CLIP } else { IMAGENET };
         let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {
             true => (channels(&file, "image_mean", mean)?, channels(&file, "image_std", std)?),
             false => ([0.0; 3], [1.0; 3]),
@@ -66,9 +78,19 @@ impl CanvasSettings {
         };
         let default = match kind {
             ProcessorKind::Vit | ProcessorKind::Donut => ResizeFilter::Bilinear,
-            ProcessorKind::Deit | ProcessorKind::Beit | ProcessorKind::Clip => ResizeFilter::Bicubic,
+            ProcessorKind::Deit
+            | ProcessorKind::Beit
+            | ProcessorKind::Clip
+            | ProcessorKind::Siglip
+            | ProcessorKind::LlavaNext
+            | ProcessorKind::LlavaOneVision => ResizeFilter::Bicubic,
+            ProcessorKind::Idefics => ResizeFilter::Lanczos,
         };
-        let steps = if kind == ProcessorKind::Donut { donut_steps(&file)? } else { steps(&file, kind)? };
+        let steps = match kind {
+            ProcessorKind::Donut => donut_steps(&file)?,
+            ProcessorKind::Idefics => idefics_steps(&file)?,
+            _ => steps(&file, kind)?,
+        };
         Ok(Self { steps, filter: ResizeFilter::of(&file, default)?, mean, std, rescale })
     }
 
@@ -97,9 +119,13 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "Beit" => Ok(ProcessorKind::Beit),
         "Donut" => Ok(ProcessorKind::Donut),
         "CLIP" => Ok(ProcessorKind::Clip),
+        "Siglip" => Ok(ProcessorKind::Siglip),
+        "LlavaNext" => Ok(ProcessorKind::LlavaNext),
+        "LlavaOnevision" => Ok(ProcessorKind::LlavaOneVision),
+        "Idefics3" | "SmolVLM" => Ok(ProcessorKind::Idefics),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, DeiTImageProcessor, BeitImageProcessor, DonutImageProcessor or CLIPImageProcessor",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3 or SmolVLM",
         )),
     }
 }
@@ -110,20 +136,24 @@ fn steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelE
         return Err(file.wrong("do_resize", "true"));
     }
     for key in ["do_pad", "do_reduce_labels"] {
-        if file.bool(key)? == Some(true) {
+        // LLaVA's processors pad a batch with tiles that nobody reads.
+        let pads_batch = matches!(kind, ProcessorKind::LlavaNext | ProcessorKind::LlavaOneVision);
+        let is_read = key != "do_pad" || !pads_batch;
+        if is_read && file.bool(key)? == Some(true) {
             return Err(file.wrong(key, "false"));
         }
     }
     let size = match kind {
         ProcessorKind::Deit => SizeSetting::Exact(ImageSize { width: 256, height: 256 }),
-        ProcessorKind::Clip => SizeSetting::ShortestEdge(224),
+        ProcessorKind::Clip | ProcessorKind::LlavaNext => SizeSetting::ShortestEdge(224),
+        ProcessorKind::LlavaOneVision => SizeSetting::Exact(ImageSize { width: 384, height: 384 }),
         _ => SizeSetting::Exact(ImageSize { width: 224, height: 224 }),
     };
     let mut steps = vec![match size_setting(file, "size", kind)?.unwrap_or(size) {
         SizeSetting::Exact(size) => CanvasStep::Exact(size),
         SizeSetting::ShortestEdge(edge) => CanvasStep::ShortestEdge(edge),
     }];
-    let crops = matches!(kind, ProcessorKind::Deit | ProcessorKind::Clip);
+    let crops = kind == ProcessorKind::Deit || kind.is_clip();
     if file.bool("do_center_crop")?.unwrap_or(crops) {
         let size = size_setting(file, "crop_size", ProcessorKind::Vit)?;
         match size.unwrap_or(SizeSetting::Exact(ImageSize { width: 224, height: 224 })) {
@@ -132,6 +162,15 @@ fn steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelE
         }
     }
     Ok(steps)
+}
+
+/// One tile, which is the last step of a whole image.
+fn idefics_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
+    const KEY: &str = "max_image_size.longest_edge";
+    match file.u32(KEY)?.unwrap_or(364) {
+        side @ 1..=MAX_SIDE => Ok(vec![CanvasStep::Exact(ImageSize { width: side, height: side })]),
+        _ => Err(file.wrong(KEY, "1 to 8192")),
+    }
 }
 
 /// Align, resize, thumbnail, pad: each by its own switch.
@@ -172,7 +211,7 @@ fn size_setting(file: &JsonFile, key: &str, kind: ProcessorKind) -> Result<Optio
     if value.is_number() {
         let n = side(value)?;
         return Ok(Some(match kind {
-            ProcessorKind::Clip => SizeSetting::ShortestEdge(n),
+            kind if kind.is_clip() => SizeSetting::ShortestEdge(n),
             _ => SizeSetting::Exact(ImageSize { width: n, height: n }),
         }));
     }

@@ -45,7 +45,7 @@ impl CanvasStep {
         }
     }
 
-    pub(super) fn apply(
+    pub(in crate::preprocess::image) fn apply(
         self,
         image: RgbPixels,
         filter: ResizeFilter,
@@ -157,7 +157,11 @@ fn resized(
 }
 
 /// The part of the image under a frame of `size` whose corner is at `[left, top]`; black outside.
-fn cut(image: &RgbPixels, size: ImageSize, [left, top]: [i64; 2]) -> RgbPixels {
+pub(in crate::preprocess::image) fn cut(
+    image: &RgbPixels,
+    size: ImageSize,
+    [left, top]: [i64; 2],
+) -> RgbPixels {
     let row_bytes = size.width as usize * 3;
     let mut rgb = vec![0; row_bytes * size.height as usize];
     // The part of a side that both have: from where in the frame, from where in the image, how much.

@@ -1,7 +1,7 @@
 //! Keys that the configurations of image encoders share.
 
+use super::Config;
 use crate::error::ModelError;
-use crate::family::Config;
 use crate::spec::{AttentionBias, AttentionSpec};
 use triptych_kernels::ops::AttentionShape;
 
@@ -12,8 +12,17 @@ pub(super) fn attention(
     key: &str,
     bias: AttentionBias,
 ) -> Result<AttentionSpec, ModelError> {
-    let n_heads = config.size(key)?;
-    let head_dim = config.share(key, hidden, n_heads)?;
+    attention_of(config, hidden, config.size(key)?, bias)
+}
+
+/// The same of so many heads.
+pub(super) fn attention_of(
+    config: &Config<'_>,
+    hidden: usize,
+    n_heads: usize,
+    bias: AttentionBias,
+) -> Result<AttentionSpec, ModelError> {
+    let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
     Ok(AttentionSpec {
         shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },

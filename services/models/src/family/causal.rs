@@ -1,0 +1,265 @@
+//! Causal text decoders of the Llama line: Llama, Mistral, Qwen2, Qwen3; by themselves, or as the decoder of a model of several
+//! modalities.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/llama/modeling_llama.py> and
+//! `mistral`, `qwen2`, `qwen3` beside it. Quirks: Qwen2 has a bias on queries, keys and values; Qwen3 a norm of each head; a
+//! configuration leaves out what its class has as a default.
+
+use super::Config;
+use crate::error::ModelError;
+use crate::spec::*;
+use triptych_kernels::ops::{Activation, AttentionShape};
+
+/// A kind of decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CausalKind {
+    /// Llama 1 to 3, Vicuna.
+    Llama,
+    /// Mistral without a sliding window.
+    Mistral,
+    /// Qwen2, and the decoders of Qwen2-VL and Qwen2.5-VL.
+    Qwen2,
+    /// Qwen3, and the decoder of Qwen3-VL.
+    Qwen3,
+}
+
+/// Values that a class has where a configuration is silent.
+struct Defaults {
+    vocab: usize,
+    hidden: usize,
+    width: usize,
+    n_layers: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    max_context: usize,
+}
+
+const LLAMA: Defaults = Defaults {
+    vocab: 32_000,
+    hidden: 4096,
+    width: 11_008,
+    n_layers: 32,
+    n_heads: 32,
+    n_kv_heads: 32,
+    max_context: 2048,
+};
+const MISTRAL: Defaults = Defaults { width: 14_336, n_kv_heads: 8, max_context: 131_072, ..LLAMA };
+const QWEN: Defaults = Defaults { vocab: 151_936, width: 22_016, max_context: 32_768, ..LLAMA };
+
+const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+
+/// By prefix: of a model by itself, and inside one of several modalities.
+pub(super) static NAMES: DecoderNames = DecoderNames {
+    prefixes: &[
+        "model.",
+        "model.language_model.",
+        "language_model.model.",
+        "language_model.",
+        "model.text_model.",
+    ],
+    tokens: &[
+        "model.embed_tokens",
+        "model.language_model.embed_tokens",
+        "language_model.model.embed_tokens",
+        "language_model.embed_tokens",
+        "model.text_model.embed_tokens",
+    ],
+    positions: "",
+    stack: StackNames {
+        input_norm: "",
+        layers: "layers",
+        attention: AttentionNames {
+            norm: "input_layernorm",
+            qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+            out: "self_attn.o_proj",
+        },
+        cross: None,
+        feed_forward_norm: "post_attention_layernorm",
+        feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
+        feed_forward_outer: "mlp.down_proj",
+        final_norm: "norm",
+    },
+    head: &["lm_head", "language_model.lm_head"],
+    head_bias: None,
+};
+
+impl CausalKind {
+    /// The kind of a section, by its `model_type`; `None` for one that is not of this line.
+    pub(super) fn of(model_type: &str) -> Option<Self> {
+        match model_type {
+            "llama" => Some(Self::Llama),
+            "mistral" => Some(Self::Mistral),
+            "qwen2" => Some(Self::Qwen2),
+            "qwen3" => Some(Self::Qwen3),
+            _ => None,
+        }
+    }
+
+    /// The kind of a configuration's section.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] naming the kinds that are served.
+    pub(super) fn of_section(config: &Config<'_>) -> Result<Self, ModelError> {
+        // The section of early files is Llama's without saying so.
+        let name = if config.get("model_type").is_some() { config.text("model_type")? } else { "llama" };
+        Self::of(name).ok_or_else(|| config.unsupported("model_type", name, "llama, mistral, qwen2 or qwen3"))
+    }
+
+    fn defaults(self) -> Defaults {
+        match self {
+            Self::Llama => LLAMA,
+            Self::Mistral => MISTRAL,
+            Self::Qwen2 | Self::Qwen3 => QWEN,
+        }
+    }
+
+    /// Projections with a bias.
+    fn bias(self, config: &Config<'_>) -> Result<AttentionBias, ModelError> {
+        let all = config.flag_or("attention_bias", false)?;
+        Ok(match self {
+            Self::Mistral => AttentionBias { q: false, k: false, v: false, out: false },
+            Self::Qwen2 => AttentionBias { q: true, k: true, v: true, out: false },
+            Self::Llama | Self::Qwen3 => AttentionBias { q: all, k: all, v: all, out: all },
+        })
+    }
+
+    /// Refuses layers that attend to a window: they are not served.
+    fn check_windows(self, config: &Config<'_>, max_context: usize) -> Result<(), ModelError> {
+        match self {
+            Self::Llama => Ok(()),
+            // A window as long as the context is none.
+            Self::Mistral => match config.get("sliding_window").map(|window| window.as_u64()) {
+                None => Ok(()),
+                Some(Some(window)) if window >= max_context as u64 => Ok(()),
+                Some(window) => {
+                    let expected = format!("null, or {max_context} or more: sliding windows are not served");
+                    Err(config.unsupported("sliding_window", format!("{window:?}"), expected))
+                }
+            },
+            Self::Qwen2 | Self::Qwen3 => config.must_be_off("use_sliding_window"),
+        }
+    }
+}
+
+/// Place of a decoder in its model.
+pub(super) struct CausalPlace {
+    /// Path of encoder rows into it.
+    pub(super) items: ItemsSpec,
+    /// True if the token table serves as the head.
+    pub(super) tied_head: bool,
+}
+
+/// The decoder of a section of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn spec(
+    config: &Config<'_>,
+    kind: CausalKind,
+    place: CausalPlace,
+) -> Result<DecoderSpec, ModelError> {
+    let defaults = kind.defaults();
+    let max_context = config.size_or("max_position_embeddings", defaults.max_context)?;
+    kind.check_windows(config, max_context)?;
+    let hidden = config.size_or("hidden_size", defaults.hidden)?;
+    let n_heads = config.size_or("num_attention_heads", defaults.n_heads)?;
+    // Llama's default is one for each head, whatever their number.
+    let n_kv_heads = match kind {
+        CausalKind::Llama => n_heads,
+        _ => defaults.n_kv_heads.min(n_heads),
+    };
+    let n_kv_heads = config.size_or("num_key_value_heads", n_kv_heads)?;
+    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
+    let head_dim = match config.get("head_dim") {
+        Some(_) => config.size("head_dim")?,
+        None => config.share("num_attention_heads", hidden, n_heads)?,
+    };
+    let eps = if config.get("rms_norm_eps").is_some() { config.number("rms_norm_eps")? } else { 1e-6 };
+    let norm = NormSpec::rms(eps);
+    if config.flag_or("mlp_bias", false)? {
+        return Err(config.unsupported("mlp_bias", true, "false"));
+    }
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let head_norms = (kind == CausalKind::Qwen3).then_some(HeadNormsSpec { norm, names: HEAD_NORMS });
+    Ok(DecoderSpec {
+        vocab: config.size_or("vocab_size", defaults.vocab)?,
+        max_context,
+        positions: Positions::Rotary(rotary(config, head_dim)?),
+        stack: StackSpec {
+            hidden,
+            n_layers: config.size_or("num_hidden_layers", defaults.n_layers)?,
+            attention: AttentionSpec {
+                shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale },
+                bias: kind.bias(config)?,
+                head_norms,
+            },
+            feed_forward: FeedForwardSpec {
+                width: config.size_or("intermediate_size", defaults.width)?,
+                kind: FeedForwardKind::Gated,
+                activation: silu(config)?,
+                bias: false,
+            },
+            norm,
+            input_norm: InputNorm::Absent,
+            placement: NormPlacement::Pre,
+            final_norm: true,
+        },
+        items: place.items,
+        embedding_scale: 1.0,
+        head: HeadSpec::plain(place.tied_head),
+        names: &NAMES,
+    })
+}
+
+/// Rotation of heads of `head_dim`. The newer key holds the base as well; before it, the base was beside the scaling.
+///
+/// # Errors
+/// [`ModelError::Config`] for a kind of scaling that is not served.
+pub(super) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
+    let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
+    let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = rope.get(key).map_or("default", |kind| kind.as_str().unwrap_or_default());
+    let scaling = match kind {
+        "default" | "mrope" => RotaryScaling::Absent,
+        "llama3" => RotaryScaling::Llama3 {
+            factor: rope.number("factor")?,
+            low: rope.number("low_freq_factor")?,
+            high: rope.number("high_freq_factor")?,
+            context: rope.size("original_max_position_embeddings")? as f32,
+        },
+        other => return Err(rope.unsupported(key, other, "default, mrope or llama3")),
+    };
+    let theta = if rope.get("rope_theta").is_some() { rope.number("rope_theta")? } else { 10_000.0 };
+    let axes = match rope.get("mrope_section") {
+        Some(_) => sections(&rope, head_dim)?,
+        None => RotaryAxes::Single,
+    };
+    Ok(RotarySpec { scaling, ..RotarySpec::new(theta, axes) })
+}
+
+/// The frequencies of temporal, height and width (M-RoPE).
+fn sections(rope: &Config<'_>, head_dim: usize) -> Result<RotaryAxes, ModelError> {
+    let axes = match rope.flag_or("mrope_interleaved", false)? {
+        true => RotaryAxes::Interleaved,
+        false => RotaryAxes::Sections,
+    };
+    let sections = rope.sizes("mrope_section")?;
+    match <[usize; 3]>::try_from(sections.as_slice()) {
+        Ok(s) if s.iter().sum::<usize>() == head_dim / 2 => Ok(axes(s)),
+        _ => {
+            let expected = format!("three numbers that add up to {}", head_dim / 2);
+            Err(rope.unsupported("mrope_section", format!("{sections:?}"), expected))
+        }
+    }
+}
+
+/// The gate's activation: SiLU, which is also the default.
+///
+/// # Errors
+/// [`ModelError::Config`] for another.
+pub(super) fn silu(config: &Config<'_>) -> Result<Activation, ModelError> {
+    match config.get("hidden_act").map(|act| act.as_str()) {
+        None | Some(Some("silu")) => Ok(Activation::Silu),
+        Some(other) => Err(config.unsupported("hidden_act", format!("{other:?}"), "silu")),
+    }
+}

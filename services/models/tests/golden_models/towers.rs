@@ -1,0 +1,230 @@
+//! Cases of vision-language models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM): images to rows by
+//! the model's own processor, rows and prompts to tokens.
+
+use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
+use crate::pipeline::encoded;
+use std::collections::BTreeMap;
+use triptych_core::limits::Limits;
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
+use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
+use triptych_kernels::Backend;
+use triptych_kernels::Precision;
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::Model;
+use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::prompt::ItemSpan;
+
+pub const CASES: [&str; 12] = [
+    "llava_clip_llama",
+    "llava_siglip_qwen2",
+    "llava_class_row_mistral",
+    "llava_next_mistral",
+    "llava_next_llama3",
+    "llava_next_siglip_qwen2",
+    "llava_onevision_reduced",
+    "llava_onevision_whole",
+    "llava_onevision_one_tile",
+    "smolvlm_split",
+    "smolvlm_whole",
+    "idefics3_odd_tiles",
+];
+
+/// A value of a pixel that is a step of 255 away, after the least standard deviation of a processor.
+const PIXEL_TOLERANCE: f32 = 1.01 / 255.0 / 0.26;
+
+struct Loaded {
+    case: Case,
+    model: Model,
+    images: BTreeMap<String, EncoderInput>,
+}
+
+fn load(name: &str) -> Loaded {
+    let case = Case::open(name);
+    let model = case.model();
+    let processor = model.preprocess();
+    let images = case.json["images"].as_object().expect("images by name").iter();
+    let images = images
+        .map(|(name, image)| {
+            let bytes = std::fs::read(case.dir.join(image["file"].as_str().expect("a file"))).expect("a PNG");
+            let options = ItemOptions::default();
+            let input = processor.preprocess(Modality::Image, &bytes, &options, &Limits::default());
+            (name.clone(), input.expect("an image"))
+        })
+        .collect();
+    Loaded { model, images, case }
+}
+
+/// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · side · side]`, from planes.
+fn patches(pixels: &(Vec<usize>, Vec<f32>), side: usize) -> Vec<f32> {
+    let (shape, values) = pixels;
+    let [n_tiles, height, width] = [shape[0], shape[2], shape[3]];
+    let mut out = Vec::with_capacity(values.len());
+    for tile in 0..n_tiles {
+        for y in (0..height / side).map(|y| y * side) {
+            for x in (0..width / side).map(|x| x * side) {
+                for channel in 0..3 {
+                    let plane = &values[(tile * 3 + channel) * height * width..][..height * width];
+                    let rows = (y..y + side).map(|row| &plane[row * width + x..][..side]);
+                    out.extend(rows.flatten());
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn pixels_and_numbers_of_rows_are_the_references() {
+    for name in CASES {
+        let loaded = load(name);
+        let side = loaded.model.spec().encoder.stem.patch_side().expect("a patch");
+        for (image, input) in &loaded.images {
+            let expected = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
+            let (Features::Patches(actual) | Features::Tiles { patches: actual, .. }) = &input.features
+            else {
+                panic!("{name} {image}: not patches");
+            };
+            let error = max_error(actual, &expected);
+            assert!(error <= PIXEL_TOLERANCE, "{name} {image}: max error {error}");
+            let n_tokens = loaded.case.json["images"][image]["n_tokens"].as_u64().expect("a number");
+            assert_eq!(u64::from(input.n_tokens), n_tokens, "{name} {image}");
+        }
+    }
+}
+
+/// The input of an image with the reference's pixels, which a resize may have put a step away.
+fn exact(loaded: &Loaded, image: &str) -> EncoderInput {
+    let side = loaded.model.spec().encoder.stem.patch_side().expect("a patch");
+    let exact = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
+    let mut input = loaded.images[image].clone();
+    match &mut input.features {
+        Features::Patches(patches) | Features::Tiles { patches, .. } => *patches = exact,
+        _ => panic!("{image}: not patches"),
+    }
+    input
+}
+
+fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> BTreeMap<String, Vec<f32>> {
+    let mut encoder = loaded.model.load_encoder(Modality::Image, backend).expect("encoder weights");
+    let inputs: Vec<EncoderInput> = loaded.images.keys().map(|image| exact(loaded, image)).collect();
+    let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden images fit");
+    loaded.images.keys().cloned().zip(rows).collect()
+}
+
+/// The sequence of a prompt, laid out by the model's own template and tokenizer.
+fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
+    let prompt = &loaded.case.json["prompts"][k];
+    let hidden = loaded.model.spec().encoder.output_width();
+    let names: Vec<&str> =
+        prompt["images"].as_array().expect("images").iter().map(|n| n.as_str().expect("a name")).collect();
+    let items: Vec<EncodedItem> =
+        names.iter().map(|name| encoded(&loaded.images[*name], Modality::Image, hidden)).collect();
+    let text = MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned());
+    let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).chain([text]).collect();
+    let chat = Prompt::Chat(vec![Message { role: Role::User, parts }]);
+    let prepared = loaded.model.prompts().prepare(&chat, &items).expect("a prompt").remove(0);
+    let expected = loaded.case.ids(&format!("prompt.{k}.input_ids")).1;
+    assert_eq!(prepared.tokens, expected, "{}", prompt["rendered"]);
+    let rows = |span: &ItemSpan| {
+        let first = span.first_row as usize * hidden;
+        embeds[names[span.item.0 as usize]][first..][..span.n_tokens as usize * hidden].to_vec()
+    };
+    Sequence {
+        embeds: prepared.spans.iter().map(|span| (span.first_token as usize, rows(span))).collect(),
+        positions: prepared.positions,
+        next_position: prepared.next_position,
+        prompt: prepared.tokens,
+        cross: vec![],
+        hidden,
+    }
+}
+
+/// The logits of the prompt whose rows are stored: ours, and the expected ones under each of `names`.
+fn known_logits<B: Backend>(name: &str, backend: &B, names: &[&str]) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let loaded = load(name);
+    let mut decoder = loaded.model.load_decoder(backend).expect("decoder weights");
+    let embeds = encode_all(&loaded, backend);
+    let k = loaded.case.json["many_rows_prompt"].as_u64().expect("a prompt") as usize;
+    let logits = teacher_forced(&mut *decoder, &sequence(&loaded, k, &embeds));
+    let vocab = decoder.info().vocab;
+    let (_, rows) = loaded.case.ids(&format!("prompt.{k}.logit_rows"));
+    let own = rows.iter().flat_map(|r| &logits[*r as usize * vocab..][..vocab]).copied().collect();
+    (own, names.iter().map(|n| loaded.case.values(&format!("prompt.{k}.{n}")).1).collect())
+}
+
+fn matches_reference<B: Backend>(backend: &B) {
+    for name in CASES {
+        let loaded = load(name);
+        for (image, rows) in encode_all(&loaded, backend) {
+            let expected = loaded.case.values(&format!("image.{image}.embeds")).1;
+            // Rows have a root mean square of 11 to 25, so their error is in units of it, as that of logits.
+            assert_logits_close(&format!("{name} {} {image}", backend.name()), &rows, &expected);
+        }
+        let (logits, expected) = known_logits(name, backend, &["logits"]);
+        assert_logits_close(&format!("{name} {} logits", backend.name()), &logits, &expected[0]);
+    }
+}
+
+fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
+    for &name in cases {
+        let loaded = load(name);
+        let mut decoder = loaded.model.load_decoder(backend).expect("decoder weights");
+        let embeds = encode_all(&loaded, backend);
+        let expected = loaded.case.greedy_tokens();
+        let sequences: Vec<Sequence> = (0..expected.len()).map(|k| sequence(&loaded, k, &embeds)).collect();
+        let mix = Mix { stagger: 3, chunk: 7 };
+        let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
+        assert_greedy(&mut *decoder, name, check);
+    }
+}
+
+fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
+    for name in CASES {
+        let (logits, expected) = known_logits(name, backend, &["logits", "logits_bf16"]);
+        assert_bf16_close(&format!("{name} logits"), &logits, &expected[0], &expected[1]);
+    }
+}
+
+#[test]
+fn reference_matches() {
+    matches_reference(&ReferenceBackend::new());
+}
+
+#[test]
+fn cpu_matches() {
+    matches_reference(&cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_matches() {
+    matches_reference(&cuda(Precision::F32));
+}
+
+#[test]
+fn cpu_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
+}
+
+#[test]
+fn cuda_in_bf16_is_as_near_as_the_references() {
+    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
+}
+
+#[test]
+fn cpu_in_int8_is_near() {
+    for name in CASES {
+        let (logits, expected) = known_logits(name, &cpu(Precision::Int8), &["logits"]);
+        assert_int8_close(&format!("{name} logits"), &logits, &expected[0]);
+    }
+}
+
+#[test]
+fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&CASES, &cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&CASES[..1], &cuda(Precision::F32));
+}
