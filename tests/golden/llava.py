@@ -249,8 +249,11 @@ def image_tensors(model, proc, runs):
     tensors, meta = {}, {}
     for name in sorted({n for r in runs for n in r["names"]}):
         seen = proc.image_processor(images=[image(name)], return_tensors="pt")
-        seen.pop("rows", None), seen.pop("cols", None)
-        features = model.model.get_image_features(**seen, return_dict=True).pooler_output[0]
+        for key in ("rows", "cols", "num_patches"):
+            seen.pop(key, None)
+        # Of one image, or of each of its tiles.
+        features = model.model.get_image_features(**seen, return_dict=True).pooler_output
+        features = features.flatten(0, 1) if torch.is_tensor(features) else torch.cat(list(features))
         pixels = seen["pixel_values"]
         tensors[f"image.{name}.pixel_values"] = pixels.reshape(-1, *pixels.shape[-3:])
         tensors[f"image.{name}.embeds"] = features
@@ -285,7 +288,7 @@ def write_model(shape, tok, config, model, proc, folder, maker):
 
 @torch.no_grad()
 def write_matrix(folder, tok, model, runs, images):
-    ends, pad = [tok.token_to_id("</s>")], tok.token_to_id("<image>")
+    ends, pad = [tok.token_to_id("</s>")], getattr(model.config, "image_token_id", tok.token_to_id("<image>"))
     exact, names, requests = copy.deepcopy(model).double(), list(images), []
     for k, r in enumerate(runs):
         ids = r["ids"].tolist()

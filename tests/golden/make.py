@@ -21,6 +21,7 @@ def main(groups):
     import cogagent
     import generation
     import idefics
+    import internvl
     import llava
     import logits
     import mllama
@@ -47,6 +48,7 @@ def main(groups):
         "qwen3_vl": qwen.make_qwen3_vl,
         "llava": llava.make,
         "idefics": idefics.make,
+        "internvl": internvl.make,
         "bart": text.make_bart,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,

@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaNextConfig,
@@ -41,6 +43,7 @@ from transformers import (
 )
 
 from common import ROOT, write_compact
+from internvl import published_name as internvl_name
 from llava import published_name as llava_name
 from mllama import published_name as mllama_name
 from qwen import published_name
@@ -102,8 +105,17 @@ def smolvlm():
                            intermediate_size=3072))
 
 
+def internvl():
+    return InternVLForConditionalGeneration, InternVLConfig(
+        tie_word_embeddings=False,
+        text_config=dict(model_type="qwen2", hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                         num_attention_heads=14, num_key_value_heads=2, vocab_size=151674, tie_word_embeddings=False),
+        vision_config=dict(attention_bias=True))
+
+
 def models():
     return {
+        "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
         "smolvlm-256m": smolvlm(),
         "llava-1.5-7b": llava(),
@@ -192,10 +204,11 @@ def make():
         is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
                             LlavaOnevisionForConditionalGeneration)
         is_tied = kind is LlavaOnevisionForConditionalGeneration
-        own_head = not is_tied and (kind in (MllamaForConditionalGeneration, SmolVLMForConditionalGeneration) or is_llava)
+        own_head = not is_tied and (is_llava or kind in (
+            InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
         as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
-        rename = (llava_name if is_llava else (lambda n: n) if as_it_is else mllama_name if own_head
+        rename = (llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
                   else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))

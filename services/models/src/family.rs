@@ -13,6 +13,7 @@ mod fairseq;
 mod florence;
 mod idefics;
 mod image_keys;
+mod internvl;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -50,6 +51,8 @@ pub enum Family {
     Idefics3,
     /// SmolVLM and SmolVLM2.
     SmolVlm,
+    /// InternVL 2.5 to 3.5.
+    InternVl,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -76,7 +79,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -87,6 +90,7 @@ impl Family {
         Self::LlavaOneVision,
         Self::Idefics3,
         Self::SmolVlm,
+        Self::InternVl,
         Self::Mllama,
         Self::Bart,
         Self::MBart,
@@ -115,6 +119,7 @@ impl Family {
             Self::LlavaOneVision => "llava_onevision",
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
+            Self::InternVl => "internvl",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -157,6 +162,7 @@ impl Family {
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
+            Self::InternVl => internvl::spec(config),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

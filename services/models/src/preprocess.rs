@@ -69,6 +69,11 @@ impl TileRows {
     /// Rows that an output row is a weighted sum of, at most.
     pub const N_TERMS: usize = 4;
 
+    /// All rows of all tiles, in their order.
+    pub fn whole(n_tokens: u32) -> Self {
+        Self { places: (0..n_tokens).collect(), weights: Vec::new() }
+    }
+
     /// Places of an output row.
     pub fn n_terms(&self) -> usize {
         if self.weights.is_empty() { 1 } else { Self::N_TERMS }

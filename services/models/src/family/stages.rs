@@ -4,8 +4,8 @@ use super::{Family, moonshine};
 use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
-    AnyResolutionProcessor, CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings, SplitProcessor,
-    TileProcessor,
+    AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
+    ImageSettings, SplitProcessor, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{ChatCross, ChatVl, PlaceholderSpec, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
@@ -31,6 +31,7 @@ impl Family {
             Some(TilingSpec::AnyResolution { .. }) => {
                 return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
             }
+            Some(TilingSpec::AspectRatio) => return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
             None => {}
         }
@@ -84,6 +85,7 @@ impl Family {
             Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA)?)
             }
+            Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL)?),
             Self::Idefics3 | Self::SmolVlm => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &idefics_placeholder(&spec.encoder))?)
             }

@@ -6,6 +6,7 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/qwen2_vl/image_processing_qwen2_vl.py>).
 
 mod any_resolution;
+mod aspect_ratio;
 pub mod canvas;
 mod decode;
 mod patches;
@@ -17,6 +18,7 @@ mod split;
 mod tiles;
 
 pub use any_resolution::AnyResolutionProcessor;
+pub use aspect_ratio::AspectRatioProcessor;
 pub use canvas::{CanvasProcessor, CanvasSettings};
 pub use pixels::ImageSize;
 pub use resize::smart_resize;

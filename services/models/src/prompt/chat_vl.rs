@@ -43,6 +43,8 @@ pub enum RowPositions {
     Grid,
     /// One after another, as those of text.
     Text,
+    /// As those of text, between two texts that templates leave out.
+    Between([&'static str; 2]),
     /// As those of text; an image that is cut into tiles is written tile by tile.
     Tiles(TileLayout),
 }
@@ -77,6 +79,13 @@ impl PlaceholderSpec {
         positions: RowPositions::Text,
     };
 
+    /// InternVL.
+    pub const INTERNVL: Self = Self {
+        image: TokenName { keys: &["image_token_id"], text: "<IMG_CONTEXT>" },
+        around: None,
+        positions: RowPositions::Between(["<img>", "</img>"]),
+    };
+
     /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
     pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
         let tiles = TileLayout { around: "<fake_token_around_image>", whole: "<global-img>", grid, n_rows };
@@ -109,6 +118,8 @@ pub struct ChatVl {
 #[derive(Clone, Copy, Debug)]
 enum ItemLayout {
     Rows,
+    /// Between two texts.
+    Between([&'static str; 2]),
     /// Patches on a side of the square that becomes one row.
     Grid {
         merge_size: u32,
@@ -169,6 +180,7 @@ impl ChatVl {
         const MERGE: &str = "vision_config.spatial_merge_size";
         let layout = match spec.positions {
             RowPositions::Text => ItemLayout::Rows,
+            RowPositions::Between(around) => ItemLayout::Between(around),
             RowPositions::Tiles(tiles) => ItemLayout::Tiles(tiles),
             RowPositions::Grid => match files.config.u32(MERGE)?.unwrap_or(2) {
                 0 => return Err(files.config.wrong(MERGE, "1 or more")),
@@ -244,12 +256,12 @@ impl ChatVl {
 
     /// Text of an item, one placeholder for each run of rows; `None` if it is the placeholder.
     fn text_of(&self, image: &ImageRows) -> Option<String> {
-        let (ItemLayout::Tiles(layout), ImageShape::Tiles([lines, columns])) = (self.layout, image.shape)
-        else {
-            return None;
-        };
-        let TileLayout { around, whole, .. } = layout;
         let rows = self.image_text;
+        let (TileLayout { around, whole, .. }, [lines, columns]) = match (self.layout, image.shape) {
+            (ItemLayout::Between([before, after]), _) => return Some(format!("{before}{rows}{after}")),
+            (ItemLayout::Tiles(layout), ImageShape::Tiles(tiles)) => (layout, tiles),
+            _ => return None,
+        };
         let mut text = String::new();
         for line in 1..=lines {
             for column in 1..=columns {
@@ -266,7 +278,7 @@ impl ChatVl {
 
     /// A text whose placeholders, one for each item, are written out as the items are.
     fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
-        let ItemLayout::Tiles(_) = self.layout else { return Ok(text) };
+        let (ItemLayout::Tiles(_) | ItemLayout::Between(_)) = self.layout else { return Ok(text) };
         let n_placeholders = text.matches(self.image_text).count();
         check_placeholders(n_placeholders, images.len())?;
         let mut parts = text.split(self.image_text);
@@ -288,7 +300,7 @@ impl ChatVl {
             return Err(PromptError::Invalid(format!("item {idx} is an image without a grid")));
         };
         let shape = match self.layout {
-            ItemLayout::Rows => (item.n_tokens > 0).then_some(ImageShape::Rows),
+            ItemLayout::Rows | ItemLayout::Between(_) => (item.n_tokens > 0).then_some(ImageShape::Rows),
             ItemLayout::Grid { merge_size } => {
                 let thw = [t, h / merge_size, w / merge_size];
                 let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));

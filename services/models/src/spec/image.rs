@@ -37,6 +37,9 @@ pub enum TilingSpec {
     /// The image at a multiple of tiles, then the whole image as one; an image of one tile is that alone (Idefics3,
     /// <https://arxiv.org/abs/2408.12637>).
     Split,
+    /// The image at the arrangement of tiles whose shape is nearest, then the whole image as one; an image of one tile is that
+    /// alone (InternVL 1.5, <https://arxiv.org/abs/2404.16821>).
+    AspectRatio,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

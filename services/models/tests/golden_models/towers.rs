@@ -1,4 +1,4 @@
-//! Cases of vision-language models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM): images to rows by
+//! Cases of vision-language models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL): images to rows by
 //! the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
@@ -15,7 +15,7 @@ use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 
-pub const CASES: [&str; 12] = [
+pub const CASES: [&str; 15] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -28,6 +28,9 @@ pub const CASES: [&str; 12] = [
     "smolvlm_split",
     "smolvlm_whole",
     "idefics3_odd_tiles",
+    "internvl_qwen2",
+    "internvl_rms_qwen3",
+    "internvl_normed_llama",
 ];
 
 /// A value of a pixel that is a step of 255 away, after the least standard deviation of a processor.

@@ -200,3 +200,25 @@ fn smolvlm_256m() {
     let differences = LoadDifferences { not_as_stored: &[], more_tables: 0, n_computed: 0 };
     check("smolvlm-256m", &config, &differences);
 }
+
+#[test]
+fn internvl3_1b_hf() {
+    let config = serde_json::json!({
+        "model_type": "internvl", "downsample_ratio": 0.5, "image_seq_length": 256, "image_token_id": 151_667,
+        "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+        "text_config": {
+            "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14,
+            "num_hidden_layers": 24, "num_key_value_heads": 2, "rope_theta": 1_000_000.0, "vocab_size": 151_674,
+            "tie_word_embeddings": false, "use_sliding_window": false,
+        },
+        "vision_config": {
+            "model_type": "internvl_vision", "attention_bias": true, "hidden_size": 1024, "image_size": [448, 448],
+            "intermediate_size": 4096, "layer_norm_eps": 1e-6, "norm_type": "layer_norm",
+            "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": [14, 14], "use_mean_pooling": true,
+            "use_qk_norm": false,
+        },
+    });
+    // What scales a layer's output becomes part of its matrices.
+    let differences = LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
+    check("internvl3-1b-hf", &config, &differences);
+}

@@ -160,10 +160,7 @@ impl Preprocess for SplitProcessor {
         Ok(EncoderInput {
             extent: Extent::Grid { t: 1, h, w },
             n_tokens,
-            features: Features::Tiles {
-                patches,
-                rows: TileRows { places: (0..n_tokens).collect(), weights: Vec::new() },
-            },
+            features: Features::Tiles { patches, rows: TileRows::whole(n_tokens) },
         })
     }
 }

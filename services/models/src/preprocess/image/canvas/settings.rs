@@ -40,6 +40,7 @@ enum ProcessorKind {
     LlavaNext,
     LlavaOneVision,
     Idefics,
+    GotOcr2,
 }
 
 impl ProcessorKind {
@@ -63,7 +64,8 @@ impl CanvasSettings {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         let kind = kind(&file)?;
-        let has_clips_colours = kind.is_clip() || kind == ProcessorKind::LlavaOneVision;
+        let has_clips_colours =
+            kind.is_clip() || matches!(kind, ProcessorKind::LlavaOneVision | ProcessorKind::GotOcr2);
         let [mean, std] = if has_clips_colours { OPENAI_CLIP } else { IMAGENET };
         let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {
             true => (channels(&file, "image_mean", mean)?, channels(&file, "image_std", std)?),
@@ -83,7 +85,8 @@ impl CanvasSettings {
             | ProcessorKind::Clip
             | ProcessorKind::Siglip
             | ProcessorKind::LlavaNext
-            | ProcessorKind::LlavaOneVision => ResizeFilter::Bicubic,
+            | ProcessorKind::LlavaOneVision
+            | ProcessorKind::GotOcr2 => ResizeFilter::Bicubic,
             ProcessorKind::Idefics => ResizeFilter::Lanczos,
         };
         let steps = match kind {
@@ -123,9 +126,10 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "LlavaNext" => Ok(ProcessorKind::LlavaNext),
         "LlavaOnevision" => Ok(ProcessorKind::LlavaOneVision),
         "Idefics3" | "SmolVLM" => Ok(ProcessorKind::Idefics),
+        "GotOcr2" => Ok(ProcessorKind::GotOcr2),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3 or SmolVLM",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM or GotOcr2",
         )),
     }
 }
@@ -146,7 +150,9 @@ fn steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelE
     let size = match kind {
         ProcessorKind::Deit => SizeSetting::Exact(ImageSize { width: 256, height: 256 }),
         ProcessorKind::Clip | ProcessorKind::LlavaNext => SizeSetting::ShortestEdge(224),
-        ProcessorKind::LlavaOneVision => SizeSetting::Exact(ImageSize { width: 384, height: 384 }),
+        ProcessorKind::LlavaOneVision | ProcessorKind::GotOcr2 => {
+            SizeSetting::Exact(ImageSize { width: 384, height: 384 })
+        }
         _ => SizeSetting::Exact(ImageSize { width: 224, height: 224 }),
     };
     let mut steps = vec![match size_setting(file, "size", kind)?.unwrap_or(size) {
