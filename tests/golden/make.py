@@ -30,6 +30,7 @@ def main(groups):
     import names_vision
     import preprocess
     import qwen
+    import rotary
     import saved
     import text
     import tokenizers_golden
@@ -54,6 +55,7 @@ def main(groups):
         "trocr": vision.make_trocr,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
+        "rotary": rotary.make,
         "preprocess": preprocess.make,
         "generation": generation.make,
         "logits": logits.make,

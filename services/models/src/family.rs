@@ -24,6 +24,8 @@ mod towers;
 mod vision;
 mod whisper;
 
+#[cfg(test)]
+pub(crate) use causal::rotary;
 pub use config::Config;
 
 /// Models that share a spec, a prompt layout and a processor.

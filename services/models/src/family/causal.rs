@@ -215,7 +215,7 @@ pub(super) fn spec(
 ///
 /// # Errors
 /// [`ModelError::Config`] for a kind of scaling that is not served.
-pub(super) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
+pub(crate) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
     let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.get(key).map_or("default", |kind| kind.as_str().unwrap_or_default());
@@ -227,7 +227,9 @@ pub(super) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec,
             high: rope.number("high_freq_factor")?,
             context: rope.size("original_max_position_embeddings")? as f32,
         },
-        other => return Err(rope.unsupported(key, other, "default, mrope or llama3")),
+        "linear" => RotaryScaling::Linear { factor: rope.number("factor")? },
+        "yarn" => RotaryScaling::Yarn(yarn(&rope, config)?),
+        other => return Err(rope.unsupported(key, other, "default, mrope, linear, yarn or llama3")),
     };
     let theta = if rope.get("rope_theta").is_some() { rope.number("rope_theta")? } else { 10_000.0 };
     let axes = match rope.get("mrope_section") {
@@ -235,6 +237,33 @@ pub(super) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec,
         None => RotaryAxes::Single,
     };
     Ok(RotarySpec { scaling, ..RotarySpec::new(theta, axes) })
+}
+
+/// YaRN by its section; `config` has the context.
+fn yarn(rope: &Config<'_>, config: &Config<'_>) -> Result<YarnSpec, ModelError> {
+    let number = |key: &str, default: f32| match rope.get(key) {
+        None => Ok(default),
+        Some(_) => rope.number(key),
+    };
+    let context = match rope.get("original_max_position_embeddings") {
+        Some(_) => rope.size("original_max_position_embeddings")?,
+        None => config.size("max_position_embeddings")?,
+    };
+    let factor = rope.number("factor")?;
+    let magnitude = |scale: f32| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let attention_factor = match (rope.get("mscale"), rope.get("mscale_all_dim")) {
+        _ if rope.get("attention_factor").is_some() => rope.number("attention_factor")?,
+        (Some(_), Some(_)) => magnitude(rope.number("mscale")?) / magnitude(rope.number("mscale_all_dim")?),
+        _ => magnitude(1.0),
+    };
+    Ok(YarnSpec {
+        factor,
+        fast: number("beta_fast", 32.0)?,
+        slow: number("beta_slow", 1.0)?,
+        context: context as f32,
+        truncate: rope.flag_or("truncate", true)?,
+        attention_factor,
+    })
 }
 
 /// The frequencies of temporal, height and width (M-RoPE).

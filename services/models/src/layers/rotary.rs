@@ -3,7 +3,7 @@
 //! Paper: <https://arxiv.org/abs/2104.09864>; M-RoPE: <https://arxiv.org/abs/2409.12191>, section 2.1. Angles
 //! are computed in f32 as the published models do; the back end does the turning.
 
-use crate::spec::{RotaryAxes, RotaryScaling, RotarySpec};
+use crate::spec::{RotaryAxes, RotaryScaling, RotarySpec, YarnSpec};
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{RopeShape, Rotation, StageBuilder};
 
@@ -12,6 +12,8 @@ use triptych_kernels::ops::{RopeShape, Rotation, StageBuilder};
 pub struct Rotary {
     // (axis of the position, frequency), `[rotary_dim / 2]`.
     pairs: Vec<(usize, f32)>,
+    // On cosines and sines.
+    factor: f32,
     shape: RopeShape,
 }
 
@@ -22,7 +24,15 @@ impl Rotary {
         let half = rotary_dim / 2;
         let frequency = |i: usize, width: usize| {
             let trained = 1.0 / spec.theta.powf((2 * i) as f32 / width as f32);
-            scaled(trained, spec.scaling)
+            match spec.scaling {
+                RotaryScaling::Absent => trained,
+                RotaryScaling::Linear { factor } => trained / factor,
+                RotaryScaling::Llama3 { .. } => scaled(trained, spec.scaling),
+                RotaryScaling::Yarn(yarn) => {
+                    let kept = kept_share(yarn, spec.theta, width, i);
+                    trained / yarn.factor * (1.0 - kept) + trained * kept
+                }
+            }
         };
         let pair = |i: usize| match spec.axes {
             RotaryAxes::Single => (0, frequency(i, rotary_dim)),
@@ -36,7 +46,11 @@ impl Rotary {
             RotaryAxes::Plane => (1 + usize::from(i >= half / 2), frequency(i % (half / 2).max(1), half)),
         };
         let shape = RopeShape { head_dim, rotary_dim, pairs: spec.pairs };
-        Self { pairs: (0..half).map(pair).collect(), shape }
+        let factor = match spec.scaling {
+            RotaryScaling::Yarn(yarn) => yarn.attention_factor,
+            _ => 1.0,
+        };
+        Self { pairs: (0..half).map(pair).collect(), factor, shape }
     }
 
     /// Pairs of a head that are rotated.
@@ -61,8 +75,8 @@ impl Rotary {
         for position in positions {
             for &(axis, frequency) in &self.pairs {
                 let (sin, cos) = (position[axis] as f32 * frequency).sin_cos();
-                cosines.push(cos);
-                sines.push(sin);
+                cosines.push(self.factor * cos);
+                sines.push(self.factor * sin);
             }
         }
         [cosines, sines]
@@ -84,9 +98,54 @@ fn scaled(frequency: f32, scaling: RotaryScaling) -> f32 {
     }
 }
 
+/// Share of frequency `i` of `width / 2` that YaRN keeps, 0 to 1
+/// (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/modeling_rope_utils.py>).
+fn kept_share(yarn: YarnSpec, theta: f32, width: usize, i: usize) -> f32 {
+    let width = width as f64;
+    // The frequency that turns so often within the context.
+    let bound = |turns: f32| {
+        let turns = f64::from(turns) * std::f64::consts::TAU;
+        width * (f64::from(yarn.context) / turns).ln() / (2.0 * f64::from(theta).ln())
+    };
+    let mut low = bound(yarn.fast);
+    let mut high = bound(yarn.slow);
+    if yarn.truncate {
+        low = low.floor();
+        high = high.ceil();
+    }
+    low = low.max(0.0);
+    high = high.min(width - 1.0);
+    if low == high {
+        high += 0.001;
+    }
+    (1.0 - ((i as f64 - low) / (high - low)).clamp(0.0, 1.0)) as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Frequencies are those of transformers, in `tests/golden/rotary.json`.
+    #[test]
+    fn scaled_frequencies_are_the_references() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/rotary.json");
+        let text = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let cases: Vec<serde_json::Value> = serde_json::from_slice(&text).expect("JSON");
+        assert!(cases.len() >= 4);
+        for case in &cases {
+            let config = crate::family::Config::new("config.json", &case["config"]);
+            let head_dim = case["head_dim"].as_u64().expect("a number") as usize;
+            let spec = crate::family::rotary(&config, head_dim).expect("a rotation");
+            let rotary = Rotary::new(&spec, head_dim);
+            let expected: Vec<f32> = serde_json::from_value(case["frequencies"].clone()).expect("numbers");
+            assert_eq!(rotary.pairs.len(), expected.len(), "{}", case["config"]);
+            for ((_, actual), expect) in rotary.pairs.iter().zip(&expected) {
+                assert!((actual / expect - 1.0).abs() < 1e-5, "{}: {actual} {expect}", case["config"]);
+            }
+            let factor = case["attention_factor"].as_f64().expect("a number") as f32;
+            assert!((rotary.factor - factor).abs() < 1e-6, "{}: {}", case["config"], rotary.factor);
+        }
+    }
 
     fn angles(axes: RotaryAxes, head_dim: usize, position: [u32; 3]) -> Vec<f32> {
         let [cos, sin] = Rotary::new(&RotarySpec::new(10_000.0, axes), head_dim).tables(&[position]);

@@ -85,6 +85,13 @@ impl RotarySpec {
 pub enum RotaryScaling {
     /// None.
     Absent,
+    /// All divided by a factor.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Between bounds.
+    Yarn(YarnSpec),
     /// By parts: wave lengths beyond `context / low` by `factor`, below `context / high` not, smoothly between.
     Llama3 {
         /// Divisor of the low frequencies.
@@ -96,6 +103,23 @@ pub enum RotaryScaling {
         /// Tokens of the context in training.
         context: f32,
     },
+}
+
+/// YaRN: frequencies between two bounds change smoothly from kept to divided (<https://arxiv.org/abs/2309.00071>).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct YarnSpec {
+    /// Divisor of the low frequencies.
+    pub factor: f32,
+    /// Turns within the trained context above which a frequency is kept.
+    pub fast: f32,
+    /// Turns within the trained context below which a frequency is divided.
+    pub slow: f32,
+    /// Tokens of the context in training.
+    pub context: f32,
+    /// True if the bounds are rounded outward to integers.
+    pub truncate: bool,
+    /// Factor on cosines and sines.
+    pub attention_factor: f32,
 }
 
 /// Assignment of the `head_dim / 2` frequencies to a position's (temporal, height, width).
