@@ -9,7 +9,7 @@ use triptych_models::spec::{EncoderSpec, StemSpec};
 /// An item as the preprocessor of a model makes it: a square image by its side in pixels, a text by its tokens; audio windows
 /// have one size.
 pub fn random(spec: &EncoderSpec, size: usize) -> Result<EncoderInput> {
-    let merged = spec.merger.as_ref().map_or(1, |merger| merger.side * merger.side);
+    let merged = spec.merged_side().pow(2);
     Ok(match &spec.stem {
         StemSpec::Patches { .. } => {
             let side = spec.stem.patches_along(size);
