@@ -137,10 +137,14 @@ def config_json(shape, i):
         more |= {"image_grid_pinpoints": [list(s) for s in shape.sizes], "use_image_newline_parameter": True}
     if shape.aspect:
         more |= {"vision_aspect_ratio": shape.aspect, "video_token_index": i("<video>")}
+    words = {**shape.text, "torch_dtype": str(shape.disk).removeprefix("torch.")}
+    if shape.case == "llava_clip_llama":
+        # As published: what is the class's default is left out.
+        del words["max_position_embeddings"], words["num_key_value_heads"]
     return {
         "architectures": [KINDS[shape.kind][1].__name__], "model_type": shape.kind,
         "ignore_index": -100, "image_token_index": i("<image>"), "pad_token_id": i("<pad>"),
-        "projector_hidden_act": "gelu", "text_config": {**shape.text, "torch_dtype": str(shape.disk).removeprefix("torch.")},
+        "projector_hidden_act": "gelu", "text_config": words,
         "tie_word_embeddings": False, "transformers_version": "4.41.2", **more,
         "vision_config": shape.vision, "vision_feature_layer": shape.layer,
         "vision_feature_select_strategy": shape.strategy,

@@ -14,7 +14,7 @@ use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx
 use triptych_models::PromptError;
 use triptych_models::prompt::{
     AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PlaceholderSpec, PreparedSequence, PromptBuilder,
-    SamplingDefaults,
+    PromptLimits, SamplingDefaults,
 };
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
@@ -35,8 +35,10 @@ fn tokenizer(case: &str) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_dir(&golden::path(&format!("{case}/model"))).unwrap())
 }
 
+const LIMITS: PromptLimits = PromptLimits { vocab: 336, max_context: 4096 };
+
 fn qwen(case: &str) -> ChatVl {
-    ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case), &PlaceholderSpec::QWEN)
+    ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case), &PlaceholderSpec::QWEN, LIMITS)
         .unwrap()
 }
 
@@ -371,16 +373,18 @@ fn requests_unfit_for_a_speech_model_are_refused_by_name() {
 fn a_directory_without_a_part_says_which() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = tokenizer("qwen2_vl_two_images");
-    let text =
-        ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN).unwrap_err().to_string();
+    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN, LIMITS)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("config.json"), "{text}");
     std::fs::copy(golden::path("qwen2_vl_two_images/model/config.json"), dir.path().join("config.json"))
         .unwrap();
-    let text =
-        ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN).unwrap_err().to_string();
+    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN, LIMITS)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("chat_template"), "{text}");
     std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
-    let text = ChatVl::from_dir(dir.path(), tokens, &PlaceholderSpec::QWEN).unwrap_err().to_string();
+    let text = ChatVl::from_dir(dir.path(), tokens, &PlaceholderSpec::QWEN, LIMITS).unwrap_err().to_string();
     assert!(text.contains("chat_template"), "{text}");
 }
 

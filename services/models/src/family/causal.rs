@@ -3,7 +3,7 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/llama/modeling_llama.py> and
 //! `mistral`, `qwen2`, `qwen3` beside it. Quirks: Qwen2 has a bias on queries, keys and values; Qwen3 a norm of each head; a
-//! configuration leaves out what its class has as a default.
+//! configuration leaves out what its class has as a default. The context ends where a sliding window would begin to hide tokens.
 
 use super::Config;
 use crate::error::ModelError;
@@ -15,7 +15,7 @@ use triptych_kernels::ops::{Activation, AttentionShape};
 pub(super) enum CausalKind {
     /// Llama 1 to 3, Vicuna.
     Llama,
-    /// Mistral without a sliding window.
+    /// Mistral.
     Mistral,
     /// Qwen2, and the decoders of Qwen2-VL and Qwen2.5-VL.
     Qwen2,
@@ -123,21 +123,22 @@ impl CausalKind {
         })
     }
 
-    /// Refuses layers that attend to a window: they are not served.
-    fn check_windows(self, config: &Config<'_>, max_context: usize) -> Result<(), ModelError> {
-        match self {
-            Self::Llama => Ok(()),
-            // A window as long as the context is none.
-            Self::Mistral => match config.get("sliding_window").map(|window| window.as_u64()) {
-                None => Ok(()),
-                Some(Some(window)) if window >= max_context as u64 => Ok(()),
-                Some(window) => {
-                    let expected = format!("null, or {max_context} or more: sliding windows are not served");
-                    Err(config.unsupported("sliding_window", format!("{window:?}"), expected))
-                }
+    /// Tokens of the context within which layers that attend to a window see everything: there both are the same, and beyond
+    /// it such layers are not served.
+    fn context(self, config: &Config<'_>, max_context: usize) -> Result<usize, ModelError> {
+        const WINDOW: &str = "sliding_window";
+        /// Mistral's where the key is missing, and not null.
+        const MISTRAL_WINDOW: usize = 4096;
+        let window = match self {
+            Self::Llama => None,
+            Self::Mistral if config.is_null(WINDOW) => None,
+            Self::Mistral => Some(config.size_or(WINDOW, MISTRAL_WINDOW)?),
+            Self::Qwen2 | Self::Qwen3 => match config.flag_or("use_sliding_window", false)? {
+                true => Some(config.size(WINDOW)?),
+                false => None,
             },
-            Self::Qwen2 | Self::Qwen3 => config.must_be_off("use_sliding_window"),
-        }
+        };
+        Ok(window.map_or(max_context, |window| max_context.min(window)))
     }
 }
 
@@ -160,7 +161,7 @@ pub(super) fn spec(
 ) -> Result<DecoderSpec, ModelError> {
     let defaults = kind.defaults();
     let max_context = config.size_or("max_position_embeddings", defaults.max_context)?;
-    kind.check_windows(config, max_context)?;
+    let max_context = kind.context(config, max_context)?;
     let hidden = config.size_or("hidden_size", defaults.hidden)?;
     let n_heads = config.size_or("num_attention_heads", defaults.n_heads)?;
     // Llama's default is one for each head, whatever their number.
@@ -220,7 +221,8 @@ pub(crate) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec,
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.get(key).map_or("default", |kind| kind.as_str().unwrap_or_default());
     let scaling = match kind {
-        "default" | "mrope" => RotaryScaling::Absent,
+        // What is dynamic changes past the trained context alone, which is not served.
+        "default" | "mrope" | "dynamic" => RotaryScaling::Absent,
         "llama3" => RotaryScaling::Llama3 {
             factor: rope.number("factor")?,
             low: rope.number("low_freq_factor")?,
@@ -229,7 +231,7 @@ pub(crate) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec,
         },
         "linear" => RotaryScaling::Linear { factor: rope.number("factor")? },
         "yarn" => RotaryScaling::Yarn(yarn(&rope, config)?),
-        other => return Err(rope.unsupported(key, other, "default, mrope, linear, yarn or llama3")),
+        other => return Err(rope.unsupported(key, other, "default, dynamic, mrope, linear, yarn or llama3")),
     };
     let theta = if rope.get("rope_theta").is_some() { rope.number("rope_theta")? } else { 10_000.0 };
     let axes = match rope.get("mrope_section") {
@@ -290,5 +292,31 @@ pub(super) fn silu(config: &Config<'_>) -> Result<Activation, ModelError> {
     match config.get("hidden_act").map(|act| act.as_str()) {
         None | Some(Some("silu")) => Ok(Activation::Silu),
         Some(other) => Err(config.unsupported("hidden_act", format!("{other:?}"), "silu")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_context_ends_where_a_window_would_hide_tokens() {
+        let check = |kind, window: serde_json::Value, expect| {
+            let mut json = serde_json::json!({ "max_position_embeddings": 32_768 });
+            json.as_object_mut().expect("an object").extend(window.as_object().expect("an object").clone());
+            let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0 }, tied_head: false };
+            let spec = spec(&Config::new("config.json", &json), kind, place).expect("a decoder");
+            assert_eq!(spec.max_context, expect, "{kind:?} {json}");
+        };
+        check(CausalKind::Mistral, serde_json::json!({}), 4096);
+        check(CausalKind::Mistral, serde_json::json!({ "sliding_window": null }), 32_768);
+        check(CausalKind::Mistral, serde_json::json!({ "sliding_window": 1024 }), 1024);
+        check(CausalKind::Qwen2, serde_json::json!({ "sliding_window": 1024 }), 32_768);
+        check(
+            CausalKind::Qwen2,
+            serde_json::json!({ "sliding_window": 1024, "use_sliding_window": true }),
+            1024,
+        );
+        check(CausalKind::Llama, serde_json::json!({ "sliding_window": 1024 }), 32_768);
     }
 }

@@ -45,6 +45,11 @@ impl<'a> Config<'a> {
         self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))
     }
 
+    /// True for a key that is there and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.get(key).is_none() && self.objects.iter().any(|o| o.get(key).is_some())
+    }
+
     /// The value of a key that must be there.
     ///
     /// # Errors

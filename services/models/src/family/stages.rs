@@ -8,7 +8,9 @@ use crate::preprocess::image::{
     ImageSettings, SplitProcessor, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
-use crate::prompt::{ChatCross, ChatVl, PlaceholderSpec, PromptBuilder, Seq2SeqLimits, Seq2SeqPrompt};
+use crate::prompt::{
+    ChatCross, ChatVl, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits, Seq2SeqPrompt,
+};
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec, TilingSpec};
 use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
 use crate::speech::{MoonshinePrompt, WhisperPrompt};
@@ -75,19 +77,20 @@ impl Family {
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn PromptBuilder>, ModelError> {
         let tokenizer = tokenizer.clone();
+        let limits = PromptLimits { vocab: spec.decoder.vocab, max_context: spec.decoder.max_context };
         Ok(match self {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN)?)
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
             }
             Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA)?)
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA, limits)?)
             }
-            Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL)?),
+            Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &idefics_placeholder(&spec.encoder))?)
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &idefics_placeholder(&spec.encoder), limits)?)
             }
             Self::VisionEncoderDecoder
             | Self::Florence2

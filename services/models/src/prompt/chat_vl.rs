@@ -97,6 +97,15 @@ impl PlaceholderSpec {
     }
 }
 
+/// Sizes of a model that bound its prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLimits {
+    /// Tokens of the decoder's vocabulary.
+    pub vocab: usize,
+    /// Tokens the decoder's context holds.
+    pub max_context: usize,
+}
+
 /// Lays out conversations with images.
 #[derive(Debug)]
 pub struct ChatVl {
@@ -107,8 +116,7 @@ pub struct ChatVl {
     /// Spelling of the placeholder.
     image_text: &'static str,
     layout: ItemLayout,
-    vocab: u32,
-    max_context: usize,
+    limits: PromptLimits,
     end_tokens: Vec<u32>,
     rules: LogitRules,
     defaults: SamplingDefaults,
@@ -164,6 +172,7 @@ impl ChatVl {
         dir: &Path,
         tokenizer: Arc<Tokenizer>,
         spec: &PlaceholderSpec,
+        limits: PromptLimits,
     ) -> Result<Self, ModelError> {
         let files = GenerationFiles::read(dir)?;
         let token = |name: TokenName| -> Result<u32, ModelError> {
@@ -197,8 +206,7 @@ impl ChatVl {
             image_text: spec.image.text,
             around,
             layout,
-            vocab: files.text_u32("vocab_size")?,
-            max_context: files.text_u32("max_position_embeddings")? as usize,
+            limits,
             end_tokens: files.end_tokens()?,
             rules: files.logit_rules()?,
             defaults: files.sampling_defaults()?,
@@ -215,7 +223,7 @@ impl ChatVl {
             TextOrTokens::Text(text) => self.tokenizer.encode_input(text)?,
             TextOrTokens::Tokens(ids) => ids.clone(),
         };
-        check_ids(&ids, self.vocab)?;
+        check_ids(&ids, u32::try_from(self.limits.vocab).unwrap_or(u32::MAX))?;
         let is_written = matches!(prompt, TextOrTokens::Text(_)) && ids.contains(&self.image);
         if is_written || images.is_empty() {
             return Ok(ids);
@@ -348,8 +356,8 @@ impl ChatVl {
         check_placeholders(n_placeholders, runs.len())?;
         let n_rows: u64 = runs.iter().map(|run| u64::from(run.n_rows)).sum();
         let n_tokens = (ids.len() - n_placeholders) as u64 + n_rows;
-        if n_tokens > self.max_context as u64 {
-            return Err(PromptError::TooLong { actual: n_tokens as usize, limit: self.max_context });
+        if n_tokens > self.limits.max_context as u64 {
+            return Err(PromptError::TooLong { actual: n_tokens as usize, limit: self.limits.max_context });
         }
         let mut tokens = Vec::with_capacity(n_tokens as usize);
         let mut spans = Vec::with_capacity(runs.len());

@@ -74,7 +74,7 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
         environment.add_function("strftime_now", move |format: String| time::format(&format, now()));
-        environment.add_template_owned(NAME, source)?;
+        environment.add_template_owned(NAME, without_generation(&source))?;
         Ok(Self { environment, specials })
     }
 
@@ -95,6 +95,31 @@ impl ChatTemplate {
             .and_then(|template| template.render(Value::from_pairs(context)))
             .map_err(|e| PromptError::Template(e.detail().map_or_else(|| e.to_string(), str::to_owned)))
     }
+}
+
+/// A template whose blocks `generation`, by which transformers marks the assistant's words for training, are plain blocks.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, after)) = rest.split_once("{%") {
+        out.push_str(before);
+        out.push_str("{%");
+        let Some((tag, behind)) = after.split_once("%}") else {
+            rest = after;
+            break;
+        };
+        // With its marks of whitespace control.
+        let name = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match name {
+            "generation" => out.push_str(&tag.replace(name, "if true")),
+            "endgeneration" => out.push_str(&tag.replace(name, "endif")),
+            _ => out.push_str(tag),
+        }
+        out.push_str("%}");
+        rest = behind;
+    }
+    out.push_str(rest);
+    out
 }
 
 fn message_value(message: &TemplateMessage<'_>) -> Value {
@@ -151,6 +176,17 @@ mod tests {
         let got = render(source, &[("user", " hi "), ("assistant", "x")]);
         let expect = "USER: hi</s>imageFalse\nASSISTANT: x</s>imageFalse\ngo";
         assert_eq!(got.unwrap(), expect);
+    }
+
+    #[test]
+    fn words_marked_for_training_are_words() {
+        let source = "{% for m in messages %}[{% generation %}{{ m.role }}{% endgeneration %}]{% endfor %}\
+            <{%- generation -%} x {%- endgeneration -%} >{{ '{% generation %}' }}{% if";
+        let got = without_generation(source);
+        assert_eq!(got.matches("if true").count(), 3, "{got}");
+        let source = "{% for m in messages %}[{% generation %}{{ m.role }}{% endgeneration %}] {% endfor %}\
+            <{%- generation -%} x {%- endgeneration -%} >";
+        assert_eq!(render(source, &[("user", ""), ("assistant", "")]).unwrap(), "[user] [assistant] <x>");
     }
 
     #[test]
