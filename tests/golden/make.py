@@ -28,6 +28,7 @@ def main(groups):
     import moonshine
     import names
     import names_vision
+    import pickled
     import preprocess
     import qwen
     import rotary
@@ -63,6 +64,7 @@ def main(groups):
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
         "saved": saved.make,
+        "pickled": pickled.make,
     }
     for group in groups or [g for g in makers if g != "whisper_long"]:
         makers[group]()

@@ -1,6 +1,6 @@
 //! Directories that hold something else than a model to serve, each refused with its cause and its cure.
 //!
-//! Adapters, quantized checkpoints, Git LFS pointers, and weights in other formats than safetensors. It looks at names and
+//! Adapters, quantized checkpoints, Git LFS pointers, and weights in formats that are not read. It looks at names and
 //! at the starts of small files; it knows no family and reads no tensor.
 
 use crate::error::ModelError;
@@ -22,16 +22,27 @@ const READ: [&str; 5] = ["json", "jinja", "model", "txt", "spm"];
 
 /// Weights of other formats: how their names end, what they are called, and the reason.
 const OTHER_WEIGHTS: [(&str, &str, &str); 7] = [
-    (".bin", "PyTorch's pickle format", "a pickle can run code when it is read"),
-    (".pt", "PyTorch's pickle format", "a pickle can run code when it is read"),
-    (".pth", "PyTorch's pickle format", "a pickle can run code when it is read"),
+    (".bin", PICKLE, "only pytorch_model.bin, or the shards of pytorch_model.bin.index.json, are read"),
+    (".pt", PICKLE, "only pytorch_model.bin, or the shards of pytorch_model.bin.index.json, are read"),
+    (".pth", PICKLE, "only pytorch_model.bin, or the shards of pytorch_model.bin.index.json, are read"),
     (".gguf", "GGUF, the format of llama.cpp", "it is read by llama.cpp and its relatives"),
     (".h5", "TensorFlow's format", "it is read by TensorFlow"),
     (".msgpack", "Flax's format", "it is read by Flax"),
     (".onnx", "ONNX", "it is read by ONNX runtimes"),
 ];
 
-const CONVERT: &str = "convert them with transformers, AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR), with the \
+/// Weights that are read: one of these files, or the shards that it lists.
+const WEIGHTS: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+const PICKLE: &str = "PyTorch's pickle format";
+
+/// Cure for weights in another format.
+pub(crate) const CONVERT: &str = "convert them with transformers, AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR), with the \
                        class of config.json's architectures in the place of AutoModel, or take a revision of the model \
                        that has *.safetensors";
 
@@ -69,7 +80,7 @@ pub(crate) fn check_pointer(path: &Path) -> Result<(), ModelError> {
     })
 }
 
-/// The error for a directory without safetensors: it names the weights that are there instead.
+/// The error for a directory without weights that are read: it names those that are there instead.
 pub(crate) fn no_weights(dir: &Path) -> ModelError {
     let names: Vec<String> = entries(dir).unwrap_or_default().iter().filter_map(|path| name(path)).collect();
     for (ending, format, reason) in OTHER_WEIGHTS {
@@ -77,14 +88,14 @@ pub(crate) fn no_weights(dir: &Path) -> ModelError {
         if let Some(first) = of_it.min() {
             return ModelError::Checkpoint {
                 path: dir.to_owned(),
-                found: format!("has its weights in {format} ({first}), not as safetensors: {reason}"),
+                found: format!("has its weights in {format} ({first}), which is not read: {reason}"),
                 cure: CONVERT.into(),
             };
         }
     }
     ModelError::Checkpoint {
         path: dir.to_owned(),
-        found: "has no weights: neither model.safetensors nor model.safetensors.index.json".into(),
+        found: "has no weights: no model.safetensors, no pytorch_model.bin, and no index of shards".into(),
         cure: "fetch them, or start with --load-format dummy for random ones".into(),
     }
 }
@@ -92,8 +103,7 @@ pub(crate) fn no_weights(dir: &Path) -> ModelError {
 /// An adapter is not a model: its weights are differences to those of a base model.
 fn check_adapter(dir: &Path) -> Result<(), ModelError> {
     const NAME: &str = "adapter_config.json";
-    let whole = ["model.safetensors", "model.safetensors.index.json"];
-    if !dir.join(NAME).exists() || whole.iter().any(|name| dir.join(name).exists()) {
+    if !dir.join(NAME).exists() || WEIGHTS.iter().any(|name| dir.join(name).exists()) {
         return Ok(());
     }
     let file = JsonFile::read(dir, NAME)?;

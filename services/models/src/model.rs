@@ -92,7 +92,7 @@ impl Model {
         })
     }
 
-    /// Refuses weights that are missing, in another format than safetensors, or Git LFS pointers. Reads no tensor.
+    /// Refuses weights that are missing, in a format that is not read, or Git LFS pointers. Reads no tensor.
     ///
     /// # Errors
     /// As [`weights::files`].

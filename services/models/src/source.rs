@@ -8,7 +8,8 @@ use triptych_core::ModelName;
 /// Source of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LoadFormat {
-    /// `model.safetensors`, or the shards of `model.safetensors.index.json`.
+    /// The directory's weight files: `model.safetensors`, the shards of `model.safetensors.index.json`, or where there are
+    /// none `pytorch_model.bin`, the shards of `pytorch_model.bin.index.json`.
     #[default]
     Safetensors,
     /// Random weights of the configured shapes, the same for the same seed: for benchmarks.

@@ -1,12 +1,15 @@
-//! Stored tensors by name: memory-mapped safetensors, or random values of the same shapes.
+//! Stored tensors by name: memory-mapped files of safetensors or torch, or random values of the same shapes.
 //!
 //! It knows file formats and names, no model and no back end.
 
 mod dummy;
+mod files;
 mod stored;
 mod tensor;
+pub mod torch;
 
-pub use stored::{NamedTensor, StoredWeights, files};
+pub use files::{WeightFormat, files};
+pub use stored::{NamedTensor, StoredWeights};
 pub use tensor::{Tensor, TensorRole};
 
 use crate::error::ModelError;
@@ -18,7 +21,7 @@ use triptych_core::DType;
 /// The tensors of a model directory.
 #[derive(Debug)]
 pub enum Weights {
-    /// Stored in safetensors files.
+    /// Stored in files.
     Stored(StoredWeights),
     /// Random, from a seed: any name exists, in the shape that is asked for.
     Dummy {

@@ -14,6 +14,8 @@ mod published_text;
 mod published_vision;
 #[path = "loading/saved.rs"]
 mod saved;
+#[path = "loading/torch.rs"]
+mod torch;
 #[path = "loading/vision.rs"]
 mod vision;
 

@@ -174,7 +174,7 @@ pub struct ComputeArgs {
 /// `--load-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormatArg {
-    /// The directory's safetensors files.
+    /// The directory's weight files: safetensors, or else `pytorch_model.bin`.
     Safetensors,
     /// Random numbers.
     Dummy,

@@ -187,7 +187,7 @@ fn directory(place: &str) -> Result<PathBuf, CliError> {
     let file = if gguf { "a GGUF file, the format of llama.cpp" } else { "a file" };
     Err(CliError::Setting(format!(
         "--model {place} is {file}; a model is a Hugging Face directory with config.json, a tokenizer and \
-         *.safetensors"
+         weights (model.safetensors or pytorch_model.bin)"
     )))
 }
 
@@ -204,7 +204,7 @@ pub fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
         {
             CliError::Setting(format!(
                 "--model {}: no config.json there; a model is a Hugging Face directory with config.json, \
-                 a tokenizer and *.safetensors",
+                 a tokenizer and weights (model.safetensors or pytorch_model.bin)",
                 dir.display()
             ))
         }

@@ -14,18 +14,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The targets, each with the folders of files that it starts from.
-const TARGETS: [(&str, &[&str]); 5] = [
+const TARGETS: [(&str, &[&str]); 6] = [
     ("object", &[]),
     ("wire", &[]),
     ("http", &["tests/fuzz/seeds/http"]),
     ("image", &["tests/models/heldout/scenes", "services/models/tests/media"]),
     ("audio", &["tests/models/heldout/digits", "services/models/tests/media"]),
+    ("weights", &["tests/golden/pickled"]),
 ];
 
 /// Settings of `cargo xtask fuzz`.
 #[derive(Args, Debug)]
 pub struct FuzzArgs {
-    /// One target: object, wire, http, image, audio. Default: all
+    /// One target: object, wire, http, image, audio, weights. Default: all
     #[arg(long)]
     target: Option<String>,
     /// Inputs to try

@@ -9,7 +9,7 @@ use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::spec::StemSpec;
-use crate::weights::{StoredWeights, Weights};
+use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
 use std::io::Cursor;
 use triptych_core::limits::Limits;
@@ -86,6 +86,8 @@ pub struct ExampleItem {
 pub struct Inventory {
     /// The first of the configuration's `architectures`.
     pub architecture: Option<String>,
+    /// File format of the weights.
+    pub weights: WeightFormat,
     /// The encoder stage.
     pub encoder: StageInventory,
     /// The prefill and decode stages.
@@ -136,6 +138,7 @@ impl Model {
         let config = JsonFile::read(&self.source.dir, CONFIG)?;
         Ok(Inventory {
             architecture: config.get("architectures").and_then(|a| Some(a.get(0)?.as_str()?.to_owned())),
+            weights: surveyed(&stored).format(),
             encoder,
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),

@@ -1,24 +1,23 @@
-//! Safetensors files mapped into memory, and the tensors in them by name.
+//! Weight files mapped into memory, and the tensors in them by name.
 //!
 //! A large tensor has a map of its own while it is in use: once its weights are packed, its pages are given back, so
 //! that loading takes the memory of what is loaded and not that of the file too. A header is believed only after every
 //! range in it was checked against the file (<https://github.com/huggingface/safetensors#format>).
 
+use super::files::{WeightFormat, formatted};
 use super::tensor::{Tensor, TensorBytes};
-use crate::checkpoint::{check_pointer, no_weights};
+use super::torch::{self, TorchTensor};
 use crate::error::ModelError;
 use memmap2::{Mmap, MmapOptions};
 use parking_lot::Mutex;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::tensor::TensorInfo;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triptych_core::DType;
-
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 
 /// Bytes from which on a tensor gets a map of its own.
 const LARGE: usize = 1 << 20;
@@ -27,6 +26,7 @@ const LARGE: usize = 1 << 20;
 #[derive(Debug)]
 pub struct StoredWeights {
     dir: PathBuf,
+    format: WeightFormat,
     files: Vec<(File, Mmap)>,
     // Every range lies inside its file.
     entries: BTreeMap<String, TensorEntry>,
@@ -40,6 +40,14 @@ struct TensorEntry {
     dtype: Dtype,
     shape: Vec<usize>,
     range: Range<usize>,
+    // Where elements do not lie in their order.
+    strided: Option<TorchTensor>,
+}
+
+impl TensorEntry {
+    fn n_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 /// A stored tensor with its name, for hashing.
@@ -75,9 +83,10 @@ impl StoredWeights {
 
     /// Opens the weight files of a directory; reads headers only.
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
+        let (format, files) = formatted(dir)?;
         let mut stored =
-            Self { dir: dir.to_owned(), files: Vec::new(), entries: BTreeMap::new(), asked: None };
-        for file in files(dir)? {
+            Self { dir: dir.to_owned(), format, files: Vec::new(), entries: BTreeMap::new(), asked: None };
+        for file in files {
             stored.add(&file)?;
         }
         Ok(stored)
@@ -88,35 +97,33 @@ impl StoredWeights {
         let file = File::open(path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
         let map = map(&file, 0..usize::try_from(len).unwrap_or(usize::MAX)).map_err(failed)?;
-        let broken = |e: safetensors::SafeTensorError| ModelError::Format {
-            path: path.to_owned(),
-            message: e.to_string(),
+        let entries = match self.format {
+            WeightFormat::Safetensors => safetensors_entries(&map, self.files.len()),
+            WeightFormat::Torch => torch_entries(&map, self.files.len()),
         };
-        // Checks that ranges follow each other, fit their shapes, and end where the file ends.
-        let (header_len, metadata) = SafeTensors::read_metadata(&map).map_err(broken)?;
-        let data = size_of::<u64>() + header_len..map.len();
-        for (name, info) in metadata.tensors() {
-            let (from, to) = info.data_offsets;
-            let range = data.start.saturating_add(from)..data.start.saturating_add(to);
-            if range.start > range.end || range.end > data.end {
-                return Err(broken(safetensors::SafeTensorError::InvalidOffset(name)));
-            }
-            let entry =
-                TensorEntry { file: self.files.len(), dtype: info.dtype, shape: info.shape.clone(), range };
-            self.entries.insert(name, entry);
-        }
+        self.entries
+            .extend(entries.map_err(|message| ModelError::Format { path: path.to_owned(), message })?);
         self.files.push((file, map));
         Ok(())
     }
 
+    /// File format of the weights.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
     fn data(&self, entry: &TensorEntry) -> TensorBytes<'_> {
         let Some((file, whole)) = self.files.get(entry.file) else { return TensorBytes::Borrowed(&[]) };
+        let in_file = whole.get(entry.range.clone()).unwrap_or_default();
+        if let Some(gathered) = entry.strided.as_ref().and_then(|strided| strided.gathered(in_file)) {
+            return TensorBytes::Owned(gathered);
+        }
         if entry.range.len() >= LARGE
             && let Ok(map) = map(file, entry.range.clone())
         {
             return TensorBytes::Mapped(Arc::new(map));
         }
-        TensorBytes::Borrowed(whole.get(entry.range.clone()).unwrap_or_default())
+        TensorBytes::Borrowed(in_file)
     }
 
     fn named<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> NamedTensor<'a> {
@@ -157,7 +164,9 @@ impl StoredWeights {
 
     /// Every tensor: its name, its values, its bytes.
     pub(crate) fn stored(&self) -> impl Iterator<Item = (&str, usize, usize)> {
-        self.entries.iter().map(|(name, e)| (name.as_str(), e.shape.iter().product(), e.range.len()))
+        self.entries
+            .iter()
+            .map(|(name, e)| (name.as_str(), e.n_elements(), e.n_elements() * e.dtype.bitsize() / 8))
     }
 
     /// The names of the tensors that were taken since [`Weights::survey`](super::Weights::survey).
@@ -184,50 +193,32 @@ impl StoredWeights {
     }
 }
 
-/// The weight files of a directory; each exists.
-///
-/// # Errors
-/// [`ModelError::Checkpoint`] for weights that are missing, in another format, or Git LFS pointers;
-/// [`ModelError::File`] or [`ModelError::Format`] for an index that cannot be read.
-pub fn files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let index = dir.join(INDEX);
-    let files: Vec<PathBuf> = match index.exists() {
-        true => {
-            check_pointer(&index)?;
-            shards(&index)?.into_iter().map(|shard| dir.join(shard)).collect()
+/// Tensors of a safetensors file, which is number `file`.
+fn safetensors_entries(bytes: &[u8], file: usize) -> Result<Vec<(String, TensorEntry)>, String> {
+    // Checks that ranges follow each other, fit their shapes, and end where the file ends.
+    let (header_len, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
+    let data = size_of::<u64>() + header_len..bytes.len();
+    let entry = |name: String, info: &TensorInfo| {
+        let (from, to) = info.data_offsets;
+        let range = data.start.saturating_add(from)..data.start.saturating_add(to);
+        if range.start > range.end || range.end > data.end {
+            return Err(SafeTensorError::InvalidOffset(name).to_string());
         }
-        false => vec![dir.join(SINGLE)],
+        Ok((name, TensorEntry { file, dtype: info.dtype, shape: info.shape.clone(), range, strided: None }))
     };
-    let missing: Vec<&PathBuf> = files.iter().filter(|file| !file.exists()).collect();
-    match missing.first() {
-        Some(first) if index.exists() => Err(ModelError::Checkpoint {
-            path: index,
-            found: format!(
-                "names {} files, of which {} are missing, such as {}",
-                files.len(),
-                missing.len(),
-                first.file_name().unwrap_or_default().to_string_lossy()
-            ),
-            cure: "fetch the rest of the model".into(),
-        }),
-        Some(_) => Err(no_weights(dir)),
-        None => files.iter().try_for_each(|file| check_pointer(file)).map(|()| files),
-    }
+    metadata.tensors().into_iter().map(|(name, info)| entry(name, info)).collect()
 }
 
-/// The file names of an index, each once. Names with a directory in them are refused: they would leave it.
-fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
-    let broken = |message: String| ModelError::Format { path: index.to_owned(), message };
-    let text = std::fs::read(index).map_err(|source| ModelError::File { path: index.to_owned(), source })?;
-    let index: serde_json::Value = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
-    let map = index.get("weight_map").and_then(|m| m.as_object());
-    let map = map.ok_or_else(|| broken("weight_map is missing or not an object".into()))?;
-    map.values()
-        .map(|file| match file.as_str() {
-            Some(name) if Path::new(name).file_name() == Some(name.as_ref()) => Ok(name.to_owned()),
-            _ => Err(broken(format!("weight_map names {file}, expected a file of this directory"))),
-        })
-        .collect()
+/// Tensors of a file of `torch.save`, which is number `file`.
+fn torch_entries(bytes: &[u8], file: usize) -> Result<Vec<(String, TensorEntry)>, String> {
+    let entry = |tensor: TorchTensor| TensorEntry {
+        file,
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+        range: tensor.range.clone(),
+        strided: tensor.is_strided().then_some(tensor),
+    };
+    Ok(torch::tensors(bytes)?.into_iter().map(|(name, tensor)| (name, entry(tensor))).collect())
 }
 
 /// Maps a part of a file to read.

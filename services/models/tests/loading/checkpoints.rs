@@ -40,7 +40,7 @@ fn a_whole_directory_passes() {
 #[test]
 fn weights_of_other_formats_are_named_with_a_way_to_convert_them() {
     for (name, format) in [
-        ("pytorch_model.bin", "PyTorch's pickle format (pytorch_model.bin)"),
+        ("consolidated.00.pth", "PyTorch's pickle format (consolidated.00.pth)"),
         ("pytorch_model-00001-of-00002.bin", "PyTorch's pickle format"),
         ("model-q4_k_m.gguf", "GGUF, the format of llama.cpp (model-q4_k_m.gguf)"),
         ("tf_model.h5", "TensorFlow's format"),
@@ -48,11 +48,14 @@ fn weights_of_other_formats_are_named_with_a_way_to_convert_them() {
     ] {
         let dir = without_weights(CASE);
         std::fs::write(dir.path().join(name), "x").expect("a file");
-        check(dir.path(), &[format, "not as safetensors", "save_pretrained(NEW_DIR)"]);
+        check(dir.path(), &[format, "which is not read", "save_pretrained(NEW_DIR)"]);
     }
     let dir = without_weights(CASE);
     std::fs::write(dir.path().join("training_args.bin"), "x").expect("a file");
-    check(dir.path(), &["has no weights: neither model.safetensors nor model.safetensors.index.json"]);
+    check(
+        dir.path(),
+        &["has no weights: no model.safetensors, no pytorch_model.bin, and no index of shards"],
+    );
     let bare = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(bare.path().join("model.gguf"), "GGUF").expect("a file");
     check(bare.path(), &["GGUF, the format of llama.cpp (model.gguf)"]);

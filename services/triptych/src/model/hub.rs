@@ -1,6 +1,6 @@
 //! A model of the Hugging Face hub, fetched into the hub's own cache folder, where other tools find it too.
 //!
-//! Only what is served is fetched: configuration, tokenizer, processor and safetensors weights, no pickles.
+//! Only what is served is fetched: configuration, tokenizer, processor and weights, as safetensors where there are any.
 //! Without a network a copy that was fetched before is used.
 
 use crate::error::{CliError, chain};
@@ -10,7 +10,44 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
+
+/// Weight files that a repository has: those which are fetched, in the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WeightFiles {
+    Safetensors,
+    SafetensorsShards,
+    Torch,
+    TorchShards,
+}
+
+impl WeightFiles {
+    const ALL: [Self; 4] = [Self::Safetensors, Self::SafetensorsShards, Self::Torch, Self::TorchShards];
+
+    /// The weight files of a repository, by the names of all its files.
+    fn of(listed: &[String]) -> Option<Self> {
+        Self::ALL.into_iter().find(|files| listed.iter().any(|file| files.has(file)))
+    }
+
+    /// True for a file with weights.
+    fn has(self, file: &str) -> bool {
+        let shard = |start, end| file.starts_with(start) && file.ends_with(end) && !file.contains('/');
+        match self {
+            Self::Safetensors => file == "model.safetensors",
+            Self::SafetensorsShards => shard("model-", ".safetensors"),
+            Self::Torch => file == "pytorch_model.bin",
+            Self::TorchShards => shard("pytorch_model-", ".bin"),
+        }
+    }
+
+    /// Name of the file that lists shards.
+    fn index(self) -> Option<&'static str> {
+        match self {
+            Self::Safetensors | Self::Torch => None,
+            Self::SafetensorsShards => Some("model.safetensors.index.json"),
+            Self::TorchShards => Some("pytorch_model.bin.index.json"),
+        }
+    }
+}
 
 /// True for a hub id: `OWNER/NAME`.
 pub fn is_id(text: &str) -> bool {
@@ -55,10 +92,11 @@ fn fetch_all(id: &str) -> Result<Result<PathBuf, CliError>, ApiError> {
     if let Some(reason) = unservable(&listed) {
         return Ok(Err(CliError::Setting(format!("--model {id} cannot be served: {reason}"))));
     }
-    let one_file = listed.iter().any(|f| f == WEIGHTS);
-    let mut wanted = listed.iter().filter(|f| is_served(f, one_file)).collect::<Vec<_>>();
+    let weights = WeightFiles::of(&listed);
+    let has_weights = |f: &str| weights.is_some_and(|weights| weights.has(f));
+    let mut wanted = listed.iter().filter(|f| is_served(f, weights)).collect::<Vec<_>>();
     // Configuration first: a model that is none is known before its weights are fetched.
-    wanted.sort_by_key(|f| (f.ends_with(".safetensors"), f.as_str() != CONFIG));
+    wanted.sort_by_key(|f| (has_weights(f), f.as_str() != CONFIG));
     say(&format!("fetching {id}: {} files", wanted.len()));
     for file in wanted {
         get(&repo, file)?;
@@ -78,13 +116,13 @@ fn unservable(listed: &[String]) -> Option<String> {
                 .into(),
         );
     }
-    if ending(".safetensors").is_some() {
+    if WeightFiles::of(listed).is_some() {
         return None;
     }
     let others = [".gguf", ".bin", ".h5", ".msgpack"].into_iter().find_map(ending);
     let found = others.map_or_else(String::new, |file| format!(" (but {file})"));
     Some(format!(
-        "it has no *.safetensors{found}, and other formats are not read; take a revision or a copy of the model that \
+        "it has neither model.safetensors nor pytorch_model.bin{found}, and other formats are not read; take a revision or a copy of the model that \
          has, or convert it with transformers' save_pretrained and pass the directory: --model DIR"
     ))
 }
@@ -97,16 +135,17 @@ fn get(repo: &ApiRepo, file: &str) -> Result<(), ApiError> {
 }
 
 /// Files in the root of the repository that a worker reads.
-fn is_served(file: &str, one_weight_file: bool) -> bool {
+fn is_served(file: &str, weights: Option<WeightFiles>) -> bool {
     if file.contains('/') {
         return false;
     }
+    if let Some(weights) = weights
+        && (weights.has(file) || weights.index() == Some(file))
+    {
+        return true;
+    }
     match file.rsplit_once('.') {
-        Some((_, "safetensors")) if one_weight_file => file == WEIGHTS,
-        Some((stem, "safetensors")) => stem.starts_with("model-"),
-        Some((stem, "json")) => {
-            !stem.ends_with(".index") || (file == "model.safetensors.index.json" && !one_weight_file)
-        }
+        Some((stem, "json")) => !stem.ends_with(".index"),
         Some((_, "jinja")) => true,
         _ => false,
     }
@@ -115,11 +154,9 @@ fn is_served(file: &str, one_weight_file: bool) -> bool {
 fn fetched_before(id: &str) -> Option<PathBuf> {
     let cached = Cache::from_env().model(id.to_owned());
     let dir = cached.get(CONFIG)?.parent()?.to_owned();
-    let has_weights = std::fs::read_dir(&dir)
-        .ok()?
-        .flatten()
-        .any(|e| e.path().extension().is_some_and(|x| x == "safetensors"));
-    has_weights.then_some(dir)
+    let entries = std::fs::read_dir(&dir).ok()?.flatten();
+    let names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    WeightFiles::of(&names).map(|_| dir)
 }
 
 fn say(text: &str) {
@@ -153,28 +190,36 @@ mod tests {
         };
         check(&["config.json", "model.safetensors", "pytorch_model.bin"], None);
         check(&["config.json", "model-00001-of-00002.safetensors"], None);
-        check(&["config.json", "pytorch_model.bin"], Some("no *.safetensors (but pytorch_model.bin)"));
+        check(&["config.json", "pytorch_model.bin"], None);
+        check(&["config.json", "pytorch_model-00001-of-00002.bin"], None);
+        check(&["config.json", "consolidated.bin"], Some("nor pytorch_model.bin (but consolidated.bin)"));
         check(&["README.md", "model-q4.gguf"], Some("(but model-q4.gguf)"));
-        check(&["config.json", "onnx/model.safetensors"], Some("no *.safetensors, and"));
+        check(&["config.json", "onnx/model.safetensors"], Some("nor pytorch_model.bin, and"));
         check(&["adapter_config.json", "adapter_model.safetensors"], Some("merge_and_unload"));
     }
 
     #[test]
     fn only_what_is_served_is_fetched() {
-        for (file, one, sharded) in [
-            ("config.json", true, true),
-            ("chat_template.jinja", true, true),
-            ("model.safetensors", true, false),
-            ("model-00001-of-00002.safetensors", false, true),
-            ("model.safetensors.index.json", false, true),
-            ("model.safetensors.index.fp32.json", true, true),
-            ("pytorch_model.bin", false, false),
-            ("pytorch_model.bin.index.json", false, false),
-            ("onnx/config.json", false, false),
-            ("README.md", false, false),
+        let torch = "pytorch_model.bin";
+        let torch_index = "pytorch_model.bin.index.json";
+        let torch_shard = "pytorch_model-00001-of-00002.bin";
+        let one = "model.safetensors";
+        let index = "model.safetensors.index.json";
+        let shard = "model-00001-of-00002.safetensors";
+        let weights = [one, index, shard, torch, torch_index, torch_shard];
+        for (from, fetched) in [
+            (&weights[..], &[one][..]),
+            (&weights[1..], &[index, shard]),
+            (&weights[3..], &[torch]),
+            (&weights[4..], &[torch_index, torch_shard]),
         ] {
-            assert_eq!(is_served(file, true), one, "{file}, one file");
-            assert_eq!(is_served(file, false), sharded, "{file}, shards");
+            let always = ["config.json", "chat_template.jinja", "model.safetensors.index.fp32.json"];
+            let never = ["onnx/config.json", "README.md", "training_args.bin", "onnx/model.safetensors"];
+            let listed: Vec<String> = [from, &always, &never].concat().iter().map(|f| (*f).into()).collect();
+            let files = WeightFiles::of(&listed);
+            let served: Vec<&str> =
+                listed.iter().map(String::as_str).filter(|f| is_served(f, files)).collect();
+            assert_eq!(served, [fetched, &always].concat());
         }
     }
 }

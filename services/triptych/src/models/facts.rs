@@ -90,7 +90,7 @@ impl Facts {
         let n_rows = i.example.n_rows;
         json!({
             "name": self.name, "dir": self.dir.display().to_string(), "family": self.family,
-            "architecture": i.architecture,
+            "architecture": i.architecture, "weights": {"format": i.weights.as_str()},
             "modalities": self.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>(),
             "prompts": self.prompts, "endpoints": self.endpoints,
             "max_context": self.max_context, "vocab": self.vocab,

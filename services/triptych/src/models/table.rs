@@ -21,6 +21,7 @@ pub fn of(facts: &Facts) -> String {
     line("family", format!("{}{architecture}", facts.family));
     line("reads", facts.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>().join(", "));
     line("prompts", facts.prompts.to_owned());
+    line("weights", i.weights.as_str().to_owned());
     line("served at", facts.endpoints.join(", "));
     line("context", format!("{} tokens, of {}", count(facts.max_context), count(facts.vocab)));
     line("", String::new());
