@@ -30,6 +30,7 @@ def main(groups):
     import names_vision
     import pickled
     import preprocess
+    import quantized
     import qwen
     import rotary
     import saved
@@ -65,6 +66,7 @@ def main(groups):
         "tokenizers": tokenizers_golden.make,
         "saved": saved.make,
         "pickled": pickled.make,
+        "quantized": quantized.make,
     }
     for group in groups or [g for g in makers if g != "whisper_long"]:
         makers[group]()

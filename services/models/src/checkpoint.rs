@@ -1,10 +1,11 @@
 //! Directories that hold something else than a model to serve, each refused with its cause and its cure.
 //!
-//! Adapters, quantized checkpoints, Git LFS pointers, and weights in formats that are not read. It looks at names and
+//! Adapters, checkpoints of a quantization that is not read, Git LFS pointers, and weights in formats that are not read. It looks at names and
 //! at the starts of small files; it knows no family and reads no tensor.
 
 use crate::error::ModelError;
 use crate::files::JsonFile;
+use crate::quantization::Quantization;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
@@ -46,7 +47,7 @@ pub(crate) const CONVERT: &str = "convert them with transformers, AutoModel.from
                        class of config.json's architectures in the place of AutoModel, or take a revision of the model \
                        that has *.safetensors";
 
-/// Refuses a directory that is an adapter, a quantized checkpoint, or a clone without its large files. Weights are not
+/// Refuses a directory that is an adapter, a checkpoint of a quantization that is not read, or a clone without its large files. Weights are not
 /// looked at: see [`no_weights`].
 ///
 /// # Errors
@@ -58,7 +59,7 @@ pub(crate) fn check(dir: &Path) -> Result<(), ModelError> {
     if !dir.join("config.json").exists() && entries.iter().any(|path| ends_with(path, &["gguf"])) {
         return Err(no_weights(dir));
     }
-    check_quantization(dir)
+    Quantization::of(dir).map(drop)
 }
 
 /// Refuses a file that is a Git LFS pointer. A file that cannot be read is left to its reader.
@@ -116,41 +117,6 @@ fn check_adapter(dir: &Path) -> Result<(), ModelError> {
                directory"
             .into(),
     })
-}
-
-/// Quantized weights have other tensors and other names, which no reader here knows.
-fn check_quantization(dir: &Path) -> Result<(), ModelError> {
-    const KEYS: [&str; 4] = [
-        "quantization_config",
-        "text_config.quantization_config",
-        "compression_config",
-        "text_config.compression_config",
-    ];
-    let config = JsonFile::read_or_empty(dir, "config.json")?;
-    let by_config = KEYS.iter().find_map(|key| Some((*key, config.get(key)?.clone())));
-    let by_file = || {
-        let files = [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")];
-        let (name, method) = files.into_iter().find(|(name, _)| dir.join(name).exists())?;
-        Some((name, serde_json::json!({ "quant_method": method })))
-    };
-    let Some((key, settings)) = by_config.or_else(by_file) else { return Ok(()) };
-    Err(ModelError::Checkpoint {
-        path: dir.to_owned(),
-        found: format!("is a quantized checkpoint ({key}: {})", method(&settings)),
-        cure: "quantized weights are not read; serve the checkpoint that it was made from, with --precision int8 or int4 \
-               to have its weights quantized here"
-            .into(),
-    })
-}
-
-/// A quantization by its name and its bits, as far as they are stated.
-fn method(settings: &Value) -> String {
-    let known = ["load_in_4bit", "load_in_8bit"].into_iter().find(|key| settings[*key] == true);
-    let named = settings["quant_method"].as_str().or(settings["format"].as_str());
-    let bits = settings["bits"].as_u64().or(settings["w_bit"].as_u64()).map(|n| format!("{n} bits"));
-    let parts: Vec<String> =
-        [named.map(str::to_owned), known.map(str::to_owned), bits].into_iter().flatten().collect();
-    if parts.is_empty() { "of a method it does not name".into() } else { parts.join(", ") }
 }
 
 fn ends_with(path: &Path, endings: &[&str]) -> bool {

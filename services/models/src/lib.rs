@@ -16,6 +16,7 @@
 pub mod model;
 pub mod error;
 mod files;
+pub mod quantization;
 mod checkpoint;
 pub mod source;
 mod packed;

@@ -188,6 +188,10 @@ impl Model {
         match Weights::open(&self.source.dir, self.source.format)? {
             Weights::Dummy { seed } => parts.push(format!("dummy {seed}").into()),
             Weights::Stored(stored) => {
+                if let Some(quantization) = stored.quantization() {
+                    // The values that stored codes stand for depend on it.
+                    parts.push(format!("quantized: {quantization}").into());
+                }
                 let names = self.spec.encoder.names;
                 let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
                 let mut tensors = stored.under(names.prefixes)?;

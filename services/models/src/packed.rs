@@ -1,11 +1,12 @@
 //! Packed weights between starts: their identity, their files, and their removal.
 //!
-//! A file is named by its sources: the names, sizes, inode numbers and times of the weight files, the stage, the precision
-//! and the instruction set. Its contents belong to the kernels ([`PackedWeights`]). Beside it lie the hashes that a
+//! A file is named by its sources: the names, sizes, inode numbers and times of the weight files, the method by which they
+//! are quantized, the stage, the precision and the instruction set. Its contents belong to the kernels ([`PackedWeights`]). Beside it lie the hashes that a
 //! fingerprint is made of, so that a PD worker need not read an encoder's weights. Nothing here fails a load: if packed
 //! weights cannot be read or kept, weights are packed again, and the log says why.
 
 use crate::error::ModelError;
+use crate::quantization::Quantization;
 use crate::source::{LoadFormat, ModelSource, PackedFolder};
 use crate::weights;
 use blake3::{Hasher, OUT_LEN};
@@ -41,7 +42,8 @@ pub(crate) fn load<T>(
         return load(backend);
     }
     let files = weights::files(&source.dir)?;
-    let way = [stage, backend.precision().as_str(), backend.isa().as_str()];
+    let quantized = Quantization::of(&source.dir)?.map_or_else(String::new, |method| method.to_string());
+    let way = [stage, backend.precision().as_str(), backend.isa().as_str(), &quantized];
     let (place, packed) = match folder.begin(&files, way) {
         Ok(Some((place, packed))) => (place, Arc::new(packed)),
         Ok(None) => return load(backend),
@@ -62,7 +64,8 @@ pub(crate) fn hashes(
     hash: impl FnOnce() -> Vec<[u8; OUT_LEN]>,
 ) -> Vec<[u8; OUT_LEN]> {
     let place = source.packed.as_ref().and_then(|folder| {
-        let files = folder.id(&weights::files(&source.dir).ok()?).ok()??;
+        // Of the bytes as they are stored.
+        let files = folder.id(&weights::files(&source.dir).ok()?, "").ok()??;
         let mut hasher = Hasher::new();
         described.iter().for_each(|text| _ = hasher.update(text.as_bytes()).update(b"\n"));
         let tensors = &hasher.finalize().to_hex()[..16];
@@ -100,17 +103,19 @@ fn touch(place: &Path) {
 
 impl PackedFolder {
     /// Path and file of the packed form of weight files, of an earlier start or new; `None` below `min_bytes`.
-    fn begin(&self, files: &[PathBuf], way: [&str; 3]) -> io::Result<Option<(PathBuf, PackedWeights)>> {
-        let Some(id) = self.id(files)? else { return Ok(None) };
-        let [stage, precision, isa] = way;
+    fn begin(&self, files: &[PathBuf], way: [&str; 4]) -> io::Result<Option<(PathBuf, PackedWeights)>> {
+        let [stage, precision, isa, quantized] = way;
+        let Some(id) = self.id(files, quantized)? else { return Ok(None) };
         let place = self.dir.join(format!("{stage}-{precision}-{isa}-{id}.{SUFFIX}"));
         let packed = self.open(&place)?;
         Ok(Some((place, packed)))
     }
 
-    /// Identity of weight files, without reading them; `None` below `min_bytes`.
-    fn id(&self, files: &[PathBuf]) -> io::Result<Option<String>> {
+    /// Identity of weight files and of the method by which they are quantized (empty: none), without reading them; `None`
+    /// below `min_bytes`.
+    fn id(&self, files: &[PathBuf], quantized: &str) -> io::Result<Option<String>> {
         let mut hasher = Hasher::new();
+        hasher.update(quantized.as_bytes());
         let mut n_bytes = 0;
         for path in files {
             let metadata = fs::metadata(path)?;

@@ -2,8 +2,10 @@
 //!
 //! It knows file formats and names, no model and no back end.
 
+mod dequantize;
 mod dummy;
 mod files;
+mod quantized;
 mod stored;
 mod tensor;
 pub mod torch;
@@ -14,6 +16,7 @@ pub use tensor::{Tensor, TensorRole};
 
 use crate::error::ModelError;
 use crate::source::LoadFormat;
+use quantized::QuantizedWeight;
 use std::path::Path;
 use tensor::TensorBytes;
 use triptych_core::DType;
@@ -53,7 +56,7 @@ impl Weights {
     /// True if a tensor is stored under one of `names`; never for random weights.
     pub fn has(&self, names: &[String]) -> bool {
         match self {
-            Self::Stored(stored) => stored.has(names),
+            Self::Stored(stored) => stored.has(names) || QuantizedWeight::find(stored, names).is_some(),
             Self::Dummy { .. } => false,
         }
     }
@@ -69,7 +72,10 @@ impl Weights {
         role: TensorRole,
     ) -> Result<Tensor<'_>, ModelError> {
         match self {
-            Self::Stored(stored) => stored.tensor(names, shape),
+            Self::Stored(stored) => match QuantizedWeight::find(stored, names) {
+                Some(quantized) => quantized.tensor(shape),
+                None => stored.tensor(names, shape),
+            },
             Self::Dummy { seed } => Ok(Tensor::new(
                 DType::Bf16,
                 shape.to_vec(),

@@ -12,6 +12,8 @@ mod published;
 mod published_text;
 #[path = "loading/published_vision.rs"]
 mod published_vision;
+#[path = "loading/quantized.rs"]
+mod quantized;
 #[path = "loading/saved.rs"]
 mod saved;
 #[path = "loading/torch.rs"]

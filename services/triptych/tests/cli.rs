@@ -236,6 +236,50 @@ fn tensors_that_both_stages_read_are_named() {
 }
 
 #[test]
+fn the_format_of_weights_and_their_quantization_are_shown() {
+    let with_weights = |case: &str, weights: &str, settings: Option<&str>| {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for entry in
+            std::fs::read_dir(tree(&format!("tests/golden/{case}/model"))).expect("a golden directory")
+        {
+            let from = entry.expect("an entry").path();
+            if from.extension().is_some_and(|ending| ending == "json") {
+                std::fs::copy(&from, dir.path().join(from.file_name().expect("a file"))).expect("a copy");
+            }
+        }
+        let weights = std::path::PathBuf::from(tree(weights));
+        std::fs::copy(&weights, dir.path().join(weights.file_name().expect("a file"))).expect("a copy");
+        if let Some(settings) = settings {
+            let read = |path: &std::path::Path| -> serde_json::Value {
+                serde_json::from_slice(&std::fs::read(path).expect("a file")).expect("JSON")
+            };
+            let config = dir.path().join("config.json");
+            let mut changed = read(&config);
+            let settings = read(tree(settings).as_ref());
+            changed["quantization_config"] = settings["quantization_config"].clone();
+            std::fs::write(config, changed.to_string()).expect("written");
+        }
+        dir
+    };
+    let torch = with_weights("t5_odd_heads", "tests/golden/pickled/pytorch_model.bin", None);
+    let torch = torch.path().to_str().expect("a plain path");
+    let quantized = "tests/golden/quantized/t5_gptq";
+    let gptq = with_weights(
+        "t5_v1_1",
+        &format!("{quantized}/model.safetensors"),
+        Some(&format!("{quantized}/config.json")),
+    );
+    let gptq = gptq.path().to_str().expect("a plain path");
+    let found = facts(&[torch, gptq]);
+    assert_eq!(found[0]["weights"], serde_json::json!({ "format": "torch", "quantization": null }));
+    let method = "gptq, 4 bits, groups of 16";
+    assert_eq!(found[1]["weights"], serde_json::json!({ "format": "safetensors", "quantization": method }));
+    let page = triptych(&["models", gptq]).stdout;
+    let page = String::from_utf8_lossy(&page);
+    assert!(page.contains("safetensors, quantized by gptq, 4 bits, groups of 16; dequantized"), "{page}");
+}
+
+#[test]
 fn the_sample_models_are_shown_on_a_page_and_measured() {
     let both = [tree("tests/models/digits-whisper"), tree("tests/models/shapes-qwen2-vl")];
     let output = triptych(&["models", &both[0], &both[1], "--measure", "--precision", "bf16"]);

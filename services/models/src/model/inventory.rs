@@ -8,6 +8,7 @@ use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
+use crate::quantization::Quantization;
 use crate::spec::StemSpec;
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
@@ -55,7 +56,7 @@ impl BytesByPrecision {
 pub struct StageInventory {
     /// Stored tensors it reads.
     pub n_tensors: usize,
-    /// Elements of these tensors.
+    /// Parameters that they stand for: the elements of these tensors, if they are not quantized.
     pub n_parameters: usize,
     /// Bytes of these tensors in the files.
     pub stored_bytes: usize,
@@ -88,6 +89,8 @@ pub struct Inventory {
     pub architecture: Option<String>,
     /// File format of the weights.
     pub weights: WeightFormat,
+    /// Method by which they are quantized; `None`: they are not.
+    pub quantization: Option<Quantization>,
     /// The encoder stage.
     pub encoder: StageInventory,
     /// The prefill and decode stages.
@@ -139,6 +142,7 @@ impl Model {
         Ok(Inventory {
             architecture: config.get("architectures").and_then(|a| Some(a.get(0)?.as_str()?.to_owned())),
             weights: surveyed(&stored).format(),
+            quantization: surveyed(&stored).quantization().copied(),
             encoder,
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),

@@ -8,6 +8,7 @@ use super::files::{WeightFormat, formatted};
 use super::tensor::{Tensor, TensorBytes};
 use super::torch::{self, TorchTensor};
 use crate::error::ModelError;
+use crate::quantization::Quantization;
 use memmap2::{Mmap, MmapOptions};
 use parking_lot::Mutex;
 use safetensors::tensor::TensorInfo;
@@ -27,6 +28,7 @@ const LARGE: usize = 1 << 20;
 pub struct StoredWeights {
     dir: PathBuf,
     format: WeightFormat,
+    quantization: Option<Quantization>,
     files: Vec<(File, Mmap)>,
     // Every range lies inside its file.
     entries: BTreeMap<String, TensorEntry>,
@@ -63,10 +65,15 @@ pub struct NamedTensor<'a> {
     pub shape: &'a [usize],
 }
 
-impl NamedTensor<'_> {
+impl<'a> NamedTensor<'a> {
+    /// Its bytes, row-major, little-endian.
+    pub(super) fn bytes(&self) -> TensorBytes<'a> {
+        self.stored.data(self.entry)
+    }
+
     /// The hash of its bytes.
     pub fn hash(&self) -> blake3::Hash {
-        blake3::hash(&self.stored.data(self.entry))
+        blake3::hash(&self.bytes())
     }
 }
 
@@ -84,8 +91,14 @@ impl StoredWeights {
     /// Opens the weight files of a directory; reads headers only.
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let (format, files) = formatted(dir)?;
-        let mut stored =
-            Self { dir: dir.to_owned(), format, files: Vec::new(), entries: BTreeMap::new(), asked: None };
+        let mut stored = Self {
+            dir: dir.to_owned(),
+            format,
+            quantization: Quantization::of(dir)?,
+            files: Vec::new(),
+            entries: BTreeMap::new(),
+            asked: None,
+        };
         for file in files {
             stored.add(&file)?;
         }
@@ -105,6 +118,35 @@ impl StoredWeights {
             .extend(entries.map_err(|message| ModelError::Format { path: path.to_owned(), message })?);
         self.files.push((file, map));
         Ok(())
+    }
+
+    /// Method by which the weights are quantized; `None`: they are not.
+    pub fn quantization(&self) -> Option<&Quantization> {
+        self.quantization.as_ref()
+    }
+
+    /// The tensor `name`.
+    pub(super) fn get(&self, name: &str) -> Option<NamedTensor<'_>> {
+        self.entries.get_key_value(name).map(|(name, entry)| self.named(name, entry))
+    }
+
+    /// The tensor `name`, noted as taken in a survey.
+    pub(super) fn take(&self, name: &str) -> Option<NamedTensor<'_>> {
+        let tensor = self.get(name)?;
+        if let Some(asked) = &self.asked {
+            asked.lock().insert(name.to_owned());
+        }
+        Some(tensor)
+    }
+
+    /// True in a survey: no values are wanted.
+    pub(super) fn is_surveyed(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The error for tensors that are not what they should be.
+    pub(super) fn broken(&self, message: String) -> ModelError {
+        ModelError::Format { path: self.dir.clone(), message }
     }
 
     /// File format of the weights.
@@ -146,8 +188,7 @@ impl StoredWeights {
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::Bf16,
             other => {
-                let message = format!("tensor {name} is {other:?}, expected F32, F16 or BF16");
-                return Err(ModelError::Format { path: self.dir.clone(), message });
+                return Err(self.broken(format!("tensor {name} is {other:?}, expected F32, F16 or BF16")));
             }
         };
         let tensor = Tensor::new(dtype, entry.shape.clone(), self.data(entry));
@@ -162,11 +203,16 @@ impl StoredWeights {
         Some(self.named(name, e))
     }
 
-    /// Every tensor: its name, its values, its bytes.
+    /// Every tensor: its name, the parameters it stands for, its bytes.
     pub(crate) fn stored(&self) -> impl Iterator<Item = (&str, usize, usize)> {
-        self.entries
-            .iter()
-            .map(|(name, e)| (name.as_str(), e.n_elements(), e.n_elements() * e.dtype.bitsize() / 8))
+        let n_parameters = |name: &str, n_elements| match self.quantization {
+            Some(_) => Quantization::n_parameters(name, n_elements),
+            None => n_elements,
+        };
+        self.entries.iter().map(move |(name, e)| {
+            let n_elements = e.n_elements();
+            (name.as_str(), n_parameters(name, n_elements), n_elements * e.dtype.bitsize() / 8)
+        })
     }
 
     /// The names of the tensors that were taken since [`Weights::survey`](super::Weights::survey).

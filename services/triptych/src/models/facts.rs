@@ -90,7 +90,9 @@ impl Facts {
         let n_rows = i.example.n_rows;
         json!({
             "name": self.name, "dir": self.dir.display().to_string(), "family": self.family,
-            "architecture": i.architecture, "weights": {"format": i.weights.as_str()},
+            "architecture": i.architecture, "weights": {
+                "format": i.weights.as_str(), "quantization": i.quantization.map(|method| method.to_string()),
+            },
             "modalities": self.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>(),
             "prompts": self.prompts, "endpoints": self.endpoints,
             "max_context": self.max_context, "vocab": self.vocab,

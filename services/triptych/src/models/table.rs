@@ -21,7 +21,7 @@ pub fn of(facts: &Facts) -> String {
     line("family", format!("{}{architecture}", facts.family));
     line("reads", facts.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>().join(", "));
     line("prompts", facts.prompts.to_owned());
-    line("weights", i.weights.as_str().to_owned());
+    line("weights", weights(i));
     line("served at", facts.endpoints.join(", "));
     line("context", format!("{} tokens, of {}", count(facts.max_context), count(facts.vocab)));
     line("", String::new());
@@ -52,6 +52,17 @@ pub fn of(facts: &Facts) -> String {
     }
     // Lines without a name or text are only the indent.
     page.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Format of the files, and what becomes of weights that are quantized.
+fn weights(i: &Inventory) -> String {
+    let format = i.weights.as_str();
+    i.quantization.map_or_else(
+        || format.to_owned(),
+        |method| {
+            format!("{format}, quantized by {method}; dequantized as they are loaded, held in --precision")
+        },
+    )
 }
 
 fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {

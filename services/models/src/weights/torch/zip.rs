@@ -1,8 +1,8 @@
 //! The central directory of a ZIP file whose entries are stored, not compressed: where the bytes of each entry lie.
 //!
 //! It reads no entry and decompresses nothing. With 64-bit extensions, which torch always writes
-//! (<https://pkware.cachefly.net/webdocs/APPNOTE/APPNOTE-6.3.10.TXT>, 4.3 and 4.5.3). The crate `zip` would read every kind
-//! of entry, for seconds of each cold build; what is needed are four structures of fixed layout.
+//! (<https://pkware.cachefly.net/webdocs/APPNOTE/APPNOTE-6.3.10.TXT>, 4.3 and 4.5.3). The crate `zip` reads and
+//! writes every kind of entry; what is needed are four structures of fixed layout.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
