@@ -6,10 +6,12 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use triptych_core::{DType, Modality};
+use triptych_kernels::Precision;
 use triptych_kernels::reference::ReferenceBackend;
-use triptych_models::ModelError;
+use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::quantization::{GptqZeros, Quantization};
 use triptych_models::weights::{TensorRole, Weights};
+use triptych_models::{Model, ModelError, ModelSource, PackedFolder};
 
 fn quantized(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantized").join(case)
@@ -164,6 +166,47 @@ fn the_fingerprint_covers_codes_scales_and_the_method() {
     assert_ne!(changed, text);
     std::fs::write(&config, changed).expect("a written file");
     assert_ne!(print(), before);
+}
+
+#[test]
+fn the_fingerprint_of_a_tower_covers_a_method_beside_its_own_configuration() {
+    const CASE: &str = "qwen2_vl_odd_heads";
+    let dir = without_weights(CASE);
+    let weights = golden(CASE).join("model.safetensors");
+    std::fs::copy(weights, dir.path().join("model.safetensors")).expect("a copy");
+    let config = dir.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&config).expect("config")).expect("JSON");
+    let mut print = |settings: Value| {
+        json["quantization_config"] = settings;
+        std::fs::write(&config, json.to_string()).expect("a written file");
+        open(dir.path(), STORED).fingerprint(Modality::Image, DType::F32).expect("weights")
+    };
+    let prints = [Value::Null, settings("fp8_blocks"), settings("gptq"), settings("gptq_v2")].map(&mut print);
+    for (i, one) in prints.iter().enumerate() {
+        assert!(!prints[i + 1..].contains(one), "{i}");
+    }
+}
+
+#[test]
+fn another_method_has_packed_weights_of_its_own() {
+    let [dir, _] = whole_models();
+    let parent = tempfile::tempdir().expect("a folder");
+    let folder = PackedFolder { dir: parent.path().join("packed"), min_bytes: 0, max_bytes: 1 << 30 };
+    let n_packed = || {
+        let packed = Some(folder.clone());
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: STORED, packed };
+        let model = Model::open(&source).expect("a model");
+        let config = ComputeConfig { threads: 1, precision: Precision::Int4, ..ComputeConfig::default() };
+        Compute::new(config).and_then(|compute| compute.load_decoder(&model)).expect("a decoder");
+        std::fs::read_dir(&folder.dir).expect("a folder").count()
+    };
+    assert_eq!(n_packed(), 1);
+    assert_eq!(n_packed(), 1, "of the first start");
+    let config = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&config).expect("config");
+    let changed = text.replace("\"bits\":4", "\"bits\":4,\"checkpoint_format\":\"gptq_v2\"");
+    std::fs::write(&config, changed).expect("a written file");
+    assert_eq!(n_packed(), 2, "the same codes are other values");
 }
 
 #[test]
