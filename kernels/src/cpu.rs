@@ -14,7 +14,7 @@ use std::sync::Arc;
 use triptych_core::EncodedRows;
 
 use crate::check::{self, Attended, Dims};
-use crate::host::{BiasSlices, HostBias, HostVarlen};
+use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
     KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
@@ -430,6 +430,7 @@ impl Backend for CpuBackend {
         let of_bias = bias.dims(HostBias::dims, CpuTensor::dims);
         check::paged(q.dims(), cache.layout(), shape, Attended { seqs, mask, bias: of_bias })?;
         let (batch, bias) = (step.paged(op, seqs)?, BiasSlices::of(op, step, bias, materialized(bias))?);
+        let mask = HostMask::of(op, step, mask)?;
         let step = attention::Step { q: Columns::all(q), layer, mask, bias, shape, batch, may_share: true };
         Ok(match &cache.0 {
             Pages::F32(pages) => attention::paged::<F32Fma>(&self.context, pages, step),

@@ -1,7 +1,11 @@
 //! Sequences and biases as back ends in host memory read them.
 
+use std::ops::Range;
+
 use crate::check;
-use crate::ops::{HostStep, LoadedDims, Mask, RelativeBias, Result, ScoreBias, StoredBias, Varlen};
+use crate::ops::{
+    HostStep, LoadedDims, Mask, MaskBounds, RelativeBias, Result, ScoreBias, StoredBias, Varlen,
+};
 
 /// A loaded bias in host memory.
 #[derive(Clone, Debug)]
@@ -54,8 +58,47 @@ pub(crate) struct HostVarlen<'a> {
     pub(crate) cu_seqlens_q: &'a [u32],
     /// Offsets of the sequences in the key rows, `[n_seqs + 1]`.
     pub(crate) cu_seqlens_k: &'a [u32],
-    pub(crate) mask: Mask,
+    pub(crate) mask: HostMask<'a>,
     pub(crate) bias: BiasSlices<'a>,
+}
+
+/// The keys that queries may attend to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostMask<'a> {
+    /// `true` if a query attends to no key after its own, but for those ahead.
+    pub(crate) is_causal: bool,
+    /// Keys up to its own that a query attends to at most, where the mask is causal.
+    pub(crate) window: usize,
+    /// Keys after its own that each query attends to as well, `[Σq]`; empty: none.
+    pub(crate) ahead: &'a [u32],
+}
+
+impl<'a> HostMask<'a> {
+    /// The mask of a checked call of `op`.
+    pub(crate) fn of(op: &'static str, step: &'a HostStep, mask: Mask) -> Result<Self> {
+        let Some(MaskBounds { window, ahead }) = mask.bounds() else {
+            return Ok(Self { is_causal: false, window: usize::MAX, ahead: &[] });
+        };
+        let ahead = ahead.map_or(Ok(&[][..]), |ahead| step.indices(op, ahead))?;
+        Ok(Self { is_causal: true, window: window.map_or(usize::MAX, |n| n.get() as usize), ahead })
+    }
+
+    /// That of a sequence whose queries are these rows.
+    #[inline(always)]
+    pub(crate) fn of_rows(self, rows: Range<usize>) -> Self {
+        Self { ahead: self.ahead.get(rows).unwrap_or_default(), ..self }
+    }
+
+    /// Range of the keys that query `query` of the one sequence attends to.
+    #[inline(always)]
+    pub(crate) fn visible(self, [n_queries, n_keys]: [usize; 2], query: usize) -> Range<usize> {
+        if !self.is_causal {
+            return 0..n_keys;
+        }
+        let end = n_keys + query + 1 - n_queries;
+        let ahead = self.ahead.get(query).map_or(0, |n| *n as usize);
+        end.saturating_sub(self.window)..n_keys.min(end + ahead)
+    }
 }
 
 /// A bias added to scores.
@@ -87,7 +130,7 @@ impl<'a> HostVarlen<'a> {
         Ok(Self {
             cu_seqlens_q: step.offsets(op, queries)?,
             cu_seqlens_k: step.offsets(op, keys)?,
-            mask: seqs.mask,
+            mask: HostMask::of(op, step, seqs.mask)?,
             bias: BiasSlices::of(op, step, seqs.bias, materialized)?,
         })
     }

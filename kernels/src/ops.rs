@@ -25,7 +25,9 @@ mod rotary;
 mod stage;
 mod weights;
 
-pub use attention::{AttentionShape, ChosenHeads, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, Qkv, Varlen};
+pub use attention::{
+    AttentionShape, ChosenHeads, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, MaskBounds, Qkv, Varlen,
+};
 pub(crate) use bias::{BiasDims, LoadedDims};
 pub use bias::{BucketRule, BucketSides, RelativeBias, ScoreBias, StoredBias};
 pub use choose::{

@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use triptych_core::EncodedRows;
 
 use crate::check::{self, Attended, Dims};
-use crate::host::{BiasSlices, HostBias, HostVarlen};
+use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
     KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
@@ -298,7 +298,7 @@ impl Backend for ReferenceBackend {
             q,
             attention::Pages { cache, layer, batch: step.paged(op, seqs)? },
             shape,
-            (mask, bias),
+            (HostMask::of(op, step, mask)?, bias),
         )
     }
 }

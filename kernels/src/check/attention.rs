@@ -18,15 +18,14 @@ fn heads(op: &'static str, shape: AttentionShape, q_width: usize) -> Result<()> 
     same(op, "q width", &[q_width], &[shape.n_heads.saturating_mul(shape.head_dim)])
 }
 
-/// A causal query must see at least its own key.
-fn enough_keys(op: &'static str, mask: Mask, lens: SeqLens) -> Result<()> {
-    match (mask, lens.short) {
-        (Mask::Causal, Some((n_queries, n_keys))) => {
-            let (expected, actual) = (vec![n_queries], vec![n_keys]);
-            Err(KernelError::Shape { op, what: "keys of a causal sequence", expected, actual })
-        }
-        _ => Ok(()),
+/// A causal query must see at least its own key, and each of `n_queries` knows how far it sees.
+fn mask(op: &'static str, mask: Mask, lens: SeqLens, n_queries: usize) -> Result<()> {
+    let Some(bounds) = mask.bounds() else { return Ok(()) };
+    if let Some((n_queries, n_keys)) = lens.short {
+        let (expected, actual) = (vec![n_queries], vec![n_keys]);
+        return Err(KernelError::Shape { op, what: "keys of a causal sequence", expected, actual });
     }
+    bounds.ahead.map_or(Ok(()), |ahead| same(op, "keys ahead of queries", &[ahead.len()], &[n_queries]))
 }
 
 /// Sequences of attention, as far as checks look at them.
@@ -69,7 +68,7 @@ fn queries_and_keys(
     same(op, "k width", &[k.1], &[shape.n_kv_heads.saturating_mul(shape.head_dim)])?;
     ends(op, "rows of queries", seqs.seqs.queries, q.0)?;
     ends(op, "rows of keys", seqs.seqs.keys, k.0)?;
-    enough_keys(op, seqs.mask, seqs.seqs.lens)?;
+    mask(op, seqs.mask, seqs.seqs.lens, q.0)?;
     bias(op, seqs.bias, shape.n_heads, seqs.seqs.lens)
 }
 
@@ -198,6 +197,6 @@ pub(crate) fn paged(
     same_heads(op, layout, shape)?;
     ends(op, "rows of queries", kv.seqs.queries, q.0)?;
     below(op, "block", kv.seqs.blocks, layout.n_blocks)?;
-    enough_keys(op, kv.mask, kv.seqs.lens)?;
+    mask(op, kv.mask, kv.seqs.lens, q.0)?;
     bias(op, kv.bias, shape.n_heads, kv.seqs.lens)
 }

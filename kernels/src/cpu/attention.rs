@@ -20,7 +20,7 @@ use super::kv::{Columns, PageOrder, PagedCells};
 use super::matrix::{CpuTensor, unwritten};
 use super::pool::Shared;
 use crate::host::HostVarlen;
-use crate::ops::{AttentionShape, KvLayout, Mask, PagedBatch, Result};
+use crate::ops::{AttentionShape, KvLayout, PagedBatch, Result};
 
 mod bias;
 mod centre;
@@ -54,8 +54,8 @@ pub(super) fn block_diagonal<M: PageMath>(
     seqs: HostVarlen<'_>,
 ) -> Result<CpuTensor> {
     let width = shape.n_kv_heads * shape.head_dim;
-    let centred = (M::IS_WHOLE && matches!(seqs.mask, Mask::Full))
-        .then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
+    let centred =
+        (M::IS_WHOLE && !seqs.mask.is_causal).then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
     let k = centred.as_ref().map_or(k, Columns::all);
     let plain = Plain::<M::Word>::new(context, [k, v], shape, seqs.cu_seqlens_k)?;
     Ok(paged::<M>(context, &plain.pages, plain.step(q, shape, seqs)))

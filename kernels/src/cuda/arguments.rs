@@ -53,6 +53,7 @@ plain! {
         n_kv_heads: u32,
         head_dim: u32,
         scale: f32,
+        ahead: u64,
         is_causal: u32,
         window: u32,
     }

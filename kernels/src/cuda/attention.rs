@@ -6,6 +6,8 @@
 //!
 //! Launches over sequences with bounds follow from the bounds: a captured graph repeats them over any sequences within.
 
+use std::num::NonZeroU32;
+
 use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys, bias_kind};
 use super::bias::{CudaBias, LaunchBias, Lens, ScoreShape};
 use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_bytes, decode_shared_bytes};
@@ -15,8 +17,8 @@ use super::queue::{Argument, Launch, Queue};
 use super::sharing::SPLIT_KEYS;
 use super::tensor::{CudaStep, CudaTensor, StagedSharing};
 use crate::ops::{
-    AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, PagedBounds, PagedSequences as StagedPages,
-    Result, Sequences, Varlen,
+    AttentionShape, ChosenHeads, KernelError, KvLayer, Mask, MaskBounds, PagedBounds,
+    PagedSequences as StagedPages, Result, Sequences, Varlen,
 };
 
 /// Rows, queries times heads that share a key head, of one block of the decoding kernel.
@@ -54,15 +56,17 @@ fn check_head(op: &'static str, head_dim: usize) -> Result<()> {
     Err(KernelError::Shape { op, what: "head_dim", expected: vec![MAX_HEAD], actual: vec![head_dim] })
 }
 
-fn heads(shape: AttentionShape, mask: Mask) -> Heads {
-    Heads {
+fn heads(op: &'static str, step: &CudaStep, shape: AttentionShape, mask: Mask) -> Result<Heads> {
+    let MaskBounds { window, ahead } = mask.bounds().unwrap_or_default();
+    Ok(Heads {
         n_heads: shape.n_heads as u32,
         n_kv_heads: shape.n_kv_heads as u32,
         head_dim: shape.head_dim as u32,
         scale: shape.scale,
-        is_causal: u32::from(mask == Mask::Causal),
-        window: 0,
-    }
+        ahead: ahead.map_or(Ok(0), |ahead| step.indices(op, ahead))?,
+        is_causal: u32::from(mask.bounds().is_some()),
+        window: window.map_or(0, NonZeroU32::get),
+    })
 }
 
 /// Kernel, threads, shared memory, and queries of a block of attention over tiles of queries.
@@ -110,7 +114,7 @@ pub(super) fn block_diagonal(
     let scores = ScoreShape { n_heads: shape.n_heads, lens: &lens };
     let bias = LaunchBias::new(op, queue, step, seqs.bias, scores)?;
     let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
-    let heads = heads(shape, seqs.mask);
+    let heads = heads(op, step, shape, seqs.mask)?;
     let [q_stride, out_stride] = [rows.q_stride, out_width].map(|n| n as u32);
     if shape.head_dim > MAX_HEAD {
         if let Some(recording) = queue.recording() {
@@ -192,7 +196,7 @@ pub(super) fn weights(
             kv_stride: k.dims().1,
         };
         let keys = ragged_keys(op, step, seqs.seqs, rows, shape)?;
-        let (heads, of_result) = (heads(shape, seqs.mask), step.indices(op, chosen.heads)?);
+        let (heads, of_result) = (heads(op, step, shape, seqs.mask)?, step.indices(op, chosen.heads)?);
         let q_stride = rows.q_stride as u32;
         let arguments: [&dyn Argument; 8] = [
             &out.address(),
@@ -246,7 +250,7 @@ pub(super) fn paged(
         q,
         out: &out,
         bias: &bias,
-        heads: heads(shape, kv.mask),
+        heads: heads(op, step, shape, kv.mask)?,
         shape,
         pages: kv.cache.pages(kv.layer),
         n_seqs: lens.len(),

@@ -124,7 +124,7 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   uint32_t row_head[2] = {kv_head * group + (row[0] < n_rows ? row[0] : spare) % group, kv_head * group + (row[1] < n_rows ? row[1] : spare) % group};
   auto scores_of = [&](int half) {
     const Query& query = row_query[half];
-    return Scores(heads, bias, query.seq, row_head[half], query.n_queries, query.n_keys);
+    return Scores(heads, bias, query.seq, row_head[half], query.row - query.number, query.n_queries, query.n_keys);
   };
   Scores scores[2] = {scores_of(0), scores_of(1)};
 

@@ -19,12 +19,14 @@ struct Bias {
   uint32_t max_distance;
 };
 
-// Heads, and the keys that are seen. `window`: a query sees only so many keys, itself included; 0: all.
+// Heads, and the keys that are seen. `window`: a query sees only so many keys up to its own, itself included; 0: all. `ahead`:
+// keys after its own that each query sees as well, [Σ queries]; null: none. How far a query sees never falls from one to the next.
 struct Heads {
   uint32_t n_heads;
   uint32_t n_kv_heads;
   uint32_t head_dim;
   float scale;
+  const uint32_t* ahead;
   uint32_t is_causal;
   uint32_t window;
 };
@@ -32,6 +34,8 @@ struct Heads {
 // The scores of one head of one sequence.
 struct Scores {
   const float* bias;
+  // Of the first query of the sequence; null: none.
+  const uint32_t* ahead;
   uint32_t kind;
   int max_distance;
   int n_queries, n_keys;
@@ -39,8 +43,8 @@ struct Scores {
   int window;
   float scale, slope;
 
-  DEVICE Scores(const Heads& heads, const Bias& b, uint32_t seq, uint32_t head, uint32_t queries, uint32_t keys)
-      : bias(nullptr), kind(b.kind), max_distance(static_cast<int>(b.max_distance)), n_queries(static_cast<int>(queries)),
+  DEVICE Scores(const Heads& heads, const Bias& b, uint32_t seq, uint32_t head, uint32_t first_row, uint32_t queries, uint32_t keys)
+      : bias(nullptr), ahead(heads.ahead ? heads.ahead + first_row : nullptr), kind(b.kind), max_distance(static_cast<int>(b.max_distance)), n_queries(static_cast<int>(queries)),
         n_keys(static_cast<int>(keys)), is_causal(heads.is_causal != 0), window(static_cast<int>(heads.window)),
         scale(heads.scale * kLog2E), slope(0) {
     if (kind == kByDistance) bias = b.values + uint64_t{head} * (2 * b.max_distance + 1);
@@ -53,7 +57,7 @@ struct Scores {
 
   // One more than the last key that a query sees.
   DEVICE int end(int query) const {
-    int last = position(query) + 1;
+    int last = position(query) + 1 + (ahead ? static_cast<int>(ahead[query]) : 0);
     return is_causal && last < n_keys ? last : n_keys;
   }
 
@@ -66,7 +70,9 @@ struct Scores {
   // The score of a product, minus infinity where the query does not see the key. A tile has rows beyond the last query; they see
   // none.
   DEVICE float of(float product, int query, int key) const {
-    if (query >= n_queries || key >= end(query) || key < begin(query)) return -INFINITY;
+    // Checked first: there is nothing ahead of a query that is not there.
+    if (query >= n_queries) return -INFINITY;
+    if (key >= end(query) || key < begin(query)) return -INFINITY;
     float score = product * scale;
     if (kind == kNoBias) return score;
     int distance = key - position(query);

@@ -1,5 +1,7 @@
 //! Arguments of attention: heads, masks, sequences, and the paged cache.
 
+use std::num::NonZeroU32;
+
 use super::bias::ScoreBias;
 use super::rotary::Rotation;
 use super::stage::{Indices, PagedSequences, Sequences};
@@ -34,12 +36,43 @@ pub struct ChosenHeads {
 }
 
 /// The keys that a query may attend to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Mask {
     /// Every query attends to every key of its sequence.
     Full,
     /// The last query of a sequence attends to all its keys, each earlier one to one key fewer.
     Causal,
+    /// As [`Self::Causal`], with fewer keys or more.
+    Bounded(MaskBounds),
+}
+
+/// Changes to a causal mask.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MaskBounds {
+    /// Keys up to its own that a query attends to at most, itself included (a sliding window); `None`: all.
+    pub window: Option<NonZeroU32>,
+    /// Keys after its own that each query attends to as well, `[Σq]`: the rest of a span whose tokens attend to each other.
+    /// The last key that a query attends to is never before that of the query before it. `None`: none.
+    pub ahead: Option<Indices>,
+}
+
+impl Mask {
+    /// The causal mask with these changes.
+    pub fn causal(bounds: MaskBounds) -> Self {
+        match bounds {
+            MaskBounds { window: None, ahead: None } => Self::Causal,
+            bounds => Self::Bounded(bounds),
+        }
+    }
+
+    /// Changes to a causal mask; `None` for [`Self::Full`].
+    pub(crate) fn bounds(self) -> Option<MaskBounds> {
+        match self {
+            Self::Full => None,
+            Self::Causal => Some(MaskBounds::default()),
+            Self::Bounded(bounds) => Some(bounds),
+        }
+    }
 }
 
 /// Size of a paged KV cache.
@@ -105,7 +138,7 @@ pub struct KvLayer<'a, C, L, T> {
     pub layer: usize,
     /// The sequences whose keys are read, and the rows of their queries.
     pub seqs: PagedSequences,
-    /// [`Mask::Causal`] for self-attention, [`Mask::Full`] for cross-attention.
+    /// The keys of a sequence that each of its queries may attend to.
     pub mask: Mask,
     /// Bias added to the scores.
     pub bias: ScoreBias<'a, L, T>,

@@ -6,8 +6,8 @@ use super::cache::ReferenceKvCache;
 use super::rows::product;
 use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
-use crate::host::{BiasSlices, HostVarlen};
-use crate::ops::{AttentionShape, Mask, PagedBatch, Qkv, RelativeBias, Result};
+use crate::host::{BiasSlices, HostMask, HostVarlen};
+use crate::ops::{AttentionShape, PagedBatch, Qkv, RelativeBias, Result};
 
 /// Attention inside each sequence: `q: [Σq, n_heads·head_dim]`, `k`, `v: [Σk, n_kv_heads·head_dim]`.
 pub(super) fn block_diagonal(
@@ -16,8 +16,8 @@ pub(super) fn block_diagonal(
     seqs: HostVarlen<'_>,
 ) -> Result<Tensor> {
     let mut outs = Vec::new();
-    each_sequence([qkv.q, qkv.k, qkv.v], shape, seqs, |[q, k, v], bias| {
-        outs.push(sequence(q, &[k.clone(), v.clone()], shape, seqs.mask, bias)?);
+    each_sequence([qkv.q, qkv.k, qkv.v], shape, seqs, |[q, k, v], (mask, bias)| {
+        outs.push(sequence(q, &[k.clone(), v.clone()], shape, mask, bias)?);
         Ok(())
     })?;
     stack("attention", outs, dims(qkv.q))
@@ -31,10 +31,10 @@ pub(super) fn chosen_weights(
     seqs: HostVarlen<'_>,
 ) -> Result<Vec<f32>> {
     let mut out = Vec::new();
-    each_sequence([q, k, k], shape, seqs, |[q, k, _], bias| {
+    each_sequence([q, k, k], shape, seqs, |[q, k, _], (mask, bias)| {
         if dims(q).0 > 0 && dims(k).0 > 0 {
             for &head in heads {
-                let weights = weights([q, k], shape, seqs.mask, bias, head as usize)?;
+                let weights = weights([q, k], shape, mask, bias, head as usize)?;
                 out.extend(values("attention_weights", &weights)?);
             }
         }
@@ -43,22 +43,23 @@ pub(super) fn chosen_weights(
     Ok(out)
 }
 
-/// Calls `each` with query, key, value and bias of each sequence.
+/// Calls `each` with query, key, value, mask and bias of each sequence.
 fn each_sequence<'a>(
     [q, k, v]: [&Tensor; 3],
     shape: AttentionShape,
     seqs: HostVarlen<'a>,
-    mut each: impl FnMut([&Tensor; 3], SequenceBias<'a>) -> Result<()>,
+    mut each: impl FnMut([&Tensor; 3], (HostMask<'a>, SequenceBias<'a>)) -> Result<()>,
 ) -> Result<()> {
     let part = |x: &Tensor, cu: &[u32], i: usize| {
         x.narrow(0, cu[i] as usize, (cu[i + 1] - cu[i]) as usize).op("attention")
     };
     let mut biases = Biases::new(seqs.bias, shape);
     for i in 0..seqs.cu_seqlens_q.len() - 1 {
+        let rows = seqs.cu_seqlens_q[i] as usize..seqs.cu_seqlens_q[i + 1] as usize;
         let q = part(q, seqs.cu_seqlens_q, i)?;
         let [k, v] = [part(k, seqs.cu_seqlens_k, i)?, part(v, seqs.cu_seqlens_k, i)?];
         let bias = biases.next(i, (dims(&q).0, dims(&k).0));
-        each([&q, &k, &v], bias)?;
+        each([&q, &k, &v], (seqs.mask.of_rows(rows), bias))?;
     }
     Ok(())
 }
@@ -75,7 +76,7 @@ pub(super) fn paged(
     q: &Tensor,
     Pages { cache, layer, batch }: Pages<'_>,
     shape: AttentionShape,
-    (mask, bias): (Mask, BiasSlices<'_>),
+    (mask, bias): (HostMask<'_>, BiasSlices<'_>),
 ) -> Result<Tensor> {
     let op = "paged_attention";
     let range = |offsets: &[u32], i: usize| offsets[i] as usize..offsets[i + 1] as usize;
@@ -85,7 +86,8 @@ pub(super) fn paged(
         let table = &batch.block_tables[range(batch.table_start_loc, i)];
         let keys = cache.gather(layer, table, batch.seq_lens[i] as usize)?;
         let bias = biases.next(i, (rows.len(), batch.seq_lens[i] as usize));
-        sequence(&q.narrow(0, rows.start, rows.len()).op(op)?, &keys, shape, mask, bias)
+        let q = q.narrow(0, rows.start, rows.len()).op(op)?;
+        sequence(&q, &keys, shape, mask.of_rows(rows), bias)
     });
     stack(op, outs.collect::<Result<_>>()?, dims(q))
 }
@@ -102,7 +104,7 @@ fn sequence(
     q: &Tensor,
     kv: &[Tensor; 2],
     shape: AttentionShape,
-    mask: Mask,
+    mask: HostMask<'_>,
     bias: SequenceBias<'_>,
 ) -> Result<Tensor> {
     let ((n_queries, _), (n_keys, _)) = (dims(q), dims(&kv[0]));
@@ -121,7 +123,7 @@ fn sequence(
 fn weights(
     [q, k]: [&Tensor; 2],
     shape: AttentionShape,
-    mask: Mask,
+    mask: HostMask<'_>,
     bias: SequenceBias<'_>,
     head: usize,
 ) -> Result<Tensor> {
@@ -146,12 +148,11 @@ fn head_columns(x: &Tensor, shape: AttentionShape, head: usize) -> candle_core::
 }
 
 /// The mask as values added to the scores, `-inf` for a key that the query does not see: `[n_queries, n_keys]`.
-fn hidden_keys(n_queries: usize, n_keys: usize, mask: Mask) -> Result<Tensor> {
-    let visible = |query: usize| match mask {
-        Mask::Full => n_keys,
-        Mask::Causal => n_keys - n_queries + query + 1,
+fn hidden_keys(n_queries: usize, n_keys: usize, mask: HostMask<'_>) -> Result<Tensor> {
+    let row = |query: usize| {
+        let visible = mask.visible([n_queries, n_keys], query);
+        (0..n_keys).map(move |key| if visible.contains(&key) { 0.0 } else { f32::NEG_INFINITY })
     };
-    let row = |query| (0..n_keys).map(move |key| if key < visible(query) { 0.0 } else { f32::NEG_INFINITY });
     matrix("attention", (0..n_queries).flat_map(row).collect(), (n_queries, n_keys))
 }
 

@@ -2,6 +2,7 @@
 
 use triptych_kernels::ops::{Backend, Mask};
 
+use crate::oracle::Seen;
 use crate::sequences::{Sequences, shape};
 use crate::subject::{Subject, stage};
 
@@ -33,6 +34,20 @@ pub fn attention_is_the_oracles_over_many_keys<B: Backend>(subject: &Subject<B>)
     for mask in [Mask::Full, Mask::Causal] {
         Sequences::new(&[(70, 530), (1, 257)], shape(2, 1, 20), mask).check(subject);
         Sequences::new(&[(300, 300)], shape(2, 2, 64), mask).check(subject);
+    }
+}
+
+/// Windows of one key, within a block, of several stretches of keys; spans across blocks and up to the last key.
+pub fn bounds_of_the_mask_are_the_oracles<B: Backend>(subject: &Subject<B>) {
+    let both = Seen::Causal { window: Some(20), span: [10, 25] };
+    for mask in [Seen::window(1), Seen::window(30), Seen::span(0, 3), Seen::span(5, 70), both] {
+        for (n_heads, n_kv_heads, head_dim) in [(1, 1, 12), (4, 2, 33), (2, 1, 64)] {
+            let lens = [(1, 1), (0, 0), (33, 33), (3, 40), (70, 70), (1, 66)];
+            Sequences::new(&lens, shape(n_heads, n_kv_heads, head_dim), mask).check(subject);
+        }
+    }
+    for mask in [Seen::window(40), Seen::window(300), Seen::span(250, 600)] {
+        Sequences::new(&[(70, 700), (1, 557), (600, 600)], shape(2, 1, 20), mask).check(subject);
     }
 }
 

@@ -9,6 +9,7 @@ use triptych_kernels::ops::{Activation, Backend, BucketSides, Conv2d, Mask, Norm
 use crate::added::Added;
 use crate::conv::load_depthwise;
 use crate::linear::{layer, weights};
+use crate::oracle::Seen;
 use crate::paged::{Tables, attend, filled};
 use crate::rows::load_norm;
 use crate::sequences::{Sequences, offsets, shape};
@@ -54,6 +55,20 @@ pub fn a_sequence_is_the_same_alone<B: Backend>(subject: &Subject<B>) {
     for mask in [Mask::Full, Mask::Causal] {
         let lens = [(1, 40), (33, 270), (0, 3), (2, 2), (14, 300)];
         let seqs = Sequences::new(&lens, shape(4, 2, 20), mask);
+        let together = subject.bits(&seqs.attend(subject, &subject.backend));
+        let bits = |i| subject.bits(&seqs.alone(i).attend(subject, &subject.backend));
+        let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
+        assert_eq!(together, alone, "{} {mask:?}", subject.name);
+    }
+}
+
+/// Windows that begin in one segment of keys or another, spans that end at the last key.
+pub fn sequences_of_bounded_masks_are_the_same_alone<B: Backend>(subject: &Subject<B>) {
+    let both = Seen::Causal { window: Some(300), span: [690, 700] };
+    for mask in [Seen::window(5), Seen::window(200), Seen::window(600), Seen::span(500, 700), both] {
+        let lens = [(1, 700), (1, 700), (16, 700), (1, 600), (0, 520), (5, 530), (3, 513)];
+        let seqs = Sequences::new(&lens, shape(4, 2, 33), mask);
+        assert_same_alone(subject, &seqs, &tables_in_common(&seqs));
         let together = subject.bits(&seqs.attend(subject, &subject.backend));
         let bits = |i| subject.bits(&seqs.alone(i).attend(subject, &subject.backend));
         let alone: Vec<u32> = (0..lens.len()).flat_map(bits).collect();
@@ -139,7 +154,7 @@ pub fn threads_do_not_change_a_bit<B: Backend>(subject: &Subject<B>) {
     }
     // The last are too few rows for as many tasks as threads want, over keys enough to be cut.
     for lens in [&[(200, 200), (1, 300), (50, 50)][..], &[(1, 1700)], &[(3, 513), (1, 40)]] {
-        for mask in [Mask::Full, Mask::Causal] {
+        for mask in [Seen::All, Seen::span(0, 0), Seen::window(100)] {
             let seqs = Sequences::new(lens, shape(4, 2, 64), mask);
             let [many, one] = backends.map(|b| seqs.attend(subject, b));
             assert_eq!(subject.bits(&many), subject.bits(&one), "{}: attention of {lens:?}", subject.name);

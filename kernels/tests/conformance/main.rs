@@ -90,6 +90,7 @@ on_every_backend! {
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
+        bounds_of_the_mask_are_the_oracles,
         attention_is_the_oracles_over_wide_heads,
         queries_without_keys_give_zeros,
         attention_over_one_projection_is_that_over_its_parts,
@@ -107,6 +108,7 @@ on_every_backend! {
         a_query_that_sees_no_key_has_no_weights;
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
+        paged_attention_has_the_bounds_of_its_mask,
         bounds_change_no_bit_and_padding_gives_zeros,
         keys_and_values_side_by_side_are_those_apart,
         rows_of_one_projection_are_cached_as_their_parts_are,
@@ -120,6 +122,7 @@ on_every_backend! {
         a_long_row_of_a_linear_layer_is_the_same_alone,
         a_sequence_is_the_same_alone,
         a_cached_sequence_is_the_same_alone,
+        sequences_of_bounded_masks_are_the_same_alone,
         sequences_over_the_same_pages_are_the_same_alone,
         chunks_of_a_prefill_give_what_the_whole_gives,
         threads_do_not_change_a_bit,

@@ -1,6 +1,58 @@
 //! Expected results of each op: plain loops in f64, one obvious line each.
 
+use std::ops::Range;
+
 use triptych_kernels::ops::{Activation, AttentionShape, Conv2d, Mask, NormKind, Unfold};
+
+/// The keys that a query may attend to.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen {
+    All,
+    /// Those up to its own, at most so many of them, and those of the span that its own is in.
+    Causal {
+        window: Option<u32>,
+        span: [usize; 2],
+    },
+}
+
+impl Seen {
+    /// A sliding window.
+    pub fn window(keys: u32) -> Self {
+        Self::Causal { window: Some(keys), span: [0; 2] }
+    }
+
+    /// Keys `start..end` of every sequence attend to each other.
+    pub fn span(start: usize, end: usize) -> Self {
+        Self::Causal { window: None, span: [start, end] }
+    }
+
+    /// Range of the keys that a query sees.
+    pub fn keys(self, (n_queries, n_keys): (usize, usize), query: usize) -> Range<usize> {
+        let Self::Causal { window, .. } = self else { return 0..n_keys };
+        let end = n_keys + query + 1 - n_queries;
+        let start = window.map_or(0, |window| end.saturating_sub(window as usize));
+        start..end + self.ahead((n_queries, n_keys), query)
+    }
+
+    /// Keys after its own that a query sees.
+    pub fn ahead(self, (n_queries, n_keys): (usize, usize), query: usize) -> usize {
+        let Self::Causal { span: [start, end], .. } = self else { return 0 };
+        // Of padding there are more queries than keys.
+        let position =
+            (n_keys + query).checked_sub(n_queries).filter(|position| (start..end).contains(position));
+        position.map_or(0, |position| end.min(n_keys) - 1 - position)
+    }
+}
+
+impl From<Mask> for Seen {
+    fn from(mask: Mask) -> Self {
+        match mask {
+            Mask::Full => Self::All,
+            Mask::Causal => Self::span(0, 0),
+            Mask::Bounded(_) => panic!("bounds are a step's"),
+        }
+    }
+}
 
 /// The error function, by its Maclaurin series where that is exact enough.
 fn erf(x: f64) -> f64 {
@@ -141,14 +193,14 @@ impl Score {
 pub fn weights(
     [q, k]: [&[f32]; 2],
     shape: AttentionShape,
-    mask: Mask,
+    mask: Seen,
     bias: impl Fn(Score) -> f64,
 ) -> Vec<f64> {
     let AttentionShape { n_heads, n_kv_heads, head_dim, scale } = shape;
     let (n_queries, n_keys) = (q.len() / n_heads / head_dim, k.len() / n_kv_heads / head_dim);
     let mut out = Vec::new();
     for query in 0..n_queries {
-        let n_visible = if mask == Mask::Causal { n_keys + query + 1 - n_queries } else { n_keys };
+        let seen = mask.keys((n_queries, n_keys), query);
         for head in 0..n_heads {
             let kv_head = head * n_kv_heads / n_heads;
             let score = |key: usize| {
@@ -159,12 +211,13 @@ pub fn weights(
                 let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * f64::from(k[d])).sum();
                 dot * f64::from(scale) + bias(Score { head, query, key, n_queries, n_keys })
             };
-            let scores: Vec<f64> = (0..n_visible).map(score).collect();
+            let scores: Vec<f64> = seen.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let exp = |s: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (s - max).exp() };
             let total: f64 = scores.iter().map(exp).sum();
+            out.resize(out.len() + seen.start, 0.0);
             out.extend(scores.iter().map(|s| if total == 0.0 { 0.0 } else { exp(s) / total }));
-            out.resize(out.len() + n_keys - n_visible, 0.0);
+            out.resize(out.len() + n_keys - seen.end, 0.0);
         }
     }
     out
@@ -175,7 +228,7 @@ pub fn weights(
 pub fn attention(
     [q, k, v]: [&[f32]; 3],
     shape: AttentionShape,
-    mask: Mask,
+    mask: Seen,
     bias: impl Fn(Score) -> f64,
 ) -> Vec<f32> {
     let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = shape;

@@ -11,6 +11,7 @@ use triptych_kernels::ops::{
 };
 
 use crate::added::Added;
+use crate::oracle::Seen;
 use crate::sequences::{Sequences, offsets, shape};
 use crate::subject::{Subject, stage, values};
 
@@ -102,16 +103,31 @@ fn attend_within<B: Backend>(
         block_tables: &tables.blocks.concat(),
         seq_lens: &seq_lens,
     };
-    let (step, (paged, table_of)) = stage(&subject.backend, |builder| {
+    let (step, (paged, table_of, mask)) = stage(&subject.backend, |builder| {
         let paged = match bounds {
             Some(bounds) => builder.bounded_paged(batch, bounds)?,
             None => builder.paged(batch)?,
         };
-        Ok((paged, seqs.bias.stage(builder)?))
+        Ok((paged, seqs.bias.stage(builder)?, seqs.stage_mask(builder)?))
     });
     let bias = seqs.load_bias(&subject.backend);
-    let kv = KvLayer { cache, layer, seqs: paged, mask: seqs.mask, bias: bias.view(table_of) };
+    let kv = KvLayer { cache, layer, seqs: paged, mask, bias: bias.view(table_of) };
     subject.backend.paged_attention(&step, &q, kv, seqs.shape).expect("paged attention")
+}
+
+pub fn paged_attention_has_the_bounds_of_its_mask<B: Backend>(subject: &Subject<B>) {
+    let both = Seen::Causal { window: Some(64), span: [60, 300] };
+    for mask in [Seen::window(1), Seen::window(31), Seen::window(520), Seen::span(3, 40), both] {
+        for (n_heads, n_kv_heads, head_dim) in [(4, 2, 33), (2, 1, 128), (1, 1, 12)] {
+            let lens = [(1, 1), (1, 620), (5, 270), (0, 3), (40, 40), (30, 300)];
+            let seqs = Sequences::new(&lens, shape(n_heads, n_kv_heads, head_dim), mask);
+            let tables = Tables::new(&seqs, 1, 3);
+            let cache = filled(subject, &seqs, &tables, 0);
+            let out = attend(subject, &seqs, &tables, (&cache, 0));
+            let (expect, what) = (seqs.expect(), format!("{mask:?} {:?}", seqs.shape));
+            subject.close(&what, &out, (&expect, seqs.n_queries(), seqs.q_width()), subject.products);
+        }
+    }
 }
 
 pub fn paged_attention_is_attention_whatever_the_block_tables<B: Backend>(subject: &Subject<B>) {

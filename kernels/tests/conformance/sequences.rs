@@ -1,10 +1,14 @@
 //! Sequences of queries and keys with their data, and the attention that the oracle gives for them.
 
+use std::num::NonZeroU32;
+
 use triptych_kernels::KernelError;
-use triptych_kernels::ops::{self, AttentionShape, Backend, Indices, Mask, Qkv, StageBuilder, Varlen};
+use triptych_kernels::ops::{
+    self, AttentionShape, Backend, Indices, Mask, MaskBounds, Qkv, StageBuilder, Varlen,
+};
 
 use crate::added::{Added, OnBackend};
-use crate::oracle;
+use crate::oracle::{self, Seen};
 use crate::subject::{Subject, stage, values};
 
 /// A shape with the usual scale.
@@ -21,11 +25,19 @@ pub fn offsets(lens: impl IntoIterator<Item = usize>) -> Vec<u32> {
     offsets
 }
 
+/// What [`Sequences::stage`] gives.
+#[derive(Clone, Copy)]
+pub struct Staged {
+    seqs: ops::Sequences,
+    table_of: Option<Indices>,
+    mask: Mask,
+}
+
 /// Sequences of `(queries, keys)` with their data.
 pub struct Sequences {
     pub lens: Vec<(usize, usize)>,
     pub shape: AttentionShape,
-    pub mask: Mask,
+    pub mask: Seen,
     pub bias: Added,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
@@ -33,13 +45,13 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    pub fn new(lens: &[(usize, usize)], shape: AttentionShape, mask: Mask) -> Self {
+    pub fn new(lens: &[(usize, usize)], shape: AttentionShape, mask: impl Into<Seen>) -> Self {
         let (n_q, n_k) = lens.iter().fold((0, 0), |sum, len| (sum.0 + len.0, sum.1 + len.1));
         let kv_width = shape.n_kv_heads * shape.head_dim;
         // Queries large enough that weights differ.
         let q = values(1, n_q * shape.n_heads * shape.head_dim).into_iter().map(|q| 3.0 * q).collect();
         let (k, v) = (values(2, n_k * kv_width), values(3, n_k * kv_width));
-        Self { lens: lens.to_vec(), shape, mask, bias: Added::None, q, k, v }
+        Self { lens: lens.to_vec(), shape, mask: mask.into(), bias: Added::None, q, k, v }
     }
 
     /// The same with something added to the scores.
@@ -106,13 +118,20 @@ impl Sequences {
         [offsets(self.lens.iter().map(|len| len.0)), offsets(self.lens.iter().map(|len| len.1))]
     }
 
-    /// Adds the sequences to a step, and the tables of their bias.
-    pub fn stage(
-        &self,
-        builder: &mut StageBuilder,
-    ) -> Result<(ops::Sequences, Option<Indices>), KernelError> {
+    /// Adds the sequences to a step, the tables of their bias, and their mask.
+    pub fn stage(&self, builder: &mut StageBuilder) -> Result<Staged, KernelError> {
         let [queries, keys] = self.offsets();
-        Ok((builder.sequences(&queries, &keys)?, self.bias.stage(builder)?))
+        let (seqs, table_of) = (builder.sequences(&queries, &keys)?, self.bias.stage(builder)?);
+        Ok(Staged { seqs, table_of, mask: self.stage_mask(builder)? })
+    }
+
+    /// Adds the mask to a step.
+    pub fn stage_mask(&self, builder: &mut StageBuilder) -> Result<Mask, KernelError> {
+        let Seen::Causal { window, span } = self.mask else { return Ok(Mask::Full) };
+        let of_seq = |&len: &(usize, usize)| (0..len.0).map(move |query| self.mask.ahead(len, query) as u32);
+        let rows: Vec<u32> = self.lens.iter().flat_map(of_seq).collect();
+        let ahead = (span != [0; 2]).then(|| builder.indices(&rows)).transpose()?;
+        Ok(Mask::causal(MaskBounds { window: window.and_then(NonZeroU32::new), ahead }))
     }
 
     /// The bias on a back end.
@@ -123,10 +142,10 @@ impl Sequences {
     /// The sequences as an op takes them, with what [`Self::stage`] and [`Self::load_bias`] gave.
     pub fn varlen<'a, B: Backend>(
         &self,
-        (seqs, table_of): (ops::Sequences, Option<Indices>),
+        Staged { seqs, table_of, mask }: Staged,
         bias: &'a OnBackend<B>,
     ) -> Varlen<'a, B::Bias, B::Tensor> {
-        Varlen { seqs, mask: self.mask, bias: bias.view(table_of) }
+        Varlen { seqs, mask, bias: bias.view(table_of) }
     }
 
     pub fn attend<B: Backend>(&self, subject: &Subject<B>, backend: &B) -> B::Tensor {

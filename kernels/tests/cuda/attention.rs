@@ -70,6 +70,7 @@ struct Heads {
     n_kv_heads: u32,
     head_dim: u32,
     scale: f32,
+    ahead: u64,
     is_causal: u32,
     window: u32,
 }
@@ -151,7 +152,8 @@ impl Case {
             n_kv_heads: self.n_kv_heads as u32,
             head_dim: self.head_dim as u32,
             scale: self.shape().scale,
-            is_causal: u32::from(self.mask == Mask::Causal),
+            ahead: 0,
+            is_causal: u32::from(matches!(self.mask, Mask::Causal)),
             window: self.window as u32,
         }
     }
@@ -216,7 +218,7 @@ impl<T: Element> Data<T> {
                     }
                 })
             };
-            out.extend(oracle::attention([&q, &k, &v], case.shape(), case.mask, bias));
+            out.extend(oracle::attention([&q, &k, &v], case.shape(), case.mask.into(), bias));
             (q_at, k_at) = (q_at + n_q, k_at + n_k);
         }
         out
@@ -416,7 +418,9 @@ const HEAD_DIMS: [usize; 10] = [1, 20, 32, 33, 64, 80, 90, 128, 200, 256];
 
 fn with_causal(lens: &[(usize, usize)], mask: Mask) -> Vec<(usize, usize)> {
     // The last query of a causal sequence stands at its last key.
-    lens.iter().map(|&(q, k)| if mask == Mask::Causal && k < q { (q, q + k) } else { (q, k) }).collect()
+    lens.iter()
+        .map(|&(q, k)| if matches!(mask, Mask::Causal) && k < q { (q, q + k) } else { (q, k) })
+        .collect()
 }
 
 fn attention_is_the_oracles_over_odd_sizes<T: Element>() {

@@ -224,6 +224,11 @@ impl SequenceRequest {
             }
             end = range.end;
         }
+        if capacity.decoder.mutual_items && end > 0 && end == self.prepared.tokens.len() {
+            // Its last token is computed by itself where a request has several completions.
+            let text = "the prompt ends with an item; this model needs text after the last one";
+            return Err(Failure::new(FailureClass::InvalidArgument, text));
+        }
         let short = self.items.iter().zip(&rows).find(|(item, n)| **n > 0 && **n < item.n_tokens);
         match short {
             Some((item, n)) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),

@@ -190,8 +190,7 @@ impl Scheduler {
     pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> ScheduledStep {
         let n_preempted = self.counts.preemptions;
         let failed = self.take_failed(now);
-        let mut builder =
-            PlanBuilder::new(self.config.token_budget, self.capacity.decoder.cross_rows_per_token);
+        let mut builder = PlanBuilder::new(self.config.token_budget, &self.capacity.decoder);
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
         if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {

@@ -278,6 +278,11 @@ impl Sequence {
         self.prompt.position(i)
     }
 
+    /// The item's span that has tokens before token `end` and from it on.
+    pub fn span_across(&self, end: usize) -> Option<Range<usize>> {
+        self.prompt.span_across(end)
+    }
+
     /// Tokens that may be computed once the first `n_computed` are: all, or those before the first item that is
     /// not loaded. 0 when its cross-attention input is missing; filled blocks replace the rows.
     ///

@@ -37,6 +37,8 @@ pub struct DecoderInfo {
     pub cross_attention: bool,
     /// True if a sequence may have no encoder rows: its tokens then skip the layers that cross-attend.
     pub cross_optional: bool,
+    /// True if encoder rows of a span attend to each other: one step then has all of them that are not in the cache.
+    pub mutual_items: bool,
     /// Bytes of one block of self-attention KV, all layers.
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
@@ -61,7 +63,8 @@ pub struct StepInput<'a> {
     pub token_ids: &'a [u32],
     /// Position of each row as (temporal, height, width), `[n_tokens]`; all three equal for plain text.
     pub positions: &'a [[u32; 3]],
-    /// Rows that are not token embeddings; ascending and disjoint.
+    /// Rows that are not token embeddings; ascending and disjoint. Where [`DecoderInfo::mutual_items`] holds each is the whole
+    /// of a span, or its end if the cache has the rest.
     pub embeds: &'a [EmbedRows<'a>],
     /// Self-attention slot for the key and value of each row, `[n_tokens]`.
     pub slot_mapping: &'a [u32],

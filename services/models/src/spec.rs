@@ -17,6 +17,7 @@ pub use positions::*;
 pub use projector::*;
 pub use stem::*;
 
+use std::num::NonZeroU32;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
 
@@ -148,6 +149,8 @@ pub enum ItemsSpec {
         /// Levels beyond the first: the `hidden` values of level `i`, from 1, are added to the output of layer `i − 1`
         /// (DeepStack, <https://arxiv.org/abs/2406.04334>).
         levels: usize,
+        /// True if the rows of a span attend to each other, also to those after their own.
+        is_mutual: bool,
     },
     /// Through cross-attention.
     CrossAttention(CrossSpec),
@@ -200,7 +203,7 @@ impl CrossSpec {
     }
 }
 
-/// A stack of equal transformer layers.
+/// A stack of transformer layers, equal but for what [`Self::layers`] says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackSpec {
     /// Width of the residual stream.
@@ -219,6 +222,24 @@ pub struct StackSpec {
     pub placement: NormPlacement,
     /// True if a norm follows the last layer.
     pub final_norm: bool,
+    /// What each layer of a decoder does by itself, `[n_layers]`; empty: all are alike. Encoders have it empty.
+    pub layers: Vec<LayerSpec>,
+}
+
+impl StackSpec {
+    /// What a layer does by itself.
+    pub fn layer(&self, idx: usize) -> LayerSpec {
+        self.layers.get(idx).cloned().unwrap_or_default()
+    }
+}
+
+/// What one layer does otherwise than its stack says; nothing by default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerSpec {
+    /// Keys up to its own that a query of self-attention attends to at most, itself included; `None`: all.
+    pub window: Option<NonZeroU32>,
+    /// Rotation of queries and keys; `None`: that of the stack's positions.
+    pub rotary: Option<RotarySpec>,
 }
 
 /// Heads and biases of an attention.
@@ -287,17 +308,19 @@ pub struct NormSpec {
     pub eps: f32,
     /// True if it has a bias, which only [`NormKind::Layer`] can.
     pub bias: bool,
+    /// True if the factor is the stored scale plus 1.
+    pub unit_offset: bool,
 }
 
 impl NormSpec {
     /// Layer norm, with a bias.
     pub const fn layer(eps: f32) -> Self {
-        Self { kind: NormKind::Layer, eps, bias: true }
+        Self { kind: NormKind::Layer, eps, bias: true, unit_offset: false }
     }
 
     /// RMS norm, without a bias.
     pub const fn rms(eps: f32) -> Self {
-        Self { kind: NormKind::Rms, eps, bias: false }
+        Self { kind: NormKind::Rms, eps, bias: false, unit_offset: false }
     }
 }
 
@@ -308,6 +331,21 @@ pub enum NormPlacement {
     Pre,
     /// `norm(x + f(x))`.
     Post,
+    /// `x + norm₂(f(norm(x)))`.
+    Sandwich {
+        /// Names of `norm₂` of attention and of feed-forward, relative to the layer.
+        names: [&'static str; 2],
+    },
+}
+
+impl NormPlacement {
+    /// Names of the second norms of attention and of feed-forward; empty without.
+    pub fn second_names(self) -> [&'static str; 2] {
+        match self {
+            Self::Pre | Self::Post => [""; 2],
+            Self::Sandwich { names } => names,
+        }
+    }
 }
 
 /// A norm between the stem or token table and the first layer.

@@ -174,6 +174,7 @@ mod tests {
             max_context: 512,
             cross_attention: true,
             cross_optional: false,
+            mutual_items: false,
             self_block_bytes: block,
             cross_block_bytes: block,
             cross_rows_per_token: 7,

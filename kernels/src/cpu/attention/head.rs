@@ -7,7 +7,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use super::bias::{RowBias, ScoreRow};
 use super::part::{Part, Segment};
 use super::softmax::raise;
-use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, n_visible, padded, queries};
+use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, padded, queries, visible};
 use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
 use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
@@ -52,8 +52,8 @@ struct State<M: PageMath> {
     units: Vec<Unit>,
     /// Result of the rows over the segment so far.
     part: Part,
-    /// Keys that each row sees, `[n_rows]`.
-    n_visible: Vec<usize>,
+    /// Range of the keys that each row sees, `[n_rows]`.
+    visible: Vec<Range<usize>>,
     /// Scores, then weights, of a tile: `[tile rows, STRETCH]`.
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
@@ -73,6 +73,16 @@ struct Stretch {
     row: usize,
     /// Rows of the tile.
     height: usize,
+}
+
+impl Stretch {
+    /// The part of a range of keys that lies in the stretch, counted from its first key.
+    #[inline(always)]
+    fn visible(&self, keys: &Range<usize>) -> Range<usize> {
+        let [start, end] =
+            [keys.start, keys.end].map(|key| key.saturating_sub(self.first_key).min(self.n_keys));
+        start..end
+    }
 }
 
 impl<M: PageMath> HeadRows<'_, M> {
@@ -132,10 +142,10 @@ impl<M: PageMath> HeadRows<'_, M> {
         M::fill_query(s, cells, scaled)
     }
 
-    /// Keys that row `row` of the task sees: the first so many of its sequence.
-    pub(super) fn n_visible(&self, row: usize) -> usize {
+    /// Range of the keys of its sequence that row `row` of the task sees.
+    pub(super) fn visible(&self, row: usize) -> Range<usize> {
         let (seq, row) = self.of_seq(row);
-        n_visible(self.step, seq, row)
+        visible(self.step, seq, row)
     }
 
     /// Row `row` of the task over keys from `first_key` on.
@@ -183,7 +193,7 @@ impl<M: PageMath> HeadRows<'_, M> {
             q,
             units,
             part: Part::default(),
-            n_visible: (0..n_rows).map(|row| self.n_visible(row)).collect(),
+            visible: (0..n_rows).map(|row| self.visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
             weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
             steps: vec![0.0; if M::IS_WHOLE { tile_rows * STRETCH_PAGES } else { 0 }],
@@ -197,14 +207,17 @@ impl<M: PageMath> HeadRows<'_, M> {
     fn segment<S: Simd>(&self, s: S, state: &mut State<M>, first_key: usize) -> Part {
         let n_rows = self.task.rows.len();
         state.part = Part::new(n_rows, self.head_dims().1);
-        let end = state.n_visible[n_rows - 1].min(first_key + SEGMENT);
+        let end = state.visible[n_rows - 1].end.min(first_key + SEGMENT);
         for first_key in (first_key..end).step_by(STRETCH) {
             let mut row = 0;
             while row < n_rows {
                 let height = height::<S>(n_rows - row);
-                // Later rows of a sequence see no fewer keys, and those of several see the same of a segment.
-                let n_keys = state.n_visible[row + height - 1].saturating_sub(first_key).min(STRETCH);
-                attend(s, self, state, Stretch { first_key, n_keys, row, height });
+                let rows = &state.visible[row..row + height];
+                // Later rows of a sequence see no less far, and those of several see as far in a segment.
+                let n_keys = rows[height - 1].end.saturating_sub(first_key).min(STRETCH);
+                if rows.iter().any(|visible| visible.start < first_key + n_keys) {
+                    attend(s, self, state, Stretch { first_key, n_keys, row, height });
+                }
                 row += height;
             }
         }
@@ -246,9 +259,9 @@ impl<M: PageMath> Kernel for HeadRows<'_, M> {
             }
             return;
         }
-        for first_key in (SEGMENT..state.n_visible[n_rows - 1]).step_by(SEGMENT) {
+        for first_key in (SEGMENT..state.visible[n_rows - 1].end).step_by(SEGMENT) {
             let part = self.segment(s, &mut state, first_key);
-            seen.join(s, &part, |row| state.n_visible[row] > first_key);
+            seen.join(s, &part, |row| state.visible[row].end > first_key);
         }
         self.write(&seen);
     }
@@ -284,12 +297,13 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
     // One thing after the other for all rows: what one row waits for is hidden by the others.
     for (r, correction) in corrections.iter_mut().enumerate() {
         let row = stretch.row + r;
-        let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
+        let visible = stretch.visible(&state.visible[row]);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
         if !head.bias.is_none() {
-            head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..n_visible]);
+            head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..visible.end]);
         }
-        scores[n_visible..].fill(f32::NEG_INFINITY);
+        scores[visible.end..].fill(f32::NEG_INFINITY);
+        scores[..visible.start].fill(f32::NEG_INFINITY);
         *correction = raise(s, scores, &mut state.part.max[row]);
     }
     let (mut value_scales, mut odd) = ([0.0; STRETCH], 0.0);
@@ -303,9 +317,9 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
             let corrected = s.mul(s.load(sums), s.splat(correction));
             s.store(sums, corrected);
         }
-        let n_visible = state.n_visible[row].saturating_sub(stretch.first_key).min(stretch.n_keys);
-        if M::Word::IS_SCALED && n_visible < stretch.n_keys {
-            value_scales[n_visible..].fill(0.0);
+        let visible = stretch.visible(&state.visible[row]);
+        if M::Word::IS_SCALED && visible.end < stretch.n_keys {
+            value_scales[visible.end..].fill(0.0);
             odd = oddity(s, &value_scales);
         }
         let n_keys = n_pages * KV_BLOCK_TOKENS;

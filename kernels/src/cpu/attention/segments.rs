@@ -10,7 +10,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::head::HeadRows;
 use super::part::{Part, Places, Segment, n_segments};
-use super::step::{SEGMENT, Step, n_rows, n_visible, queries};
+use super::step::{SEGMENT, Step, n_rows, queries, visible};
 use super::task::{Member, Task, runs};
 use super::whole::PageMath;
 use crate::cpu::context::Context;
@@ -30,7 +30,7 @@ struct Group {
 /// The keys of a segment that a sequence sees; equal for sequences that can be read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen<'a> {
-    /// Keys that each of its rows sees; `None` where they do not all see the same.
+    /// Keys up to the last that each of its rows sees; `None` where it is not the same for all.
     n_keys: Option<usize>,
     blocks: &'a [u32],
     seq: usize,
@@ -44,7 +44,7 @@ impl<'a> Seen<'a> {
         if segment >= n_segments(batch.seq_lens[seq]) || queries(step, seq).is_empty() {
             return None;
         }
-        let in_segment = |row| n_visible(step, seq, row).saturating_sub(first_key).min(SEGMENT);
+        let in_segment = |row| visible(step, seq, row).end.saturating_sub(first_key).min(SEGMENT);
         let [least, most] = [0, n_rows(step, seq) - 1].map(in_segment);
         let table = &batch.block_tables[batch.table_start_loc[seq] as usize..];
         let n_pages = (batch.seq_lens[seq] as usize).div_ceil(KV_BLOCK_TOKENS);
@@ -144,7 +144,7 @@ impl<M: PageMath> Kernel for Joined<'_, M> {
         let part = |i| Part::load((0..task.rows.len()).map(|row| &of_row(row)[i * len..(i + 1) * len]));
         let mut seen = part(0);
         for i in 1..places.n_segments[seq] {
-            seen.join(s, &part(i), |row| rows.n_visible(row) > i * SEGMENT);
+            seen.join(s, &part(i), |row| rows.visible(row).end > i * SEGMENT);
         }
         rows.write(&seen);
     }

@@ -6,8 +6,8 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use crate::cpu::cell::PANEL;
 use crate::cpu::kv::Columns;
-use crate::host::BiasSlices;
-use crate::ops::{AttentionShape, Mask, PagedBatch};
+use crate::host::{BiasSlices, HostMask};
+use crate::ops::{AttentionShape, PagedBatch};
 
 /// Keys whose scores a tile holds at a time: their pages of a head fit the L2 cache.
 pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
@@ -24,7 +24,7 @@ pub(crate) struct Step<'a> {
     /// `[Σq, n_heads·head_dim]`.
     pub(crate) q: Columns<'a>,
     pub(crate) layer: usize,
-    pub(crate) mask: Mask,
+    pub(crate) mask: HostMask<'a>,
     pub(crate) bias: BiasSlices<'a>,
     pub(crate) shape: AttentionShape,
     pub(crate) batch: PagedBatch<'a>,
@@ -43,16 +43,12 @@ pub(super) fn n_rows(step: &Step<'_>, seq: usize) -> usize {
     queries(step, seq).len() * (step.shape.n_heads / step.shape.n_kv_heads)
 }
 
-/// Keys that a row of a sequence sees: the first so many.
-pub(super) fn n_visible(step: &Step<'_>, seq: usize, row: usize) -> usize {
-    let n_keys = step.batch.seq_lens[seq] as usize;
-    match step.mask {
-        Mask::Full => n_keys,
-        Mask::Causal => {
-            let group = step.shape.n_heads / step.shape.n_kv_heads;
-            n_keys - (queries(step, seq).len() - 1 - row / group)
-        }
-    }
+/// Range of the keys that a row of a sequence sees. Neither end falls from one row to the next.
+pub(super) fn visible(step: &Step<'_>, seq: usize, row: usize) -> Range<usize> {
+    let (rows, n_keys) = (queries(step, seq), step.batch.seq_lens[seq] as usize);
+    let group = step.shape.n_heads / step.shape.n_kv_heads;
+    let n_queries = rows.len();
+    step.mask.of_rows(rows).visible([n_queries, n_keys], row / group)
 }
 
 /// The width of a head in whole panels.

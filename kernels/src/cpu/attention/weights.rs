@@ -41,9 +41,10 @@ impl<M: FloatMath> Kernel for HeadWeights<'_, M> {
             for (i, scores) in scores.chunks_exact_mut(KV_BLOCK_TOKENS).enumerate() {
                 page_scores::<S, M>(s, &q, rows.page(i).keys, scores);
             }
-            let n_visible = rows.n_visible(row);
-            rows.bias.add(rows.score_row(row, 0), &mut scores[..n_visible]);
-            scores[n_visible..].fill(f32::NEG_INFINITY);
+            let visible = rows.visible(row);
+            rows.bias.add(rows.score_row(row, 0), &mut scores[..visible.end]);
+            scores[visible.end..].fill(f32::NEG_INFINITY);
+            scores[..visible.start].fill(f32::NEG_INFINITY);
             let (mut max, mut total) = (f32::NEG_INFINITY, 0.0);
             soften(s, &mut scores, &mut max, &mut total);
             let factor = if total == 0.0 { 0.0 } else { 1.0 / total };

@@ -5,6 +5,7 @@ use crate::plan::{BlockMove, ProjectionChunk};
 use crate::request::SequenceId;
 use crate::sequence::{QueueKey, Sequence};
 use std::ops::Range;
+use triptych_models::decoder::DecoderInfo;
 
 /// Planned rows of one branch.
 #[derive(Debug)]
@@ -40,14 +41,17 @@ pub(super) struct PlanBuilder {
     pub n_admitted: usize,
     /// Encoder rows that cost as much as one row of the step.
     cross_rows_per_token: usize,
+    /// True if rows of an item's span attend to each other: no chunk ends within one.
+    mutual_items: bool,
 }
 
 impl PlanBuilder {
-    /// An empty plan with a budget in rows, one of which costs as much as `cross_rows_per_token` encoder rows.
-    pub fn new(budget: usize, cross_rows_per_token: usize) -> Self {
+    /// An empty plan with a budget in rows, for a decoder of these sizes.
+    pub fn new(budget: usize, decoder: &DecoderInfo) -> Self {
         Self {
             budget,
-            cross_rows_per_token: cross_rows_per_token.max(1),
+            cross_rows_per_token: decoder.cross_rows_per_token.max(1),
+            mutual_items: decoder.mutual_items,
             rows: Vec::new(),
             moves: Vec::new(),
             moved: Vec::new(),
@@ -84,13 +88,31 @@ impl PlanBuilder {
             if branch > 0 && first_end < start {
                 return;
             }
-            let n = readable.min(last).min(sequence.n_room()).saturating_sub(start).min(self.budget);
+            let most = readable.min(last).min(sequence.n_room());
+            let end = self.chunk_end(sequence, start, most);
             if branch == 0 {
-                first_end = start + n;
+                first_end = end;
             }
-            if n > 0 {
-                self.push(PlannedRows { queue_key, branch, tokens: start..start + n, drafts: Vec::new() });
+            if end > start {
+                self.push(PlannedRows { queue_key, branch, tokens: start..end, drafts: Vec::new() });
             }
+        }
+    }
+
+    /// End of a chunk that begins with token `start` and ends with token `most` at the latest.
+    ///
+    /// A span whose rows attend to each other is not cut. One that does not fit what is left of the budget waits for the next
+    /// step; the first of a step's prompts may exceed it by a span, so that none waits for ever.
+    fn chunk_end(&self, sequence: &Sequence, start: usize, most: usize) -> usize {
+        let end = start + most.saturating_sub(start).min(self.budget);
+        let Some(span) = sequence.span_across(end).filter(|_| self.mutual_items && end > start) else {
+            return end;
+        };
+        let is_first = self.rows.iter().all(|rows| rows.tokens.len() == 1);
+        match (span.start > start, span.end <= most && is_first) {
+            (true, _) => span.start,
+            (false, true) => span.end,
+            (false, false) => start,
         }
     }
 

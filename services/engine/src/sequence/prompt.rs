@@ -96,6 +96,12 @@ impl SharedPrompt {
         Ok(limit)
     }
 
+    /// The span that has tokens before token `end` and from it on.
+    pub fn span_across(&self, end: usize) -> Option<Range<usize>> {
+        let mut spans = self.spans.iter().map(|span| &span.tokens);
+        spans.find(|tokens| tokens.start < end && end < tokens.end).cloned()
+    }
+
     /// Item rows among tokens `chunk`: for each span that overlaps it the first token, and the range of rows.
     pub fn item_rows(
         &self,

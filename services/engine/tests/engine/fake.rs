@@ -102,6 +102,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         max_context,
         cross_attention,
         cross_optional: false,
+        mutual_items: false,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
         cross_rows_per_token: 1,

@@ -1,6 +1,7 @@
 //! Items: gating, sharing, and what becomes of sequences whose items do not come.
 
 use crate::bench::{Bench, Seen, config, cross, embed, item, with_blocks};
+use crate::fake::info;
 use std::time::Duration;
 use triptych_core::{EncoderOutput, Failure, FailureClass};
 use triptych_engine::{EngineConfig, Event, NextStep, SequenceRequest};
@@ -35,6 +36,55 @@ fn prefill_stops_before_an_item_that_is_not_loaded_and_goes_on_when_it_is() {
     bench.settle();
     assert_eq!(bench.seen(1).tokens(), alone(&arrival, &[&first, &second]).tokens());
     bench.assert_books_balance();
+}
+
+fn mutual(token_budget: usize) -> Bench {
+    let info = triptych_models::decoder::DecoderInfo { mutual_items: true, ..info(false, 4096) };
+    Bench::of(info, EngineConfig { token_budget, max_sequences: 4, ..config() })
+}
+
+#[test]
+fn a_chunk_does_not_end_within_rows_that_attend_to_each_other() {
+    let mut bench = mutual(16);
+    let (first, second) = (item(1, 12), item(2, 20));
+    let arrival = embed(embed(bench.sequence(1, 60, 3), &first, 10), &second, 30);
+    bench.add(arrival.clone());
+    bench.ready(&first);
+    bench.ready(&second);
+    assert_eq!(bench.step(), [(1, 0..10)]);
+    assert_eq!(bench.step(), [(1, 10..26)]);
+    assert_eq!(bench.step(), [(1, 26..30)]);
+    assert_eq!(bench.step(), [(1, 30..50)], "a span larger than the budget is a step");
+    assert_eq!(bench.step(), [(1, 50..60)]);
+    bench.settle();
+    assert_eq!(bench.seen(1).tokens(), alone(&arrival, &[&first, &second]).tokens());
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_span_that_does_not_fit_beside_others_waits_and_is_not_starved() {
+    let mut bench = mutual(16);
+    let image = item(1, 14);
+    bench.add(bench.sequence(1, 6, 20));
+    let arrivals = [2, 3].map(|id| embed(bench.sequence(id, 20, 2), &image, 2));
+    arrivals.iter().for_each(|arrival| bench.add(arrival.clone()));
+    bench.ready(&image);
+    assert_eq!(bench.step(), [(1, 0..6), (2, 0..2), (3, 0..2)]);
+    assert_eq!(bench.step(), [(1, 6..7), (2, 2..17)], "beside a sequence that decodes");
+    assert_eq!(bench.step(), [(1, 7..8), (2, 17..20)], "what is left is too little for the third");
+    assert_eq!(bench.step(), [(1, 8..9), (2, 20..21), (3, 2..16)]);
+    bench.settle();
+    for (id, arrival) in [2, 3].into_iter().zip(&arrivals) {
+        assert_eq!(bench.seen(id).tokens(), alone(arrival, &[&image]).tokens());
+    }
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_prompt_that_ends_with_rows_that_attend_to_each_other_is_refused() {
+    let mut bench = mutual(64);
+    bench.add(embed(bench.sequence(1, 20, 2), &item(1, 10), 10));
+    assert_eq!(bench.seen(1).failure(), FailureClass::InvalidArgument);
 }
 
 #[test]
@@ -249,7 +299,6 @@ fn cross_input_that_does_not_fit_fails_before_it_starts() {
 
 #[test]
 fn where_encoder_input_is_optional_a_sequence_without_it_runs_beside_one_that_sees_it_late() {
-    use crate::fake::info;
     let optional = triptych_models::decoder::DecoderInfo { cross_optional: true, ..info(true, 4096) };
     let mut bench = Bench::of(optional, config());
     let image = item(1, 40);

@@ -12,12 +12,13 @@ use crate::layers::{
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::ops::{
-    Activation, CarriedToken, Choices, ChooseBatch, Indices, KvLayer, KvLayout, KvSlots, Mask,
-    PendingChoices, ScoreBias, StageBuilder, Submitted,
+    Activation, CarriedToken, Choices, ChooseBatch, Indices, KvLayer, KvLayout, KvSlots, Mask, MaskBounds,
+    PendingChoices, Rotation, ScoreBias, StageBuilder, Submitted,
 };
 use triptych_kernels::{Backend, KernelError};
 
@@ -62,6 +63,8 @@ struct DecoderLayer<B: Backend> {
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
+    // Keys that a query of self-attention attends to at most.
+    window: Option<NonZeroU32>,
 }
 
 impl<B: Backend> TransformerDecoder<B> {
@@ -107,7 +110,7 @@ impl<B: Backend> TransformerDecoder<B> {
     /// Levels of encoder rows that are among the tokens, beyond the first.
     fn n_levels(&self) -> usize {
         match self.spec.items {
-            ItemsSpec::Embedded { levels } => levels,
+            ItemsSpec::Embedded { levels, .. } => levels,
             ItemsSpec::CrossAttention(_) => 0,
         }
     }
@@ -133,7 +136,8 @@ impl<B: Backend> TransformerDecoder<B> {
         for (i, layer) in self.layers.iter().enumerate() {
             let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
             let bias = self.input_layer.score_bias(i);
-            let rows = StepContext { step, arrays, cross: arrays.cross, bias };
+            let rotation = self.input_layer.rotation(i, arrays.positions);
+            let rows = StepContext { step, arrays, cross: arrays.cross, bias, rotation };
             x = match layer.attention {
                 None => arrays.cross.run(backend, step, x, |x, cross| {
                     layer.forward(backend, x, caches, StepContext { cross, ..rows })
@@ -199,7 +203,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
         let spec = &self.spec;
         let bytes = |layout| self.backend.kv_block_bytes(layout);
         let (encoder_hidden, cross_block_bytes) = match &spec.items {
-            ItemsSpec::Embedded { levels } => (spec.stack.hidden * (1 + levels), None),
+            ItemsSpec::Embedded { levels, .. } => (spec.stack.hidden * (1 + levels), None),
             ItemsSpec::CrossAttention(cross) => (cross.encoder_hidden, Some(bytes(cross_layout(spec, 1)))),
         };
         DecoderInfo {
@@ -209,6 +213,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
             cross_optional: self.is_cross_optional(),
+            mutual_items: self.has_mutual_items(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
             cross_rows_per_token: spec.cross_rows_per_token(),
@@ -345,6 +350,7 @@ struct StepContext<'a, B: Backend> {
     // Of the rows that the layer is given.
     cross: CrossRows,
     bias: ScoreBias<'a, B::Bias, B::Tensor>,
+    rotation: Option<Rotation>,
 }
 
 impl<B: Backend> DecoderLayer<B> {
@@ -358,7 +364,7 @@ impl<B: Backend> DecoderLayer<B> {
         };
         let cross = match (&spec.items, &names.cross, place.cross) {
             (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
-                Residual::load(&loader, names.norm, stack)?,
+                Residual::of_attention(&loader, names.norm, stack)?,
                 CrossAttention::load(&loader, names, stack, cross)?,
                 cache_layer,
             )),
@@ -366,7 +372,7 @@ impl<B: Backend> DecoderLayer<B> {
         };
         let attention = match place.own {
             Some(cache_layer) => Some((
-                Residual::load(&loader, names.attention.norm, stack)?,
+                Residual::of_attention(&loader, names.attention.norm, stack)?,
                 SelfAttention::load(&loader, &names.attention, stack)?,
                 cache_layer,
             )),
@@ -379,9 +385,15 @@ impl<B: Backend> DecoderLayer<B> {
         Ok(Self {
             attention,
             cross,
-            feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+            feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load_gated(&loader, names, stack, gate)?,
+            window: stack.layer(idx).window,
         })
+    }
+
+    /// The mask of self-attention; `ahead`: keys after its own that each query attends to as well.
+    fn mask(&self, ahead: Option<Indices>) -> Mask {
+        Mask::causal(MaskBounds { window: self.window, ahead })
     }
 
     fn forward(
@@ -389,7 +401,7 @@ impl<B: Backend> DecoderLayer<B> {
         backend: &B,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache>,
-        StepContext { step, arrays, cross, bias }: StepContext<'_, B>,
+        StepContext { step, arrays, cross, bias, rotation }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let LayerCaches { own, cross: cross_cache } = caches;
         let mut x = x.clone();
@@ -397,9 +409,9 @@ impl<B: Backend> DecoderLayer<B> {
             x = norm.around(backend, &x, |input, residual| {
                 let (layer, seqs) = (*layer, arrays.own);
                 let to = KvSlots { cache: &mut *own, layer, slots: arrays.slots };
-                let rows = CachedRows { to, rotation: arrays.positions.rotation };
+                let rows = CachedRows { to, rotation };
                 let q = attention.write_keys_values(backend, step, input, rows)?;
-                let kv = KvLayer { cache: &*own, layer, seqs, mask: Mask::Causal, bias };
+                let kv = KvLayer { cache: &*own, layer, seqs, mask: self.mask(arrays.ahead), bias };
                 let context = backend.paged_attention(step, &q, kv, attention.shape())?;
                 attention.output(backend, &context, residual)
             })?;

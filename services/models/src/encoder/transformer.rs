@@ -150,7 +150,7 @@ impl<B: Backend> TransformerEncoder<B> {
             }
             let seqs = if layer.full_attention { layout.whole } else { layout.windows };
             let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
-            let rows = AttentionRows { seqs, rotation: layout.positions.rotation };
+            let rows = AttentionRows { seqs, rotation: self.input_layer.rotation(i, layout.positions) };
             x = layer.forward(backend, step, &x, rows)?;
             levels.extend(self.levels.of_layer(backend, i, &x)?);
         }
@@ -426,9 +426,9 @@ impl<B: Backend> EncoderLayer<B> {
             loader = loader.scaling(scales);
         }
         Ok(Self {
-            attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
+            attention_norm: Residual::of_attention(&loader, names.attention.norm, stack)?,
             attention: SelfAttention::load(&loader, &names.attention, stack)?,
-            feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+            feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load(&loader, names, stack)?,
             full_attention: spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx)),
             bias: None,

@@ -218,6 +218,7 @@ fn stack(config: &Config<'_>, variant: BartVariant, side: Side) -> Result<StackS
         input_norm,
         placement: variant.placement,
         final_norm: variant.placement == NormPlacement::Pre,
+        layers: Vec::new(),
     })
 }
 

@@ -204,6 +204,7 @@ pub(super) fn spec(
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: true,
+            layers: Vec::new(),
         },
         items: place.items,
         embedding_scale: 1.0,
@@ -304,7 +305,8 @@ mod tests {
         let check = |kind, window: serde_json::Value, expect| {
             let mut json = serde_json::json!({ "max_position_embeddings": 32_768 });
             json.as_object_mut().expect("an object").extend(window.as_object().expect("an object").clone());
-            let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0 }, tied_head: false };
+            let place =
+                CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head: false };
             let spec = spec(&Config::new("config.json", &json), kind, place).expect("a decoder");
             assert_eq!(spec.max_context, expect, "{kind:?} {json}");
         };

@@ -191,5 +191,6 @@ fn stack(config: &Config<'_>, [hidden, n_layers, n_heads]: [usize; 3]) -> Result
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: false,
+        layers: Vec::new(),
     })
 }

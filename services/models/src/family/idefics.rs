@@ -25,7 +25,7 @@ static CONNECTOR: ProjectorNames = ProjectorNames {
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let text = config.section("text_config", "text_config.")?;
     let tied_head = config.flag_or("tie_word_embeddings", false)?;
-    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0 }, tied_head };
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
     let decoder = causal::spec(&text, CausalKind::of_section(&text)?, place)?;
     let mut encoder = towers::spec(&config.section("vision_config", "vision_config.")?, TowerOutput::Normed)?;
     let side = config.size_or("scale_factor", 2)?;

@@ -55,7 +55,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         Some(_) => text.flag_or("tie_word_embeddings", true)?,
         None => config.flag_or("tie_word_embeddings", true)?,
     };
-    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0 }, tied_head };
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
     let decoder = causal::spec(&text, CausalKind::of_section(&text)?, place)?;
     let mut encoder = vision(&config.section("vision_config", "vision_config.")?)?;
     for (key, expected) in [("vision_feature_layer", "-1"), ("vision_feature_select_strategy", "default")] {
@@ -147,6 +147,7 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: !config.flag_or("use_mean_pooling", true)?,
+            layers: Vec::new(),
         },
         windows: None,
         extras: EncoderExtras { scales: Some(SCALES), ..EncoderExtras::default() },

@@ -38,7 +38,7 @@ pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, Mo
     let text = config.section("text_config", "text_config.")?;
     let tied_head =
         config.flag_or("tie_word_embeddings", false)? || text.flag_or("tie_word_embeddings", false)?;
-    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0 }, tied_head };
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
     let decoder = causal::spec(&text, CausalKind::of_section(&text)?, place)?;
     let hidden = decoder.stack.hidden;
     let layer = layer(config, if kind == LlavaKind::OneVision { -1 } else { -2 })?;

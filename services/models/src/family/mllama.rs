@@ -135,6 +135,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: true,
+            layers: Vec::new(),
         },
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: hidden,
@@ -209,6 +210,7 @@ fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: false,
+            layers: Vec::new(),
         },
         windows: None,
         extras: EncoderExtras::default(),

@@ -156,6 +156,7 @@ fn stack(config: &Config<'_>, side: Side) -> Result<StackSpec, ModelError> {
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
+        layers: Vec::new(),
     })
 }
 

@@ -99,7 +99,7 @@ fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<De
         QwenVlVersion::Two | QwenVlVersion::TwoAndHalf => CausalKind::Qwen2,
         QwenVlVersion::Three => CausalKind::Qwen3,
     };
-    let place = CausalPlace { items: ItemsSpec::Embedded { levels }, tied_head };
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels, is_mutual: false }, tied_head };
     let spec = causal::spec(config, kind, place)?;
     if levels > spec.stack.n_layers {
         let expected = format!("{levels} or more, for the levels of deepstack_visual_indexes");
@@ -238,6 +238,7 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: false,
+            layers: Vec::new(),
         },
         windows,
         extras: EncoderExtras::default(),

@@ -184,6 +184,7 @@ fn stack(config: &Config<'_>, variant: T5Variant, n_layers: usize) -> Result<Sta
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
+        layers: Vec::new(),
     })
 }
 

@@ -154,6 +154,7 @@ pub(super) fn spec(config: &Config<'_>, output: TowerOutput) -> Result<EncoderSp
             input_norm: if is_clip { InputNorm::AfterPositions } else { InputNorm::Absent },
             placement: NormPlacement::Pre,
             final_norm: output == TowerOutput::Normed,
+            layers: Vec::new(),
         },
         windows: None,
         extras: EncoderExtras::default(),

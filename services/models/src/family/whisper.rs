@@ -91,5 +91,6 @@ fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSp
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: true,
+        layers: Vec::new(),
     })
 }

@@ -163,7 +163,8 @@ impl<B: Backend> SelfAttention<B> {
         Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
     }
 
-    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual` if there is one:
+    /// `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
@@ -171,9 +172,9 @@ impl<B: Backend> SelfAttention<B> {
         &self,
         backend: &B,
         context: &B::Tensor,
-        residual: &B::Tensor,
+        residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
+        Ok(backend.linear(context, &self.out, Activation::None, residual)?)
     }
 }
 
@@ -258,7 +259,8 @@ impl<B: Backend> CrossAttention<B> {
         Ok(backend.write_fused_kv(step, to, &kv)?)
     }
 
-    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual`: `[n_tokens, hidden]`.
+    /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual` if there is one:
+    /// `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
@@ -266,9 +268,9 @@ impl<B: Backend> CrossAttention<B> {
         &self,
         backend: &B,
         context: &B::Tensor,
-        residual: &B::Tensor,
+        residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(backend.linear(context, &self.out, Activation::None, Some(residual))?)
+        Ok(backend.linear(context, &self.out, Activation::None, residual)?)
     }
 }
 

@@ -56,11 +56,16 @@ impl<B: Backend> FeedForward<B> {
         Ok(Self { inner, outer, spec: stack.feed_forward })
     }
 
-    /// The block applied to `x`, plus `residual`. All are `[n_tokens, hidden]`.
+    /// The block applied to `x`, plus `residual` if there is one. All are `[n_tokens, hidden]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn forward(&self, backend: &B, x: &B::Tensor, residual: &B::Tensor) -> Result<B::Tensor, ModelError> {
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        residual: Option<&B::Tensor>,
+    ) -> Result<B::Tensor, ModelError> {
         let activation = self.spec.activation;
         let inner = match self.spec.kind {
             FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,
@@ -68,6 +73,6 @@ impl<B: Backend> FeedForward<B> {
                 backend.gate(&backend.linear(x, &self.inner, Activation::None, None)?, activation)?
             }
         };
-        Ok(backend.linear(&inner, &self.outer, Activation::None, Some(residual))?)
+        Ok(backend.linear(&inner, &self.outer, Activation::None, residual)?)
     }
 }

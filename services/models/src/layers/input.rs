@@ -2,10 +2,10 @@
 
 use super::{Loader, Rotary};
 use crate::error::ModelError;
-use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, StackNames, StackSpec};
+use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, RotarySpec, StackNames, StackSpec};
 use triptych_core::DType;
-use triptych_kernels::Backend;
 use triptych_kernels::ops::{Indices, Rotation, ScoreBias, StageBuilder, StoredBias, WeightView};
+use triptych_kernels::{Backend, KernelError};
 
 /// Positions and norm before the first layer of a stack.
 pub struct InputLayer<B: Backend> {
@@ -19,9 +19,20 @@ enum PositionEncoding<B: Backend> {
         table: B::Table,
         offset: u32,
     },
-    Rotary(Rotary),
+    Rotary(Rotations),
     /// Biases on scores: of each layer, or one for all.
     Relative(Vec<B::Bias>),
+}
+
+/// Rotations that the layers of a stack may choose from.
+const MAX_ROTATIONS: usize = 2;
+
+/// Rotations of queries and keys.
+struct Rotations {
+    // That of the stack, then one that layers have instead; at most `MAX_ROTATIONS`.
+    rotaries: Vec<Rotary>,
+    // Index of each layer's; empty: the first for all.
+    of_layer: Vec<usize>,
 }
 
 /// Positions of the rows of a step, as a stack reads them.
@@ -29,8 +40,8 @@ enum PositionEncoding<B: Backend> {
 pub struct StagedPositions {
     // Rows of the position table.
     rows: Option<Indices>,
-    /// Rotation of queries and keys; `None` for a stack without rotary positions.
-    pub rotation: Option<Rotation>,
+    // Rotations of queries and keys; none for a stack without rotary positions.
+    rotations: [Option<Rotation>; MAX_ROTATIONS],
 }
 
 /// A stack with the names of its tensors.
@@ -74,9 +85,7 @@ impl<B: Backend> InputLayer<B> {
             Positions::Sinusoids { n_rows } => {
                 PositionEncoding::Table { table: sinusoids(loader.backend(), *n_rows, hidden)?, offset: 0 }
             }
-            Positions::Rotary(rotary) => {
-                PositionEncoding::Rotary(Rotary::new(rotary, stack.attention.shape.head_dim))
-            }
+            Positions::Rotary(rotary) => PositionEncoding::Rotary(Rotations::new(rotary, stack)?),
             Positions::Relative(relative) => {
                 let n_tables = match relative.tables {
                     RelativeTables::First => 1,
@@ -103,13 +112,17 @@ impl<B: Backend> InputLayer<B> {
         rows: impl Iterator<Item = u32>,
         positions: &[[u32; 3]],
     ) -> Result<StagedPositions, ModelError> {
-        let mut staged = StagedPositions { rows: None, rotation: None };
+        let mut staged = StagedPositions { rows: None, rotations: [None; MAX_ROTATIONS] };
         match &self.encoding {
             PositionEncoding::Table { offset, .. } => {
                 let rows: Vec<u32> = rows.map(|p| p.saturating_add(*offset)).collect();
                 staged.rows = Some(builder.indices(&rows)?);
             }
-            PositionEncoding::Rotary(rotary) => staged.rotation = Some(rotary.stage(builder, positions)?),
+            PositionEncoding::Rotary(rotations) => {
+                for (staged, rotary) in staged.rotations.iter_mut().zip(&rotations.rotaries) {
+                    *staged = Some(rotary.stage(builder, positions)?);
+                }
+            }
             PositionEncoding::Absent | PositionEncoding::Relative(_) => {}
         }
         Ok(staged)
@@ -119,7 +132,9 @@ impl<B: Backend> InputLayer<B> {
     pub fn rooms(&self, n_rows: usize) -> Vec<usize> {
         match &self.encoding {
             PositionEncoding::Table { .. } => vec![n_rows],
-            PositionEncoding::Rotary(rotary) => vec![n_rows * rotary.n_pairs(); 2],
+            PositionEncoding::Rotary(rotations) => {
+                rotations.rotaries.iter().flat_map(|rotary| [n_rows * rotary.n_pairs(); 2]).collect()
+            }
             PositionEncoding::Absent | PositionEncoding::Relative(_) => Vec::new(),
         }
     }
@@ -147,6 +162,15 @@ impl<B: Backend> InputLayer<B> {
         Ok(x)
     }
 
+    /// Rotation of queries and keys in layer `layer`; `None` for a stack without rotary positions.
+    pub fn rotation(&self, layer: usize, positions: StagedPositions) -> Option<Rotation> {
+        let idx = match &self.encoding {
+            PositionEncoding::Rotary(rotations) => rotations.of_layer.get(layer).copied().unwrap_or(0),
+            _ => 0,
+        };
+        positions.rotations.get(idx).copied().flatten()
+    }
+
     /// Bias on the scores of self-attention in layer `layer`.
     pub fn score_bias(&self, layer: usize) -> ScoreBias<'_, B::Bias, B::Tensor> {
         match &self.encoding {
@@ -157,6 +181,29 @@ impl<B: Backend> InputLayer<B> {
                 ScoreBias::None
             }
         }
+    }
+}
+
+impl Rotations {
+    /// Those of a stack whose layers have `rotary` or one of their own.
+    fn new(rotary: &RotarySpec, stack: &StackSpec) -> Result<Self, ModelError> {
+        let head_dim = stack.attention.shape.head_dim;
+        let mut specs = vec![rotary];
+        let mut of_layer = Vec::new();
+        for own in stack.layers.iter().map(|layer| layer.rotary.as_ref().unwrap_or(rotary)) {
+            let idx = specs.iter().position(|spec| *spec == own).unwrap_or_else(|| {
+                specs.push(own);
+                specs.len() - 1
+            });
+            of_layer.push(idx);
+        }
+        let (op, what) = ("load", "rotations of a stack");
+        if specs.len() > MAX_ROTATIONS {
+            let (expected, actual) = (vec![MAX_ROTATIONS], vec![specs.len()]);
+            return Err(KernelError::Shape { op, what, expected, actual }.into());
+        }
+        let rotaries = specs.into_iter().map(|spec| Rotary::new(spec, head_dim)).collect();
+        Ok(Self { rotaries, of_layer })
     }
 }
 

@@ -143,12 +143,15 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(StoredLinear { weight: weight.times(&factors), bias, scale: 1.0 })
     }
 
-    /// Loads a norm over rows of `width`: a scale `[width]`, and a bias `[width]` where the spec has one.
+    /// Loads a norm over rows of `width`: a scale `[width]`, to which a spec may add 1, and a bias `[width]` where the spec has one.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn norm(&self, name: &str, spec: NormSpec, width: usize) -> Result<B::Norm, ModelError> {
-        let scale = self.tensor(name, "weight", &[width], TensorRole::Scale)?;
+        let scale = match spec.unit_offset {
+            false => self.tensor(name, "weight", &[width], TensorRole::Scale)?,
+            true => self.tensor(name, "weight", &[width], TensorRole::Bias)?.plus_one(),
+        };
         let bias = match spec.bias {
             true => Some(self.tensor(name, "bias", &[width], TensorRole::Bias)?),
             false => None,

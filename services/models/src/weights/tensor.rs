@@ -93,6 +93,13 @@ impl Tensor<'_> {
         Self { dtype: DType::F32, shape: self.shape, data: TensorBytes::Owned(data), surveyed: false }
     }
 
+    /// Every element plus 1, in f32.
+    #[must_use]
+    pub fn plus_one(self) -> Self {
+        let data = self.values().iter().flat_map(|v| (v + 1.0).to_le_bytes()).collect();
+        Self { dtype: DType::F32, data: TensorBytes::Owned(data), ..self }
+    }
+
     /// Rows `rows` of the outermost dimension, which must exist.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Tensor<'_> {

@@ -78,6 +78,7 @@ fn spec(case: &Case) -> DecoderSpec {
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: true,
+            layers: Vec::new(),
         },
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: size(case, "high_hidden"),

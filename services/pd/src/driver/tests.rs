@@ -51,6 +51,7 @@ impl Decoder for AligningDecoder {
             max_context: 64,
             cross_attention: true,
             cross_optional: false,
+            mutual_items: false,
             self_block_bytes: 1 << 20,
             cross_block_bytes: 1 << 20,
             cross_rows_per_token: 1,

@@ -8,7 +8,7 @@ use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
 use crate::spec::ItemsSpec;
 use std::ops::ControlFlow;
-use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, ScoreBias, StageBuilder, Varlen};
+use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, Rotation, ScoreBias, StageBuilder, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
 /// Inputs of a layer in an alignment pass, beside its rows.
@@ -17,6 +17,7 @@ struct AlignContext<'a, B: Backend> {
     rows: &'a B::Tensor,
     staged: &'a StagedAlign<B::Step>,
     bias: ScoreBias<'a, B::Bias, B::Tensor>,
+    rotation: Option<Rotation>,
     /// Cross-attention heads to report.
     heads: Indices,
 }
@@ -43,7 +44,8 @@ impl<B: Backend> TransformerDecoder<B> {
         let idx = pass.next_layer;
         if let (Some(layer), Some((heads, places))) = (self.layers.get(idx), pass.staged.heads.get(idx)) {
             let bias = self.input_layer.score_bias(idx);
-            let with = AlignContext { rows: &pass.rows, staged: &pass.staged, bias, heads: *heads };
+            let rotation = self.input_layer.rotation(idx, pass.staged.positions);
+            let with = AlignContext { rows: &pass.rows, staged: &pass.staged, bias, rotation, heads: *heads };
             let (next, found) = layer.align(&self.backend, &pass.x, &with)?;
             pass.x = next;
             // A layer without cross-attention reports no weights.
@@ -109,12 +111,12 @@ impl<B: Backend> DecoderLayer<B> {
         x: &B::Tensor,
         with: &AlignContext<'_, B>,
     ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
-        let StagedAlign { step, positions, own, cross: cross_seqs, .. } = with.staged;
+        let StagedAlign { step, own, cross: cross_seqs, .. } = with.staged;
         let mut x = x.clone();
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = &attention.project(backend, step, input, positions.rotation)?;
-                let seqs = Varlen { seqs: *own, mask: Mask::Causal, bias: with.bias };
+                let [q, k, v] = &attention.project(backend, step, input, with.rotation)?;
+                let seqs = Varlen { seqs: *own, mask: self.mask(None), bias: with.bias };
                 let context = backend.attention(step, Qkv { q, k, v }, attention.shape(), seqs)?;
                 attention.output(backend, &context, residual)
             })?;

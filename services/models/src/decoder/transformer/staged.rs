@@ -30,6 +30,10 @@ impl<B: Backend> TransformerDecoder<B> {
         let ids = builder.indices(input.token_ids)?;
         let embed_rows = embed_rows(input.embeds);
         let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
+        let ahead = match self.has_mutual_items() && embeds.is_some() {
+            true => Some(builder.indices(&rows_ahead(input))?),
+            false => None,
+        };
         let rows = input.positions.iter().map(|[t, ..]| *t);
         let positions = self.input_layer.stage(builder, rows, input.positions)?;
         let slots = builder.indices(input.slot_mapping)?;
@@ -41,7 +45,7 @@ impl<B: Backend> TransformerDecoder<B> {
             (Some(bounds), Some(kv)) => CrossRows::All(builder.bounded_paged(kv, bounds.cross)?),
             _ => CrossRows::stage(builder, input, self.is_cross_optional())?,
         };
-        Ok(StepArrays { ids, embeds, positions, slots, own, cross })
+        Ok(StepArrays { ids, embeds, ahead, positions, slots, own, cross })
     }
 
     /// An error for a step whose parts do not fit each other.
@@ -76,10 +80,28 @@ impl<B: Backend> TransformerDecoder<B> {
         }
     }
 
+    /// True if encoder rows of a span attend to each other.
+    pub(super) fn has_mutual_items(&self) -> bool {
+        matches!(self.spec.items, ItemsSpec::Embedded { is_mutual: true, .. })
+    }
+
     /// True if a sequence may have no encoder rows.
     pub(super) fn is_cross_optional(&self) -> bool {
         matches!(&self.spec.items, ItemsSpec::CrossAttention(cross) if cross.instead().is_some())
     }
+}
+
+/// Rows after its own that each row of a step attends to: those of the same span of encoder rows.
+fn rows_ahead(step: &StepInput<'_>) -> Vec<u32> {
+    let mut ahead = vec![0; step.token_ids.len()];
+    for embed in step.embeds {
+        let n_rows = embed.rows.n_rows();
+        let of_span = ahead.iter_mut().skip(embed.first_row).take(n_rows);
+        for (ahead, later) in of_span.zip((0..n_rows as u32).rev()) {
+            *ahead = later;
+        }
+    }
+    ahead
 }
 
 /// Rows of the step that encoder rows replace.

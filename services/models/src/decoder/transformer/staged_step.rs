@@ -11,6 +11,8 @@ pub(crate) struct StepArrays {
     pub ids: Indices,
     /// Rows that are encoder rows, in their order; `None` of none.
     pub embeds: Option<Indices>,
+    /// Rows after its own that each row attends to as well; `None`: none.
+    pub ahead: Option<Indices>,
     /// Positions of the rows.
     pub positions: StagedPositions,
     /// Self-attention slot of each row.

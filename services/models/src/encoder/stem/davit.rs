@@ -184,9 +184,9 @@ impl<B: Backend> DavitHalfBlock<B> {
                 loader.depthwise(first, stack.hidden, TAPS)?,
                 loader.depthwise(second, stack.hidden, TAPS)?,
             ],
-            attention_norm: Residual::load(loader, attention.norm, stack)?,
+            attention_norm: Residual::of_attention(loader, attention.norm, stack)?,
             attention: SelfAttention::load(loader, attention, stack)?,
-            feed_forward_norm: Residual::load(loader, names.stack.feed_forward_norm, stack)?,
+            feed_forward_norm: Residual::of_feed_forward(loader, names.stack.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load(loader, &names.stack, stack)?,
         })
     }

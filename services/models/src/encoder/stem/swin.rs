@@ -170,9 +170,9 @@ impl<B: Backend> SwinStage<B> {
             let shape = [n_offsets([spec.window; 2]), stack.attention.shape.n_heads];
             let table = loader.bare_values(spec.names.bias, &shape)?;
             Ok::<_, ModelError>(SwinLayer {
-                attention_norm: Residual::load(&loader, names.attention.norm, stack)?,
+                attention_norm: Residual::of_attention(&loader, names.attention.norm, stack)?,
                 attention: SelfAttention::load(&loader, &names.attention, stack)?,
-                feed_forward_norm: Residual::load(&loader, names.feed_forward_norm, stack)?,
+                feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
                 feed_forward: FeedForward::load(&loader, names, stack)?,
                 shift,
                 bias: loader.backend().load_bias(bias(&table, spec.window, shift))?,

@@ -93,9 +93,9 @@ impl<B: Backend> TiledLayer<B> {
             None => [1.0; 2],
         };
         Ok(Self {
-            attention_norm: Residual::load(loader, names.attention.norm, stack)?,
+            attention_norm: Residual::of_attention(loader, names.attention.norm, stack)?,
             attention: SelfAttention::load_gated(loader, &names.attention, stack, on_attention)?,
-            feed_forward_norm: Residual::load(loader, names.feed_forward_norm, stack)?,
+            feed_forward_norm: Residual::of_feed_forward(loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForward::load_gated(loader, names, stack, on_feed_forward)?,
         })
     }

@@ -106,5 +106,6 @@ fn stack(
         input_norm: InputNorm::Absent,
         placement: NormPlacement::Pre,
         final_norm: false,
+        layers: Vec::new(),
     })
 }

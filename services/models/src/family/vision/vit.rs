@@ -103,6 +103,7 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: kind != VitKind::Beit || !config.flag_or("use_mean_pooling", true)?,
+            layers: Vec::new(),
         },
         windows: None,
         extras,
