@@ -213,7 +213,9 @@ def run_prompt(model, proc, names, words):
     """Tokens and logits of a prompt, and what changes without its images."""
     messages = [{"role": "user", "content": [*({"type": "image"} for _ in names), {"type": "text", "text": words}]}]
     rendered = proc.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    inputs = proc(text=[rendered], images=[image(n) for n in names] or None, return_tensors="pt")
+    # As `apply_chat_template(tokenize=True)`: a start token that the template wrote is not added again.
+    inputs = proc(text=[rendered], images=[image(n) for n in names] or None, return_tensors="pt",
+                  add_special_tokens=not rendered.startswith("<s>"))
     ids = inputs["input_ids"]
     logits = model(**inputs).logits[0]
     sight = np.inf
@@ -253,7 +255,7 @@ def image_tensors(model, proc, runs):
     tensors, meta = {}, {}
     for name in sorted({n for r in runs for n in r["names"]}):
         seen = proc.image_processor(images=[image(name)], return_tensors="pt")
-        for key in ("rows", "cols", "num_patches"):
+        for key in ("rows", "cols", "num_patches", "num_crops"):
             seen.pop(key, None)
         # Of one image, or of each of its tiles.
         features = model.model.get_image_features(**seen, return_dict=True).pooler_output

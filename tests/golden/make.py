@@ -20,6 +20,7 @@ def main(groups):
     torch.use_deterministic_algorithms(True)
     import cogagent
     import generation
+    import gemma
     import idefics
     import internvl
     import llava
@@ -50,6 +51,7 @@ def main(groups):
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
         "llava": llava.make,
+        "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": internvl.make,
         "bart": text.make_bart,

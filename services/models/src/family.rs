@@ -11,6 +11,7 @@ mod causal;
 mod config;
 mod fairseq;
 mod florence;
+mod gemma;
 mod idefics;
 mod image_keys;
 mod internvl;
@@ -55,6 +56,8 @@ pub enum Family {
     SmolVlm,
     /// InternVL 2.5 to 3.5.
     InternVl,
+    /// Gemma 3 with images.
+    Gemma3,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -81,7 +84,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -93,6 +96,7 @@ impl Family {
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
+        Self::Gemma3,
         Self::Mllama,
         Self::Bart,
         Self::MBart,
@@ -122,6 +126,7 @@ impl Family {
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
+            Self::Gemma3 => "gemma3",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -165,6 +170,7 @@ impl Family {
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
+            Self::Gemma3 => gemma::spec(config),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

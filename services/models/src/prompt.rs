@@ -14,7 +14,7 @@ mod template;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
-pub use chat_vl::{ChatVl, PlaceholderSpec, PromptLimits, RowPositions, TileLayout, TokenName};
+pub use chat_vl::{ChatVl, PlaceholderSpec, PromptLimits, RowPositions, TileLayout, TileText, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
 

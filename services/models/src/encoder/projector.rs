@@ -3,7 +3,7 @@
 use super::stem::joined;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
-use crate::spec::{LevelsSpec, ProjectorSpec};
+use crate::spec::{LevelsSpec, NormSpec, ProjectorSpec, RowMerge};
 use crate::weights::Weights;
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
@@ -15,6 +15,9 @@ pub(super) struct Projector<B: Backend> {
     activation: Activation,
     /// Rows that become one.
     group: usize,
+    merge: RowMerge,
+    /// Width of a row before it is merged.
+    hidden: usize,
 }
 
 struct ProjectorNorm<B: Backend> {
@@ -44,21 +47,25 @@ impl<B: Backend> Projector<B> {
         let mut width = joined;
         let mut linears = Vec::with_capacity(spec.widths.len());
         for (name, &out) in spec.names.layers.iter().zip(&spec.widths) {
-            linears.push(loader.linear(&[LinearShape { name, shape: &[out, width], bias: spec.bias }])?);
+            linears.push(match spec.transposed {
+                true => loader.transposed_linear(name, [out, width])?,
+                false => loader.linear(&[LinearShape { name, shape: &[out, width], bias: spec.bias }])?,
+            });
             width = out;
         }
         let norm = match &spec.norm {
             Some(norm) => Some(ProjectorNorm {
                 norm: loader.norm(
                     spec.names.norm,
-                    norm.norm,
+                    of_sums(spec, norm.norm),
                     if norm.of_joined { joined } else { hidden },
                 )?,
                 of_joined: norm.of_joined,
             }),
             None => None,
         };
-        Ok(Self { norm, linears, activation: spec.activation, group: spec.side * spec.side })
+        let group = spec.side * spec.side;
+        Ok(Self { norm, linears, activation: spec.activation, group, merge: spec.merge, hidden })
     }
 
     /// Output rows of `x: [n_rows, hidden]`: `[n_rows / side², out]`.
@@ -72,6 +79,9 @@ impl<B: Backend> Projector<B> {
         };
         if self.group > 1 {
             x = backend.merge_rows(x, self.group)?;
+            if self.merge == RowMerge::Average {
+                x = self.sum(backend, x)?;
+            }
         }
         if let Some(ProjectorNorm { norm, of_joined: true }) = &self.norm {
             x = backend.norm(&x, norm)?;
@@ -82,6 +92,40 @@ impl<B: Backend> Projector<B> {
             x = backend.linear(&x, linear, activation, None)?;
         }
         Ok(x)
+    }
+}
+
+impl<B: Backend> Projector<B> {
+    /// Sums of the rows that `x: [n_rows, group · hidden]` has side by side, `[n_rows, hidden]`: halves are added until one is
+    /// left, so that a sum has few roundings.
+    fn sum(&self, backend: &B, mut x: B::Tensor) -> Result<B::Tensor, ModelError> {
+        let mut n = self.group;
+        let mut odd: Option<B::Tensor> = None;
+        while n > 1 {
+            if n % 2 == 1 {
+                let mut last = backend.columns(&x, (n - 1) * self.hidden, self.hidden)?;
+                if let Some(odd) = &odd {
+                    backend.add(&mut last, odd)?;
+                }
+                odd = Some(last);
+            }
+            n /= 2;
+            let mut low = backend.columns(&x, 0, n * self.hidden)?;
+            backend.add(&mut low, &backend.columns(&x, n * self.hidden, n * self.hidden)?)?;
+            x = low;
+        }
+        if let Some(odd) = &odd {
+            backend.add(&mut x, odd)?;
+        }
+        Ok(x)
+    }
+}
+
+/// The norm of sums that gives what `norm` gives of their means: `eps` grows as the square.
+fn of_sums(spec: &ProjectorSpec, norm: NormSpec) -> NormSpec {
+    match spec.merge {
+        RowMerge::Concatenate => norm,
+        RowMerge::Average => NormSpec { eps: norm.eps * (spec.side as f32).powi(4), ..norm },
     }
 }
 

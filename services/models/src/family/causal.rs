@@ -3,11 +3,13 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/llama/modeling_llama.py> and
 //! `mistral`, `qwen2`, `qwen3` beside it. Quirks: Qwen2 has a bias on queries, keys and values; Qwen3 a norm of each head; a
-//! configuration leaves out what its class has as a default. The context ends where a sliding window would begin to hide tokens.
+//! configuration leaves out what its class has as a default. All layers of Mistral attend to a window, of Qwen2 and Qwen3 those
+//! behind a number of layers, where a configuration has one.
 
 use super::Config;
 use crate::error::ModelError;
 use crate::spec::*;
+use std::num::NonZeroU32;
 use triptych_kernels::ops::{Activation, AttentionShape};
 
 /// A kind of decoder.
@@ -46,42 +48,47 @@ const LLAMA: Defaults = Defaults {
 const MISTRAL: Defaults = Defaults { width: 14_336, n_kv_heads: 8, max_context: 131_072, ..LLAMA };
 const QWEN: Defaults = Defaults { vocab: 151_936, width: 22_016, max_context: 32_768, ..LLAMA };
 
-const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+/// Names of the norms of queries and of keys.
+pub(super) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
-/// By prefix: of a model by itself, and inside one of several modalities.
-pub(super) static NAMES: DecoderNames = DecoderNames {
-    prefixes: &[
-        "model.",
-        "model.language_model.",
-        "language_model.model.",
-        "language_model.",
-        "model.text_model.",
-    ],
-    tokens: &[
-        "model.embed_tokens",
-        "model.language_model.embed_tokens",
-        "language_model.model.embed_tokens",
-        "language_model.embed_tokens",
-        "model.text_model.embed_tokens",
-    ],
-    positions: "",
-    stack: StackNames {
-        input_norm: "",
-        layers: "layers",
-        attention: AttentionNames {
-            norm: "input_layernorm",
-            qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-            out: "self_attn.o_proj",
+static NAMES: DecoderNames = names("post_attention_layernorm");
+
+/// By prefix: of a model by itself, and inside one of several modalities. `feed_forward_norm` is the norm before feed-forward.
+pub(super) const fn names(feed_forward_norm: &'static str) -> DecoderNames {
+    DecoderNames {
+        prefixes: &[
+            "model.",
+            "model.language_model.",
+            "language_model.model.",
+            "language_model.",
+            "model.text_model.",
+        ],
+        tokens: &[
+            "model.embed_tokens",
+            "model.language_model.embed_tokens",
+            "language_model.model.embed_tokens",
+            "language_model.embed_tokens",
+            "model.text_model.embed_tokens",
+        ],
+        positions: "",
+        stack: StackNames {
+            input_norm: "",
+            layers: "layers",
+            attention: AttentionNames {
+                norm: "input_layernorm",
+                qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+                out: "self_attn.o_proj",
+            },
+            cross: None,
+            feed_forward_norm,
+            feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
+            feed_forward_outer: "mlp.down_proj",
+            final_norm: "norm",
         },
-        cross: None,
-        feed_forward_norm: "post_attention_layernorm",
-        feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
-        feed_forward_outer: "mlp.down_proj",
-        final_norm: "norm",
-    },
-    head: &["lm_head", "language_model.lm_head"],
-    head_bias: None,
-};
+        head: &["lm_head", "language_model.lm_head"],
+        head_bias: None,
+    }
+}
 
 impl CausalKind {
     /// The kind of a section, by its `model_type`; `None` for one that is not of this line.
@@ -123,23 +130,61 @@ impl CausalKind {
         })
     }
 
-    /// Tokens of the context within which layers that attend to a window see everything: there both are the same, and beyond
-    /// it such layers are not served.
-    fn context(self, config: &Config<'_>, max_context: usize) -> Result<usize, ModelError> {
-        const WINDOW: &str = "sliding_window";
-        /// Mistral's where the key is missing, and not null.
-        const MISTRAL_WINDOW: usize = 4096;
-        let window = match self {
-            Self::Llama => None,
-            Self::Mistral if config.is_null(WINDOW) => None,
-            Self::Mistral => Some(config.size_or(WINDOW, MISTRAL_WINDOW)?),
-            Self::Qwen2 | Self::Qwen3 => match config.flag_or("use_sliding_window", false)? {
-                true => Some(config.size(WINDOW)?),
-                false => None,
-            },
+    /// What each layer does by itself: some attend to a window. Empty if none does.
+    fn layers(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
+        const QWEN_FULL_LAYERS: usize = 28;
+        let is_windowed = match self {
+            Self::Llama => return Ok(Vec::new()),
+            Self::Mistral if config.is_null(WINDOW) => return Ok(Vec::new()),
+            Self::Mistral => vec![true; n_layers],
+            Self::Qwen2 | Self::Qwen3 => {
+                if !config.flag_or("use_sliding_window", false)? {
+                    return Ok(Vec::new());
+                }
+                // Zero is a number of layers too.
+                let n_full = match config.get("max_window_layers").and_then(|n| n.as_u64()) {
+                    Some(n) => n as usize,
+                    None => QWEN_FULL_LAYERS,
+                };
+                windowed_layers(config, n_layers, |layer| layer >= n_full)?
+            }
         };
-        Ok(window.map_or(max_context, |window| max_context.min(window)))
+        let window = window(config, 4096)?;
+        let of = |is_windowed: bool| LayerSpec { window: window.filter(|_| is_windowed), rotary: None };
+        Ok(is_windowed.into_iter().map(of).collect())
     }
+}
+
+const WINDOW: &str = "sliding_window";
+
+/// Keys of a window, where the configuration may be silent.
+///
+/// # Errors
+/// [`ModelError::Config`] for a number that is no size.
+pub(super) fn window(config: &Config<'_>, default: usize) -> Result<Option<NonZeroU32>, ModelError> {
+    Ok(NonZeroU32::new(config.size_or(WINDOW, default)? as u32))
+}
+
+/// The layers that attend to a window: by the list of a configuration, or by `default` of their index.
+///
+/// # Errors
+/// [`ModelError::Config`] for a list of other lengths or kinds.
+pub(super) fn windowed_layers(
+    config: &Config<'_>,
+    n_layers: usize,
+    default: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>, ModelError> {
+    const KEY: &str = "layer_types";
+    let Some(list) = config.get(KEY) else { return Ok((0..n_layers).map(default).collect()) };
+    let kind = |kind: &serde_json::Value| match kind.as_str() {
+        Some("sliding_attention") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
+    };
+    let kinds: Option<Vec<bool>> = list.as_array().and_then(|list| list.iter().map(kind).collect());
+    kinds.filter(|kinds| kinds.len() == n_layers).ok_or_else(|| {
+        config.unsupported(KEY, list, format!("{n_layers} of full_attention and sliding_attention"))
+    })
 }
 
 /// Place of a decoder in its model.
@@ -161,7 +206,7 @@ pub(super) fn spec(
 ) -> Result<DecoderSpec, ModelError> {
     let defaults = kind.defaults();
     let max_context = config.size_or("max_position_embeddings", defaults.max_context)?;
-    let max_context = kind.context(config, max_context)?;
+    let n_layers = config.size_or("num_hidden_layers", defaults.n_layers)?;
     let hidden = config.size_or("hidden_size", defaults.hidden)?;
     let n_heads = config.size_or("num_attention_heads", defaults.n_heads)?;
     // Llama's default is one for each head, whatever their number.
@@ -188,7 +233,7 @@ pub(super) fn spec(
         positions: Positions::Rotary(rotary(config, head_dim)?),
         stack: StackSpec {
             hidden,
-            n_layers: config.size_or("num_hidden_layers", defaults.n_layers)?,
+            n_layers,
             attention: AttentionSpec {
                 shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale },
                 bias: kind.bias(config)?,
@@ -204,7 +249,7 @@ pub(super) fn spec(
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
             final_norm: true,
-            layers: Vec::new(),
+            layers: kind.layers(config, n_layers)?,
         },
         items: place.items,
         embedding_scale: 1.0,
@@ -301,24 +346,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_context_ends_where_a_window_would_hide_tokens() {
-        let check = |kind, window: serde_json::Value, expect| {
-            let mut json = serde_json::json!({ "max_position_embeddings": 32_768 });
+    fn layers_attend_to_windows_as_the_configuration_says() {
+        let check = |kind, window: serde_json::Value, expect: [Option<u32>; 3]| {
+            let mut json = serde_json::json!({ "num_hidden_layers": 3 });
             json.as_object_mut().expect("an object").extend(window.as_object().expect("an object").clone());
             let place =
                 CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head: false };
             let spec = spec(&Config::new("config.json", &json), kind, place).expect("a decoder");
-            assert_eq!(spec.max_context, expect, "{kind:?} {json}");
+            let windows = [0, 1, 2].map(|i| spec.stack.layer(i).window.map(NonZeroU32::get));
+            assert_eq!(windows, expect, "{kind:?} {json}");
         };
-        check(CausalKind::Mistral, serde_json::json!({}), 4096);
-        check(CausalKind::Mistral, serde_json::json!({ "sliding_window": null }), 32_768);
-        check(CausalKind::Mistral, serde_json::json!({ "sliding_window": 1024 }), 1024);
-        check(CausalKind::Qwen2, serde_json::json!({ "sliding_window": 1024 }), 32_768);
-        check(
-            CausalKind::Qwen2,
-            serde_json::json!({ "sliding_window": 1024, "use_sliding_window": true }),
-            1024,
-        );
-        check(CausalKind::Llama, serde_json::json!({ "sliding_window": 1024 }), 32_768);
+        use serde_json::json;
+        check(CausalKind::Mistral, json!({}), [Some(4096); 3]);
+        check(CausalKind::Mistral, json!({ "sliding_window": null }), [None; 3]);
+        check(CausalKind::Mistral, json!({ "sliding_window": 1024 }), [Some(1024); 3]);
+        check(CausalKind::Llama, json!({ "sliding_window": 1024 }), [None; 3]);
+        let off = json!({ "sliding_window": 1024, "max_window_layers": 0 });
+        check(CausalKind::Qwen2, off, [None; 3]);
+        let after_one = json!({ "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 1 });
+        check(CausalKind::Qwen2, after_one, [None, Some(64), Some(64)]);
+        let none = json!({ "sliding_window": 64, "use_sliding_window": true });
+        check(CausalKind::Qwen3, none, [None; 3]);
+        let kinds = ["sliding_attention", "full_attention", "sliding_attention"];
+        let listed = json!({ "sliding_window": 64, "use_sliding_window": true, "layer_types": kinds });
+        check(CausalKind::Qwen3, listed, [Some(64), None, Some(64)]);
     }
 }

@@ -37,9 +37,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     encoder.projector = Some(ProjectorSpec {
         rows: ProjectedRows::Patches,
         side,
+        merge: RowMerge::Concatenate,
         norm: None,
         widths: vec![decoder.stack.hidden],
         bias: false,
+        transposed: false,
         activation: Activation::None,
         names: &CONNECTOR,
     });

@@ -70,9 +70,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     encoder.projector = Some(ProjectorSpec {
         rows: ProjectedRows::Patches,
         side,
+        merge: RowMerge::Concatenate,
         norm: Some(ProjectorNorm { norm: NormSpec::layer(PROJECTOR_NORM_EPS), of_joined: true }),
         widths: vec![hidden, hidden],
         bias: true,
+        transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
         names: &PROJECTOR,
     });

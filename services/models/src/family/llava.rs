@@ -49,9 +49,11 @@ pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, Mo
     encoder.projector = Some(ProjectorSpec {
         rows,
         side: 1,
+        merge: RowMerge::Concatenate,
         norm: None,
         widths: vec![hidden, hidden],
         bias: true,
+        transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
         names: &PROJECTOR,
     });

@@ -252,9 +252,11 @@ fn merger(hidden: usize, side: usize, norm: NormSpec, out: usize) -> ProjectorSp
     ProjectorSpec {
         rows: ProjectedRows::All,
         side,
+        merge: RowMerge::Concatenate,
         norm: Some(ProjectorNorm { norm, of_joined: false }),
         widths: vec![hidden * side * side, out],
         bias: true,
+        transposed: false,
         activation: Activation::Gelu,
         names: &MERGER,
     }

@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
-    ImageSettings, SplitProcessor, TileProcessor,
+    ImageSettings, PanAndScanProcessor, SplitProcessor, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
@@ -34,6 +34,7 @@ impl Family {
                 return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
             }
             Some(TilingSpec::AspectRatio) => return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?)),
+            Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
             None => {}
         }
@@ -90,7 +91,12 @@ impl Family {
             }
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &idefics_placeholder(&spec.encoder), limits)?)
+                let (grid, n_rows) = tile_rows(&spec.encoder);
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::idefics(grid, n_rows), limits)?)
+            }
+            Self::Gemma3 => {
+                let (grid, n_rows) = tile_rows(&spec.encoder);
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
             }
             Self::VisionEncoderDecoder
             | Self::Florence2
@@ -138,14 +144,14 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
     Ok(CanvasProcessor::new(settings, spec.clone()))
 }
 
-/// The place of an image's rows where it is cut into tiles.
-fn idefics_placeholder(spec: &EncoderSpec) -> PlaceholderSpec {
+/// Patches of a tile, down and across, and its output rows.
+fn tile_rows(spec: &EncoderSpec) -> ([u32; 2], u32) {
     let grid = match spec.stem {
         StemSpec::PrefixedPatches { grid, .. } => grid,
         _ => [0; 2],
     };
     let n_rows = spec.image_tokens(grid).unwrap_or_default();
-    PlaceholderSpec::idefics(grid.map(|n| n as u32), n_rows as u32)
+    (grid.map(|n| n as u32), n_rows as u32)
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.

@@ -11,7 +11,7 @@ mod vit;
 
 use super::Config;
 use crate::error::ModelError;
-use crate::spec::{ModelSpec, ProjectedRows, ProjectorNames, ProjectorSpec};
+use crate::spec::{ModelSpec, ProjectedRows, ProjectorNames, ProjectorSpec, RowMerge};
 use triptych_kernels::ops::Activation;
 
 /// Between encoder and decoder, where their widths differ.
@@ -47,9 +47,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             encoder.projector = Some(ProjectorSpec {
                 rows: ProjectedRows::All,
                 side: 1,
+                merge: RowMerge::Concatenate,
                 norm: None,
                 widths: vec![to],
                 bias: true,
+                transposed: false,
                 activation: Activation::None,
                 names: &PROJECTION,
             });

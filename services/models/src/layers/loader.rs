@@ -214,6 +214,16 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.pack(&[StoredLinear { weight, bias: Some(bias), scale: 1.0 }])
     }
 
+    /// Loads a linear layer without bias that is a bare parameter, inputs first; `shape: [out, in]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn transposed_linear(&self, name: &str, shape: [usize; 2]) -> Result<B::Linear, ModelError> {
+        let [out, width] = shape;
+        let weight = self.bare(name, &[width, out], TensorRole::Matrix)?.transposed();
+        self.pack(&[StoredLinear { weight, bias: None, scale: 1.0 }])
+    }
+
     /// Loads a depthwise convolution of `taps` on a side, with bias.
     ///
     /// # Errors

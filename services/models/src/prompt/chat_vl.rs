@@ -19,8 +19,10 @@ use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 /// Place of an image's rows in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpec {
-    /// The token of an image row, of which a template writes one for each image.
+    /// The token of an image row.
     pub image: TokenName,
+    /// The token that a template writes for each image; `None`: that of a row.
+    pub written: Option<TokenName>,
     /// Tokens around it, where a prompt without a template has no placeholder.
     pub around: Option<[TokenName; 2]>,
     /// Positions of the rows.
@@ -49,23 +51,71 @@ pub enum RowPositions {
     Tiles(TileLayout),
 }
 
-/// Text of an image that is cut into tiles: lines of tiles, then the whole image. Each has as many rows.
+/// Layout of an image that is cut into tiles. Each has as many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileLayout {
-    /// Before each tile and behind the whole image.
-    pub around: &'static str,
-    /// Before the rows of the whole image.
-    pub whole: &'static str,
+    /// Text around them.
+    pub text: TileText,
     /// Patches of a tile, down and across.
     pub grid: [u32; 2],
     /// Rows of a tile.
     pub n_rows: u32,
 }
 
+/// Text around the tiles of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TileText {
+    /// Lines of tiles, each behind its place, then the whole image.
+    Lines {
+        /// Before each tile and behind the whole image.
+        around: &'static str,
+        /// Before the rows of the whole image.
+        whole: &'static str,
+    },
+    /// The whole image, then its parts.
+    Parts {
+        /// Before and behind the rows of each.
+        around: [&'static str; 2],
+        /// Before the whole image, where there are parts.
+        whole: &'static str,
+        /// Between the whole image and its parts.
+        parts: &'static str,
+    },
+}
+
+impl TileText {
+    /// Text of `[lines, columns]` tiles and the whole image, or of that alone for `[0, 0]`; `rows` stands for the rows of each.
+    fn of(self, [lines, columns]: [u32; 2], rows: &str) -> String {
+        match self {
+            Self::Lines { around, whole } => {
+                let mut text = String::new();
+                for line in 1..=lines {
+                    for column in 1..=columns {
+                        text.push_str(&format!("{around}<row_{line}_col_{column}>{rows}"));
+                    }
+                    text.push('\n');
+                }
+                if lines > 0 {
+                    text.push('\n');
+                }
+                text + &format!("{around}{whole}{rows}{around}")
+            }
+            Self::Parts { around: [before, after], whole, parts } => {
+                let one = format!("{before}{rows}{after}");
+                match lines * columns {
+                    0 => one,
+                    n => format!("{whole}{one}{parts}{}", vec![one.as_str(); n as usize].join(" ")),
+                }
+            }
+        }
+    }
+}
+
 impl PlaceholderSpec {
     /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
     pub const QWEN: Self = Self {
         image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
+        written: None,
         around: Some([
             TokenName { keys: &["vision_start_token_id"], text: "<|vision_start|>" },
             TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
@@ -75,6 +125,7 @@ impl PlaceholderSpec {
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
         image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image>" },
+        written: None,
         around: None,
         positions: RowPositions::Text,
     };
@@ -82,17 +133,34 @@ impl PlaceholderSpec {
     /// InternVL.
     pub const INTERNVL: Self = Self {
         image: TokenName { keys: &["image_token_id"], text: "<IMG_CONTEXT>" },
+        written: None,
         around: None,
         positions: RowPositions::Between(["<img>", "</img>"]),
     };
 
     /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
     pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
-        let tiles = TileLayout { around: "<fake_token_around_image>", whole: "<global-img>", grid, n_rows };
+        let text = TileText::Lines { around: "<fake_token_around_image>", whole: "<global-img>" };
         Self {
             image: TokenName { keys: &["image_token_id"], text: "<image>" },
+            written: None,
             around: None,
-            positions: RowPositions::Tiles(tiles),
+            positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+        }
+    }
+
+    /// Gemma 3: tiles of `grid` patches and `n_rows` rows.
+    pub const fn gemma(grid: [u32; 2], n_rows: u32) -> Self {
+        let text = TileText::Parts {
+            around: ["\n\n<start_of_image>", "<end_of_image>\n\n"],
+            whole: "Here is the original image ",
+            parts: " and here are some crops to help you see better ",
+        };
+        Self {
+            image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image_soft_token>" },
+            written: Some(TokenName { keys: &["boi_token_index", "boi_token_id"], text: "<start_of_image>" }),
+            around: None,
+            positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
         }
     }
 }
@@ -111,10 +179,15 @@ pub struct PromptLimits {
 pub struct ChatVl {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    /// The token of a row.
     image: u32,
-    around: Option<[u32; 2]>,
-    /// Spelling of the placeholder.
+    /// Spelling of it.
     image_text: &'static str,
+    /// The token that stands for a whole item, which may be that of a row.
+    written: u32,
+    /// Spelling of it.
+    written_text: &'static str,
+    around: Option<[u32; 2]>,
     layout: ItemLayout,
     limits: PromptLimits,
     end_tokens: Vec<u32>,
@@ -200,10 +273,13 @@ impl ChatVl {
             Some([before, after]) => Some([token(before)?, token(after)?]),
             None => None,
         };
+        let written = spec.written.unwrap_or(spec.image);
         Ok(Self {
             template: ChatTemplate::from_dir(dir)?,
             image: token(spec.image)?,
             image_text: spec.image.text,
+            written: token(written)?,
+            written_text: written.text,
             around,
             layout,
             limits,
@@ -217,7 +293,7 @@ impl ChatVl {
     /// Tokens of a prompt without a template. Items that it has no placeholder for go before it.
     fn raw(&self, prompt: &TextOrTokens, images: &[ImageRows]) -> Result<Vec<u32>, PromptError> {
         let mut ids = match prompt {
-            TextOrTokens::Text(text) if text.contains(self.image_text) => {
+            TextOrTokens::Text(text) if text.contains(self.written_text) => {
                 self.tokenizer.encode_input(&self.written_out(text.clone(), images)?)?
             }
             TextOrTokens::Text(text) => self.tokenizer.encode_input(text)?,
@@ -228,7 +304,7 @@ impl ChatVl {
         if is_written || images.is_empty() {
             return Ok(ids);
         }
-        if !ids.contains(&self.image) {
+        if !ids.contains(&self.written) {
             let first = self.tokenizer.n_prefix(&ids)?;
             let mut all = Vec::new();
             for image in images {
@@ -243,7 +319,7 @@ impl ChatVl {
         let mut waiting = images.iter();
         let mut all = Vec::with_capacity(ids.len());
         for id in ids {
-            match waiting.as_slice().first().filter(|_| id == self.image) {
+            match waiting.as_slice().first().filter(|_| id == self.written) {
                 Some(image) => {
                     all.extend(self.tokens_of(image)?);
                     waiting.next();
@@ -265,31 +341,19 @@ impl ChatVl {
     /// Text of an item, one placeholder for each run of rows; `None` if it is the placeholder.
     fn text_of(&self, image: &ImageRows) -> Option<String> {
         let rows = self.image_text;
-        let (TileLayout { around, whole, .. }, [lines, columns]) = match (self.layout, image.shape) {
-            (ItemLayout::Between([before, after]), _) => return Some(format!("{before}{rows}{after}")),
-            (ItemLayout::Tiles(layout), ImageShape::Tiles(tiles)) => (layout, tiles),
-            _ => return None,
-        };
-        let mut text = String::new();
-        for line in 1..=lines {
-            for column in 1..=columns {
-                text.push_str(&format!("{around}<row_{line}_col_{column}>{rows}"));
-            }
-            text.push('\n');
+        match (self.layout, image.shape) {
+            (ItemLayout::Between([before, after]), _) => Some(format!("{before}{rows}{after}")),
+            (ItemLayout::Tiles(layout), ImageShape::Tiles(tiles)) => Some(layout.text.of(tiles, rows)),
+            _ => None,
         }
-        if lines > 0 {
-            text.push('\n');
-        }
-        text.push_str(&format!("{around}{whole}{rows}{around}"));
-        Some(text)
     }
 
     /// A text whose placeholders, one for each item, are written out as the items are.
     fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
         let (ItemLayout::Tiles(_) | ItemLayout::Between(_)) = self.layout else { return Ok(text) };
-        let n_placeholders = text.matches(self.image_text).count();
+        let n_placeholders = text.matches(self.written_text).count();
         check_placeholders(n_placeholders, images.len())?;
-        let mut parts = text.split(self.image_text);
+        let mut parts = text.split(self.written_text);
         let mut out = parts.next().unwrap_or_default().to_owned();
         for (part, image) in parts.zip(images) {
             out.push_str(&self.text_of(image).unwrap_or_default());

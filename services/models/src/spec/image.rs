@@ -40,6 +40,9 @@ pub enum TilingSpec {
     /// The image at the arrangement of tiles whose shape is nearest, then the whole image as one; an image of one tile is that
     /// alone (InternVL 1.5, <https://arxiv.org/abs/2404.16821>).
     AspectRatio,
+    /// The whole image as one tile, then parts of a long image along its longer side (Gemma 3,
+    /// <https://arxiv.org/abs/2503.19786>).
+    PanAndScan,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

@@ -10,12 +10,16 @@ pub struct ProjectorSpec {
     pub rows: ProjectedRows,
     /// Side of the square of rows that become one; 1: each by itself.
     pub side: usize,
+    /// The way that rows of a square become one.
+    pub merge: RowMerge,
     /// Norm before the first linear layer.
     pub norm: Option<ProjectorNorm>,
     /// Outputs of each linear layer, in order.
     pub widths: Vec<usize>,
     /// True if the linear layers have a bias.
     pub bias: bool,
+    /// True if the linear layers are bare parameters, `[in, out]`.
+    pub transposed: bool,
     /// Activation between two linear layers.
     pub activation: Activation,
     /// Names of its tensors.
@@ -30,8 +34,20 @@ impl ProjectorSpec {
 
     /// Width of joined rows, from that of a row of the stack.
     pub fn joined(&self, hidden: usize) -> usize {
-        hidden * self.side * self.side
+        match self.merge {
+            RowMerge::Concatenate => hidden * self.side * self.side,
+            RowMerge::Average => hidden,
+        }
     }
+}
+
+/// The way that rows of a square become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowMerge {
+    /// One after another, line by line of the square: `[side² · hidden]`.
+    Concatenate,
+    /// Their mean: `[hidden]`. Only before a norm of joined rows.
+    Average,
 }
 
 /// Rows of a stack that a projector reads.

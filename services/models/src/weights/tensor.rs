@@ -128,6 +128,28 @@ impl Tensor<'_> {
         Tensor { dtype: self.dtype, shape, data: TensorBytes::Owned(data), surveyed: self.surveyed }
     }
 
+    /// A matrix `[n, m]` as `[m, n]`.
+    #[must_use]
+    pub fn transposed(&self) -> Tensor<'static> {
+        let (n_rows, width) = match self.shape[..] {
+            [n_rows, width] => (n_rows, width),
+            _ => (1, self.shape.iter().product()),
+        };
+        let size = self.dtype.size();
+        let n_read = if self.surveyed { 0 } else { width };
+        let mut data = Vec::with_capacity(n_rows * n_read * size);
+        let element = |row: usize, column: usize| &self.data[(row * width + column) * size..][..size];
+        for column in 0..n_read {
+            (0..n_rows).for_each(|row| data.extend_from_slice(element(row, column)));
+        }
+        Tensor {
+            dtype: self.dtype,
+            shape: vec![width, n_rows],
+            data: TensorBytes::Owned(data),
+            surveyed: self.surveyed,
+        }
+    }
+
     /// The same elements as `[n, width]`; `width` must divide their number.
     #[must_use]
     pub fn in_rows(mut self, width: usize) -> Self {

@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 18] = [
+const CASES: [(&str, Modality); 19] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -29,6 +29,7 @@ const CASES: [(&str, Modality); 18] = [
     ("llava_clip_llama", Modality::Image),
     ("llava_next_mistral", Modality::Image),
     ("smolvlm_split", Modality::Image),
+    ("gemma3_pan_and_scan", Modality::Image),
     ("trocr_vit", Modality::Image),
     ("trocr_beit", Modality::Image),
     ("donut_odd_padded", Modality::Image),

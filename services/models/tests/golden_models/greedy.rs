@@ -44,6 +44,8 @@ struct Running<'a> {
     cross_blocks: Vec<u32>,
     cross_from: u32,
     starts_at: usize,
+    /// True if the rows of an item are computed in one step.
+    whole_items: bool,
 }
 
 /// `n_steps` argmax tokens of each sequence.
@@ -166,6 +168,7 @@ fn admit<'a>(
             cross_blocks,
             cross_from: 0,
             starts_at,
+            whole_items: info.mutual_items,
         });
     }
     running
@@ -225,7 +228,12 @@ impl Batch {
 
     fn push(&mut self, s: &Running<'_>, chunk: usize) {
         let first = s.n_computed;
-        let end = s.tokens.len().min(s.n_computed.saturating_add(chunk));
+        let mut end = s.tokens.len().min(s.n_computed.saturating_add(chunk));
+        if s.whole_items {
+            let ends = s.own.embeds.iter().map(|(at, rows)| (*at, at + rows.len() / s.own.hidden));
+            end =
+                ends.filter(|(at, to)| (*at + 1..*to).contains(&end)).map(|(_, to)| to).max().unwrap_or(end);
+        }
         let first_row = self.token_ids.len();
         self.query_start_loc.push(first_row as u32);
         self.n_tokens.push(end - first);

@@ -5,16 +5,16 @@
 //! (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/got_ocr2/image_processing_pil_got_ocr2.py>).
 //! `InternVLProcessor` asks for tiles whatever the file says of `crop_to_patches`.
 
-use super::canvas::{self, CanvasSettings, CanvasStep};
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
+use super::square_tiles::SquareTiles;
 use crate::error::{ItemError, ModelError};
 use crate::files::{ItemProcessor, JsonFile};
-use crate::preprocess::{EncoderInput, Features, Preprocess, TileRows, admit, check_options, contained};
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::preprocess::{EncoderInput, Preprocess, admit, check_options, contained};
+use crate::spec::EncoderSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, ItemOptions, Modality};
+use triptych_core::{ItemOptions, Modality};
 
 /// Most tiles that a file may ask for.
 const MAX_TILES: u32 = 64;
@@ -22,17 +22,9 @@ const MAX_TILES: u32 = 64;
 /// The processor of models that read tiles in the arrangement nearest to an image's shape.
 #[derive(Clone, Debug)]
 pub struct AspectRatioProcessor {
-    settings: CanvasSettings,
+    tiles: SquareTiles,
     /// Tiles down and across of every arrangement, by their number.
     arrangements: Vec<[u32; 2]>,
-    /// Pixels on a side of a tile.
-    side: u32,
-    /// Patches on a side of a tile.
-    grid: u32,
-    /// Pixels on a side of a patch.
-    patch: usize,
-    /// Output rows of a tile.
-    n_rows: u32,
 }
 
 impl AspectRatioProcessor {
@@ -43,17 +35,7 @@ impl AspectRatioProcessor {
     /// of `config.json`.
     pub fn from_dir(dir: &Path, spec: &EncoderSpec) -> Result<Self, ModelError> {
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
-        let StemSpec::PrefixedPatches { patch: [.., patch], grid, .. } = spec.stem else {
-            return Err(file.wrong("image_processor_type", "the processor of another encoder"));
-        };
-        let settings = CanvasSettings::from_dir(dir)?;
-        let fits = |size: &ImageSize| {
-            size.width == size.height && grid.iter().all(|n| size.width as usize / patch == *n)
-        };
-        let Some(ImageSize { width: side, .. }) = settings.fixed_size().filter(fits) else {
-            let expected = format!("{0} by {0} patches of {patch} pixels, as in config.json", grid[0]);
-            return Err(file.wrong("size", &expected));
-        };
+        let tiles = SquareTiles::from_dir(dir, &file, "size", spec)?;
         let least = file.u32("min_patches")?.unwrap_or(1);
         let most = file.u32("max_patches")?.unwrap_or(12);
         if least == 0 || most < least || most > MAX_TILES {
@@ -64,14 +46,7 @@ impl AspectRatioProcessor {
             .filter(|[down, across]| (least..=most).contains(&(down * across)))
             .collect();
         arrangements.sort_by_key(|[down, across]| down * across);
-        Ok(Self {
-            settings,
-            arrangements,
-            side,
-            grid: grid[0] as u32,
-            patch,
-            n_rows: spec.image_tokens(grid).unwrap_or_default() as u32,
-        })
+        Ok(Self { tiles, arrangements })
     }
 
     /// Tiles down and across: those whose shape is nearest, of equals the later while the image has more than half as many
@@ -79,7 +54,7 @@ impl AspectRatioProcessor {
     fn arrangement(&self, image: ImageSize) -> [u32; 2] {
         let ratio = f64::from(image.width) / f64::from(image.height);
         let pixels = f64::from(image.width) * f64::from(image.height);
-        let of_tile = f64::from(self.side) * f64::from(self.side);
+        let of_tile = f64::from(self.tiles.side) * f64::from(self.tiles.side);
         let mut best = [1, 1];
         let mut least = f64::INFINITY;
         for &[down, across] in &self.arrangements {
@@ -94,19 +69,15 @@ impl AspectRatioProcessor {
     }
 
     /// Tiles of an image, and how many there are down and across.
-    fn tiles(&self, image: &RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
-        let to = |size| CanvasStep::Exact(size).apply(image.clone(), self.settings.filter, limits);
-        let tile = ImageSize { width: self.side, height: self.side };
+    fn cut(&self, image: RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
         let [down, across] = self.arrangement(image.size);
+        let whole = self.tiles.tile(image.clone(), limits)?;
         if [down, across] == [1, 1] {
-            return Ok((vec![to(tile)?], [1, 1]));
+            return Ok((vec![whole], [1, 1]));
         }
-        let whole = to(ImageSize { width: across * self.side, height: down * self.side })?;
-        let corners = (0..down).flat_map(|y| (0..across).map(move |x| [x, y]));
-        let mut tiles: Vec<RgbPixels> = corners
-            .map(|corner| canvas::cut(&whole, tile, corner.map(|n| i64::from(n * self.side))))
-            .collect();
-        tiles.push(to(tile)?);
+        let size = ImageSize { width: across * self.tiles.side, height: down * self.tiles.side };
+        let mut tiles = self.tiles.cut(&self.tiles.resized(image, size, limits)?, [down, across]);
+        tiles.push(whole);
         Ok((tiles, [down, across]))
     }
 }
@@ -119,7 +90,7 @@ impl Preprocess for AspectRatioProcessor {
     fn max_rows(&self) -> Option<usize> {
         let most = self.arrangements.iter().map(|[down, across]| down * across).max().unwrap_or(1);
         let n_tiles = if most > 1 { most + 1 } else { 1 };
-        Some(n_tiles as usize * self.n_rows as usize)
+        Some(self.tiles.rows_of(n_tiles))
     }
 
     fn preprocess(
@@ -132,16 +103,7 @@ impl Preprocess for AspectRatioProcessor {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
         let image = contained(modality, || decode::decode(bytes, limits))?;
-        let (tiles, arrangement) = self.tiles(&image, limits)?;
-        let grid = [self.grid as usize; 2];
-        let patches =
-            tiles.iter().flat_map(|tile| canvas::patches(tile, &self.settings, grid, self.patch)).collect();
-        let n_tokens = tiles.len() as u32 * self.n_rows;
-        let [h, w] = arrangement.map(|n| n * self.grid);
-        Ok(EncoderInput {
-            extent: Extent::Grid { t: 1, h, w },
-            n_tokens,
-            features: Features::Tiles { patches, rows: TileRows::whole(n_tokens) },
-        })
+        let (tiles, arrangement) = self.cut(image, limits)?;
+        Ok(self.tiles.input(&tiles, arrangement))
     }
 }

@@ -4,16 +4,16 @@
 //! as one tile more → normalise
 //! (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/idefics3/image_processing_pil_idefics3.py>).
 
-use super::canvas::{self, CanvasSettings, CanvasStep};
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
+use super::square_tiles::SquareTiles;
 use crate::error::{ItemError, ModelError};
 use crate::files::{ItemProcessor, JsonFile};
-use crate::preprocess::{EncoderInput, Features, Preprocess, TileRows, admit, check_options, contained};
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::preprocess::{EncoderInput, Preprocess, admit, check_options, contained};
+use crate::spec::EncoderSpec;
 use std::path::Path;
 use triptych_core::limits::Limits;
-use triptych_core::{Extent, ItemOptions, Modality};
+use triptych_core::{ItemOptions, Modality};
 
 /// Longest side that an image is brought to, whatever the setting.
 const MAX_SIDE: u32 = 4096;
@@ -21,19 +21,11 @@ const MAX_SIDE: u32 = 4096;
 /// The processor of models that split an image into tiles.
 #[derive(Clone, Debug)]
 pub struct SplitProcessor {
-    settings: CanvasSettings,
+    tiles: SquareTiles,
     /// The longer side of an image before it is brought to tiles.
     longest_edge: u32,
     /// False if every image is one tile.
     splits: bool,
-    /// Pixels on a side of a tile.
-    side: u32,
-    /// Patches on a side of a tile.
-    grid: u32,
-    /// Pixels on a side of a patch.
-    patch: usize,
-    /// Output rows of a tile.
-    n_rows: u32,
 }
 
 impl SplitProcessor {
@@ -43,19 +35,8 @@ impl SplitProcessor {
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported, or not that
     /// of `config.json`.
     pub fn from_dir(dir: &Path, spec: &EncoderSpec) -> Result<Self, ModelError> {
-        const TILE: &str = "max_image_size";
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
-        let StemSpec::PrefixedPatches { patch: [.., patch], grid, .. } = spec.stem else {
-            return Err(file.wrong("image_processor_type", "the processor of another encoder"));
-        };
-        let settings = CanvasSettings::from_dir(dir)?;
-        let Some(ImageSize { width: side, .. }) = settings.fixed_size() else {
-            return Err(file.wrong(TILE, "a longest_edge"));
-        };
-        if grid.iter().any(|n| side as usize / patch != *n) {
-            let expected = format!("of {} patches of {patch} pixels, as in config.json", grid[0]);
-            return Err(file.wrong(TILE, &expected));
-        }
+        let tiles = SquareTiles::from_dir(dir, &file, "max_image_size", spec)?;
         if file.bool("do_resize")? == Some(false) {
             return Err(file.wrong("do_resize", "true"));
         }
@@ -63,15 +44,8 @@ impl SplitProcessor {
         if !(1..=MAX_SIDE).contains(&longest_edge) {
             return Err(file.wrong("size", &format!("a longest_edge from 1 to {MAX_SIDE}")));
         }
-        Ok(Self {
-            settings,
-            longest_edge,
-            splits: file.bool("do_image_splitting")?.unwrap_or(true),
-            side,
-            grid: grid[0] as u32,
-            patch,
-            n_rows: spec.image_tokens(grid).unwrap_or_default() as u32,
-        })
+        let splits = file.bool("do_image_splitting")?.unwrap_or(true);
+        Ok(Self { tiles, longest_edge, splits })
     }
 
     /// The size that is brought to tiles.
@@ -89,7 +63,7 @@ impl SplitProcessor {
     /// The size in whole tiles.
     fn in_tiles(&self, image: ImageSize) -> ImageSize {
         let ratio = f64::from(image.width) / f64::from(image.height);
-        let whole = |n: u32| n.div_ceil(self.side).max(1) * self.side;
+        let whole = |n: u32| n.div_ceil(self.tiles.side).max(1) * self.tiles.side;
         match image.width >= image.height {
             true => {
                 let width = whole(image.width);
@@ -103,29 +77,21 @@ impl SplitProcessor {
     }
 
     /// Tiles of an image, and how many there are down and across; `[0, 0]` if it is one.
-    fn tiles(&self, image: RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
-        let to = |image: RgbPixels, size| CanvasStep::Exact(size).apply(image, self.settings.filter, limits);
-        let tile = ImageSize { width: self.side, height: self.side };
+    fn cut(&self, image: RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
         let size = self.resized(image.size);
-        let image = to(image, size)?;
+        let image = self.tiles.resized(image, size, limits)?;
         if !self.splits {
-            return Ok((vec![to(image, tile)?], [0, 0]));
+            return Ok((vec![self.tiles.tile(image, limits)?], [0, 0]));
         }
         let size = self.in_tiles(image.size);
-        let image = to(image, size)?;
-        let grid = [size.height / self.side, size.width / self.side];
-        if grid == [1, 1] {
+        let image = self.tiles.resized(image, size, limits)?;
+        let arrangement = [size.height / self.tiles.side, size.width / self.tiles.side];
+        if arrangement == [1, 1] {
             return Ok((vec![image], [0, 0]));
         }
-        let mut tiles = Vec::with_capacity((grid[0] * grid[1] + 1) as usize);
-        for y in 0..grid[0] {
-            for x in 0..grid[1] {
-                let corner = [x, y].map(|n| i64::from(n * self.side));
-                tiles.push(canvas::cut(&image, tile, corner));
-            }
-        }
-        tiles.push(to(image, tile)?);
-        Ok((tiles, grid))
+        let mut tiles = self.tiles.cut(&image, arrangement);
+        tiles.push(self.tiles.tile(image, limits)?);
+        Ok((tiles, arrangement))
     }
 }
 
@@ -136,9 +102,9 @@ impl Preprocess for SplitProcessor {
 
     fn max_rows(&self) -> Option<usize> {
         // A square has most.
-        let n = if self.splits { self.longest_edge.div_ceil(self.side) as usize } else { 1 };
+        let n = if self.splits { self.longest_edge.div_ceil(self.tiles.side) } else { 1 };
         let n_tiles = if n > 1 { n * n + 1 } else { 1 };
-        Some(n_tiles * self.n_rows as usize)
+        Some(self.tiles.rows_of(n_tiles))
     }
 
     fn preprocess(
@@ -151,16 +117,7 @@ impl Preprocess for SplitProcessor {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
         let image = contained(modality, || decode::decode(bytes, limits))?;
-        let (tiles, arrangement) = self.tiles(image, limits)?;
-        let grid = [self.grid as usize; 2];
-        let patches =
-            tiles.iter().flat_map(|tile| canvas::patches(tile, &self.settings, grid, self.patch)).collect();
-        let n_tokens = tiles.len() as u32 * self.n_rows;
-        let [h, w] = arrangement.map(|n| n.max(1) * self.grid);
-        Ok(EncoderInput {
-            extent: Extent::Grid { t: 1, h, w },
-            n_tokens,
-            features: Features::Tiles { patches, rows: TileRows::whole(n_tokens) },
-        })
+        let (tiles, arrangement) = self.cut(image, limits)?;
+        Ok(self.tiles.input(&tiles, arrangement))
     }
 }

@@ -117,7 +117,7 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         .into_iter()
         .fold(stem, |name, end| name.strip_suffix(end).unwrap_or(name));
     match stem {
-        "ViT" => Ok(ProcessorKind::Vit),
+        "ViT" | "Gemma3" => Ok(ProcessorKind::Vit),
         "DeiT" => Ok(ProcessorKind::Deit),
         "Beit" => Ok(ProcessorKind::Beit),
         "Donut" => Ok(ProcessorKind::Donut),
@@ -129,7 +129,7 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "GotOcr2" => Ok(ProcessorKind::GotOcr2),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM or GotOcr2",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2 or Gemma3",
         )),
     }
 }

@@ -1,0 +1,165 @@
+//! Gemma 3: a SigLIP tower, the mean of each square of its rows, one projection, and a decoder whose layers mostly see a window.
+//!
+//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/gemma3/modeling_gemma3.py>. Quirks:
+//! norms stand before and behind attention and feed-forward and store their factors less 1; five layers of six attend to a
+//! window and have a rotary base of their own; queries are scaled by a number of the configuration; rows of an image see each
+//! other; the projection is a bare parameter. Token embeddings are scaled by `√hidden` in f32: models in bf16 round it.
+
+use super::Config;
+use super::causal::{self, CausalPlace};
+use super::towers::{self, TowerOutput};
+use crate::error::ModelError;
+use crate::spec::*;
+use triptych_kernels::ops::{Activation, AttentionShape};
+
+static PROJECTOR: ProjectorNames = ProjectorNames {
+    prefixes: Some(&["multi_modal_projector.", "model.multi_modal_projector."]),
+    norm: "mm_soft_emb_norm",
+    layers: &["mm_input_projection_weight"],
+};
+
+static NAMES: DecoderNames = causal::names("pre_feedforward_layernorm");
+
+const SECOND_NORMS: [&str; 2] = ["post_attention_layernorm", "post_feedforward_layernorm"];
+
+/// Bases of the rotation in layers that see everything and in those that see a window.
+const THETAS: [f32; 2] = [1_000_000.0, 10_000.0];
+
+/// The spec of a configuration.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
+    let text = config.section("text_config", "text_config.")?;
+    let tied_head = match text.get("tie_word_embeddings") {
+        Some(_) => text.flag_or("tie_word_embeddings", true)?,
+        None => config.flag_or("tie_word_embeddings", true)?,
+    };
+    let items = ItemsSpec::Embedded { levels: 0, is_mutual: true };
+    let decoder = decoder(&text, CausalPlace { items, tied_head })?;
+    let vision = config.section("vision_config", "vision_config.")?;
+    let mut encoder = towers::spec(&vision, TowerOutput::Normed)?;
+    let eps = if vision.get("layer_norm_eps").is_some() { vision.number("layer_norm_eps")? } else { 1e-6 };
+    let norm = NormSpec { unit_offset: true, ..NormSpec::rms(eps) };
+    encoder.projector = Some(ProjectorSpec {
+        rows: ProjectedRows::Patches,
+        side: pooled_side(config, &encoder.stem)?,
+        merge: RowMerge::Average,
+        norm: Some(ProjectorNorm { norm, of_joined: true }),
+        widths: vec![decoder.stack.hidden],
+        bias: false,
+        transposed: true,
+        activation: Activation::None,
+        names: &PROJECTOR,
+    });
+    encoder.extras.tiling = Some(TilingSpec::PanAndScan);
+    Ok(ModelSpec { encoder, decoder })
+}
+
+/// Side of the square of rows whose mean is an output row.
+fn pooled_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError> {
+    const KEY: &str = "mm_tokens_per_image";
+    let n_rows = config.size_or(KEY, 256)?;
+    let side = n_rows.isqrt();
+    let n_patches = match stem {
+        StemSpec::PrefixedPatches { grid, .. } => grid[0],
+        _ => 0,
+    };
+    match side * side == n_rows && n_patches.is_multiple_of(side) && n_patches > 0 {
+        true => Ok(n_patches / side),
+        false => Err(config.unsupported(KEY, n_rows, format!("the square of a divisor of {n_patches}"))),
+    }
+}
+
+/// The decoder of a section, or of a model by itself.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn decoder(config: &Config<'_>, place: CausalPlace) -> Result<DecoderSpec, ModelError> {
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(cap) = config.get(key) {
+            return Err(config.unsupported(key, cap, "null: capped scores are not served"));
+        }
+    }
+    config.must_be_off("use_bidirectional_attention")?;
+    let hidden = config.size_or("hidden_size", 2304)?;
+    let n_layers = config.size_or("num_hidden_layers", 26)?;
+    let n_heads = config.size_or("num_attention_heads", 8)?;
+    let n_kv_heads = config.size_or("num_key_value_heads", 4)?;
+    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
+    let head_dim = config.size_or("head_dim", 256)?;
+    let scale = match config.get("query_pre_attn_scalar") {
+        Some(_) => config.number("query_pre_attn_scalar")?,
+        None => 256.0,
+    };
+    let eps = if config.get("rms_norm_eps").is_some() { config.number("rms_norm_eps")? } else { 1e-6 };
+    let norm = NormSpec { unit_offset: true, ..NormSpec::rms(eps) };
+    let has_bias = config.flag_or("attention_bias", false)?;
+    let [full, windowed] = rotations(config, head_dim)?;
+    Ok(DecoderSpec {
+        vocab: config.size_or("vocab_size", 262_208)?,
+        max_context: config.size_or("max_position_embeddings", 131_072)?,
+        positions: Positions::Rotary(full),
+        stack: StackSpec {
+            hidden,
+            n_layers,
+            attention: AttentionSpec {
+                shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale.powf(-0.5) },
+                bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: has_bias },
+                head_norms: Some(HeadNormsSpec { norm, names: causal::HEAD_NORMS }),
+            },
+            feed_forward: FeedForwardSpec {
+                width: config.size_or("intermediate_size", 9216)?,
+                kind: FeedForwardKind::Gated,
+                activation: config.activation("hidden_activation", "gelu_pytorch_tanh")?,
+                bias: false,
+            },
+            norm,
+            input_norm: InputNorm::Absent,
+            placement: NormPlacement::Sandwich { names: SECOND_NORMS },
+            final_norm: true,
+            layers: layers(config, n_layers, &windowed)?,
+        },
+        items: place.items,
+        embedding_scale: (hidden as f32).sqrt(),
+        head: HeadSpec::plain(place.tied_head),
+        names: &NAMES,
+    })
+}
+
+/// Rotations of layers that see everything and of those that see a window. The newer key has a section for each; before it,
+/// the scaling was that of the former alone.
+fn rotations(config: &Config<'_>, head_dim: usize) -> Result<[RotarySpec; 2], ModelError> {
+    const KEY: &str = "rope_parameters";
+    let of = |kind: &str, base: &str, theta: f32| -> Result<RotarySpec, ModelError> {
+        let of_kind = config.get(KEY).and_then(|all| all.get(kind)).filter(|v| v.is_object());
+        let rope = match of_kind {
+            Some(object) => Config::new("config.json", object),
+            None => config.clone(),
+        };
+        let is_scaled = of_kind.is_some() || base == "rope_theta";
+        let spec = if is_scaled {
+            causal::rotary(&rope, head_dim)?
+        } else {
+            RotarySpec::new(theta, RotaryAxes::Single)
+        };
+        let key = if of_kind.is_some() { "rope_theta" } else { base };
+        Ok(RotarySpec { theta: if rope.get(key).is_some() { rope.number(key)? } else { theta }, ..spec })
+    };
+    Ok([
+        of("full_attention", "rope_theta", THETAS[0])?,
+        of("sliding_attention", "rope_local_base_freq", THETAS[1])?,
+    ])
+}
+
+/// The layers: by their list, or every sixth sees everything.
+fn layers(config: &Config<'_>, n_layers: usize, rotary: &RotarySpec) -> Result<Vec<LayerSpec>, ModelError> {
+    let window = causal::window(config, 4096)?;
+    let pattern = config.size_or("sliding_window_pattern", 6)?;
+    let is_windowed = causal::windowed_layers(config, n_layers, |layer| (layer + 1) % pattern != 0)?;
+    let layer = |is_windowed: &bool| match is_windowed {
+        true => LayerSpec { window, rotary: Some(rotary.clone()) },
+        false => LayerSpec::default(),
+    };
+    Ok(is_windowed.iter().map(layer).collect())
+}
