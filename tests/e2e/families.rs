@@ -226,6 +226,15 @@ async fn whole_images_and_tiles_answer_as_transformers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_whose_rows_see_each_other_answer_as_transformers() {
+    let cases = ["gemma3_old_keys", "gemma3_pan_and_scan"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn items_of_several_levels_answer_as_transformers() {
     let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads"];
     let cluster = cluster_of(&cases).await;

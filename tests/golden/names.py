@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlavaConfig,
@@ -113,8 +115,16 @@ def internvl():
         vision_config=dict(attention_bias=True))
 
 
+def gemma3():
+    return Gemma3ForConditionalGeneration, Gemma3Config(
+        text_config=dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024),
+        vision_config=dict(model_type="siglip_vision_model", hidden_size=1152, image_size=896, intermediate_size=4304,
+                           num_attention_heads=16, num_hidden_layers=27, patch_size=14, vision_use_head=False))
+
+
 def models():
     return {
+        "gemma-3-4b": gemma3(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
         "smolvlm-256m": smolvlm(),
@@ -202,8 +212,8 @@ def make():
             state = kind(config).state_dict()
         # Heads tied to the embedding are not in the published files.
         is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
-                            LlavaOnevisionForConditionalGeneration)
-        is_tied = kind is LlavaOnevisionForConditionalGeneration
+                            LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
+        is_tied = kind in (LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
         own_head = not is_tied and (is_llava or kind in (
             InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}

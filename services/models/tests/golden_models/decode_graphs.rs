@@ -10,8 +10,8 @@ use triptych_models::ModelError;
 use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInput};
 use triptych_models::sampling::Choices;
 
-/// A decoder of every kind of positions, heads and cross-attention.
-const CASES: [&str; 11] = [
+/// A decoder of every kind of positions, heads, windows and cross-attention.
+const CASES: [&str; 12] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -23,6 +23,7 @@ const CASES: [&str; 11] = [
     "qwen2_5_vl_window56",
     "qwen3_vl_wide_heads",
     "llava_next_llama3",
+    "gemma3_narrow_window",
 ];
 
 /// A decoder that keeps the bits of all logits.

@@ -222,3 +222,21 @@ fn internvl3_1b_hf() {
     let differences = LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
     check("internvl3-1b-hf", &config, &differences);
 }
+
+#[test]
+fn gemma_3_4b() {
+    let config = serde_json::json!({
+        "model_type": "gemma3", "boi_token_index": 255_999, "eoi_token_index": 256_000,
+        "image_token_index": 262_144, "mm_tokens_per_image": 256,
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+            "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": false,
+        },
+    });
+    let differences = LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 };
+    check("gemma-3-4b", &config, &differences);
+}
