@@ -56,7 +56,7 @@ SHAPES = [
           siglip(32, 2, 52, 3, 32, 8), 4, True, torch.float32, 5000, True, PROMPTS),
     Shape("gemma3_pan_and_scan", words(60, 3, 1, 3, 88, 24, 12, 40, rope_parameters=ROPES, layer_types=[
               "full_attention", "sliding_attention", "sliding_attention"]),
-          siglip(24, 3, 40, 2, 48, 8), 4, False, torch.bfloat16, 5100, True, LONG,
+          siglip(24, 3, 40, 2, 48, 8), 4, False, torch.bfloat16, 5120, True, LONG,
           dict(do_pan_and_scan=True, pan_and_scan_min_crop_size=20, pan_and_scan_max_num_crops=3,
                pan_and_scan_min_ratio_to_activate=1.2)),
     Shape("gemma3_narrow_window", words(48, 2, 2, 3, 64, 32, 6, 32, layer_types=[
