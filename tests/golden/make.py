@@ -36,6 +36,7 @@ def main(groups):
     import rotary
     import saved
     import text
+    import text_decoders
     import tokenizers_golden
     import vision
     import whisper
@@ -54,6 +55,7 @@ def main(groups):
         "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": internvl.make,
+        "text_decoders": text_decoders.make,
         "bart": text.make_bart,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,

@@ -12,6 +12,14 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
     BlenderbotConfig,
@@ -122,6 +130,22 @@ def gemma3():
                            num_attention_heads=16, num_hidden_layers=27, patch_size=14, vision_use_head=False))
 
 
+def text_decoders():
+    def sizes(hidden, ffn, layers, heads, kv_heads, vocab, **more):
+        return dict(hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
+                    num_key_value_heads=kv_heads, vocab_size=vocab, **more)
+
+    return {
+        "llama-3.2-1b": (LlamaForCausalLM, LlamaConfig(
+            **sizes(2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True))),
+        "mistral-7b-v0.3": (MistralForCausalLM, MistralConfig(
+            **sizes(4096, 14336, 32, 32, 8, 32768, sliding_window=None))),
+        "qwen2.5-0.5b": (Qwen2ForCausalLM, Qwen2Config(**sizes(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True))),
+        "qwen3-0.6b": (Qwen3ForCausalLM, Qwen3Config(
+            **sizes(1024, 3072, 28, 16, 8, 151936, head_dim=128, tie_word_embeddings=True))),
+    }
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
@@ -205,6 +229,16 @@ def make_text():
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
 
 
+def make_text_decoders():
+    for name, (kind, config) in text_decoders().items():
+        with torch.device("meta"):
+            state = kind(config).state_dict()
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        shapes = {k: list(v.shape) for k, v in state.items() if k not in tied}
+        write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
+        print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+
+
 def make():
     print("names", flush=True)
     for name, (kind, config) in models().items():
@@ -224,3 +258,4 @@ def make():
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
     make_text()
+    make_text_decoders()

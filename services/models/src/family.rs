@@ -25,6 +25,7 @@ mod towers;
 mod vision;
 mod whisper;
 
+use causal::CausalKind;
 #[cfg(test)]
 pub(crate) use causal::rotary;
 pub use config::Config;
@@ -34,6 +35,14 @@ pub use config::Config;
 pub enum Family {
     /// Whisper, any size.
     Whisper,
+    /// Llama 1 to 3, text.
+    Llama,
+    /// Mistral, text.
+    Mistral,
+    /// Qwen2 and Qwen2.5, text.
+    Qwen2,
+    /// Qwen3, dense, text.
+    Qwen3,
     /// Llama 3.2 Vision.
     Mllama,
     /// Moonshine, any size.
@@ -84,7 +93,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 28] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -98,6 +107,10 @@ impl Family {
         Self::InternVl,
         Self::Gemma3,
         Self::Mllama,
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
         Self::Bart,
         Self::MBart,
         Self::Pegasus,
@@ -115,6 +128,10 @@ impl Family {
     pub const fn model_type(self) -> &'static str {
         match self {
             Self::Whisper => "whisper",
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
             Self::Mllama => "mllama",
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
@@ -160,6 +177,10 @@ impl Family {
     pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         match self {
             Self::Whisper => whisper::spec(config),
+            Self::Llama => causal::text_spec(config, CausalKind::Llama),
+            Self::Mistral => causal::text_spec(config, CausalKind::Mistral),
+            Self::Qwen2 => causal::text_spec(config, CausalKind::Qwen2),
+            Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
             Self::Mllama => mllama::spec(config),
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),

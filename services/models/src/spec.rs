@@ -21,11 +21,11 @@ use std::num::NonZeroU32;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
 
-/// A whole model: one encoder, one decoder.
+/// A whole model: one encoder or none, one decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// The encode stage.
-    pub encoder: EncoderSpec,
+    /// The encode stage; `None`: the decoder reads its prompt alone.
+    pub encoder: Option<EncoderSpec>,
     /// The prefill and decode stages.
     pub decoder: DecoderSpec,
 }

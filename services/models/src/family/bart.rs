@@ -119,6 +119,18 @@ const fn decoder_names(tokens: &'static [&'static str]) -> DecoderNames {
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpec, ModelError> {
+    let (encoder, decoder) = stages(config, variant)?;
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
+}
+
+/// Its encoder and its decoder.
+///
+/// # Errors
+/// As [`spec`].
+pub(super) fn stages(
+    config: &Config<'_>,
+    variant: BartVariant,
+) -> Result<(EncoderSpec, DecoderSpec), ModelError> {
     let shared = config.flag_or("share_encoder_decoder_embeddings", true)?;
     let max_tokens = config.size("max_position_embeddings")?;
     let vocab = config.size("vocab_size")?;
@@ -137,7 +149,7 @@ pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpe
         decoder.vocab = config.size_or("decoder_vocab_size", vocab)?;
         decoder.names = &OWN_DECODER;
     }
-    Ok(ModelSpec { encoder, decoder })
+    Ok((encoder, decoder))
 }
 
 /// The decoder of a configuration over encoder rows of `encoder_hidden`.

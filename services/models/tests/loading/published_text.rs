@@ -43,7 +43,8 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
-    assert_eq!(spec.encoder.modality, Modality::Text);
+    let encoder_spec = spec.encoder.as_ref().expect("an encoder");
+    assert_eq!(encoder_spec.modality, Modality::Text);
     let taken = |load: &dyn Fn(&Weights, &FootprintBackend)| -> BTreeSet<String> {
         let weights = Weights::survey(dir.path()).expect("a header");
         load(&weights, &FootprintBackend::new(Precision::F32).expect("a CPU"));
@@ -51,7 +52,7 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
         stored.taken()
     };
     let encoder = taken(&|weights, backend| {
-        TransformerEncoder::load(&spec.encoder, weights, backend).expect("encoder tensors");
+        TransformerEncoder::load(encoder_spec, weights, backend).expect("encoder tensors");
     });
     let decoder = taken(&|weights, backend| {
         TransformerDecoder::load(&spec.decoder, weights, backend).expect("decoder tensors");
