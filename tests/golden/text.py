@@ -241,5 +241,9 @@ def make_bart():
     make(text_families.bart_shapes(Shape))
 
 
+def make_m2m_100():
+    make(text_families.m2m_100(Shape))
+
+
 def make_t5():
     make(text_families.t5_shapes(Shape))

@@ -75,6 +75,8 @@ pub enum Family {
     Bart,
     /// mBART and mBART-50.
     MBart,
+    /// M2M100 and NLLB, dense.
+    M2M100,
     /// Pegasus.
     Pegasus,
     /// Marian: the OPUS-MT translators.
@@ -93,7 +95,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -113,6 +115,7 @@ impl Family {
         Self::Qwen3,
         Self::Bart,
         Self::MBart,
+        Self::M2M100,
         Self::Pegasus,
         Self::Marian,
         Self::Blenderbot,
@@ -148,6 +151,7 @@ impl Family {
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
+            Self::M2M100 => "m2m_100",
             Self::Pegasus => "pegasus",
             Self::Marian => "marian",
             Self::Blenderbot => "blenderbot",
@@ -196,6 +200,7 @@ impl Family {
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),
+            Self::M2M100 => bart::spec(config, bart::M2M100),
             Self::Pegasus => bart::spec(config, bart::PEGASUS),
             Self::Marian => bart::spec(config, bart::MARIAN),
             Self::Blenderbot => bart::spec(config, bart::BLENDERBOT),

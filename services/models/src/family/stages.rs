@@ -106,6 +106,7 @@ impl Family {
             | Self::Florence2
             | Self::Bart
             | Self::MBart
+            | Self::M2M100
             | Self::Pegasus
             | Self::Marian
             | Self::Blenderbot

@@ -104,6 +104,19 @@ fn mbart_large_50() {
 }
 
 #[test]
+fn nllb_200_distilled_600m() {
+    let config = bart(
+        "m2m_100",
+        [1024, 12, 12, 16, 4096],
+        json!({
+            "vocab_size": 256_206, "max_position_embeddings": 1024, "activation_function": "relu",
+            "scale_embedding": true, "pad_token_id": 1,
+        }),
+    );
+    check("nllb-200-distilled-600M", &config, &SHARED, &[]);
+}
+
+#[test]
 fn pegasus_xsum() {
     let config = bart(
         "pegasus",
