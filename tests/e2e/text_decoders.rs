@@ -174,7 +174,7 @@ async fn check_refusals(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_decoder_is_served_beside_a_model_with_pictures() {
+async fn a_decoder_is_served_beside_a_model_that_reads_images() {
     let cluster = cluster_of(&["llama_biased", "llava_clip_llama"]).await;
     assert_eq!(cluster.pids("encoder").len(), 1);
     let expected = read("llama_biased/expected.json");

@@ -140,7 +140,7 @@ impl CausalKind {
         })
     }
 
-    /// What each layer does by itself: some attend to a window. Empty if none does.
+    /// The layers that attend to a window, and those that do not; empty if none does.
     fn layers(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
