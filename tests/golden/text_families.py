@@ -218,16 +218,17 @@ def m2m_100(shape):
     german = nllb().token_to_id("deu_Latn")
     kind = dict(family=M2M100ForConditionalGeneration, gains=loud(3.0, 3.0), token=1.0)
     ids = fairseq_ids(decoder_start_token_id=2)
+    never = dict(bad_words_ids=[[1]])
     more = dict(scale_embedding=True, activation_function="relu")
     return [
         shape("nllb_600m", config=bart_config(nllb(), 32, (4, 4), (2, 2), (64, 48), **more) | ids, tokenizer=nllb,
-              generation=ids | dict(max_length=60), disk=torch.float16, seed=4500, names=tied, prompts=("deu_Latn",), **kind),
+              generation=ids | never | dict(max_length=60), disk=torch.float16, seed=4500, names=tied, prompts=("deu_Latn",), **kind),
         shape("m2m_odd_heads", config=bart_config(m2m(), 30, (5, 3), (1, 2), (36, 44), scale_embedding=False,
                                                   activation_function="gelu") | ids, tokenizer=m2m,
-              generation=ids | dict(num_beams=5, early_stopping=True, max_length=60, forced_eos_token_id=2),
+              generation=ids | never | dict(num_beams=5, early_stopping=True, max_length=60, forced_eos_token_id=2),
               disk=torch.float32, seed=4600, names=tied, prompts=("__zh__",), **kind),
         shape("nllb_forced_language", config=bart_config(nllb(), 28, (4, 2), (2, 1), (40, 52), **more) | ids, tokenizer=nllb,
-              generation=ids | dict(forced_bos_token_id=german), disk=torch.bfloat16, seed=4700, names=decoder_table,
+              generation=ids | never | dict(forced_bos_token_id=german), disk=torch.bfloat16, seed=4700, names=decoder_table,
               prompts=("fra_Latn", "the dog"), **kind),
     ]
 
