@@ -214,6 +214,7 @@ def text_models():
         "blenderbot-400M-distill": (BlenderbotForConditionalGeneration, BlenderbotConfig(**bart_line(1280, (2, 12), 32, 5120, 8008), max_position_embeddings=128), as_is, False),
         "t5-small": (t5, T5Config(**t5_line(512, (6, 6), 8, 2048, 32128)), with_unread_bias, False),
         "flan-t5-base": (t5, T5Config(**t5_line(768, (12, 12), 12, 2048, 32128), **gated), as_is, True),
+        "madlad400-3b-mt": (t5, T5Config(**t5_line(1024, (32, 32), 16, 8192, 256000) | dict(d_kv=128), **gated), as_is, True),
         "mt5-small": (mt5, MT5Config(**t5_line(512, (8, 8), 6, 1024, 250112), **gated), as_is, True),
         "umt5-small": (umt5, UMT5Config(**t5_line(512, (8, 8), 6, 1024, 256384), **gated), as_is, True),
         "byt5-small": (t5, T5Config(**t5_line(1472, (12, 4), 6, 3584, 384), **gated), as_is, True),

@@ -170,6 +170,12 @@ fn flan_t5_base() {
 }
 
 #[test]
+fn madlad400_3b_mt() {
+    let more = json!({ "d_kv": 128, "feed_forward_proj": GATED, "tie_word_embeddings": false });
+    check("madlad400-3b-mt", &t5("t5", [1024, 32, 32, 16, 8192, 256_000], more), &["shared.weight"], &[]);
+}
+
+#[test]
 fn mt5_small() {
     let more = json!({ "feed_forward_proj": GATED, "tie_word_embeddings": false });
     check("mt5-small", &t5("mt5", [512, 8, 8, 6, 1024, 250_112], more), &["shared.weight"], &[]);
