@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         ComputeConfig { threads: args.threads, precision: args.precision, ..ComputeConfig::default() };
     let modality = *model.modalities().first().context("a model without an encoder")?;
     let mut encoder = Compute::new(config)?.load_encoder(&model, modality)?;
-    let mut cases = cases(&args, &model.spec().encoder)?;
+    let mut cases = cases(&args, model.spec().encoder.as_ref().context("a model without an encoder")?)?;
     for _ in 0..args.rounds {
         for case in &mut cases {
             case.best = case.best.min(forward(encoder.as_mut(), case)?);

@@ -235,7 +235,7 @@ fn best<T>(repeats: usize, mut run: impl FnMut() -> Result<T>) -> Result<(Durati
 
 fn input(model: &Model, modality: Modality, item: &str) -> Result<EncoderInput> {
     if let Ok(size) = item.parse() {
-        return items::random(&model.spec().encoder, size);
+        return items::random(model.spec().encoder.as_ref().context("a model without an encoder")?, size);
     }
     let bytes = std::fs::read(item).with_context(|| format!("reading {item}"))?;
     Ok(model.preprocess().preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default())?)

@@ -102,7 +102,7 @@ async fn check_text(cluster: &Cluster, case: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_models_answer_as_transformers_greedy_and_with_beams() {
-    let cases = ["bart_odd_heads", "marian_en_de", "t5_odd_heads"];
+    let cases = ["bart_odd_heads", "nllb_600m", "marian_en_de", "t5_odd_heads"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_text(&cluster, case).await;

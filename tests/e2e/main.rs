@@ -18,6 +18,7 @@ mod observability;
 mod one_encode;
 mod openai;
 mod privacy;
+mod text_decoders;
 mod tls;
 mod rolling;
 mod traces;

@@ -36,6 +36,7 @@ def main(groups):
     import rotary
     import saved
     import text
+    import text_decoders
     import tokenizers_golden
     import vision
     import whisper
@@ -54,7 +55,9 @@ def main(groups):
         "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": internvl.make,
+        "text_decoders": text_decoders.make,
         "bart": text.make_bart,
+        "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,
         "donut": vision.make_donut,
@@ -70,7 +73,7 @@ def main(groups):
         "pickled": pickled.make,
         "quantized": quantized.make,
     }
-    for group in groups or [g for g in makers if g != "whisper_long"]:
+    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100")]:
         makers[group]()
 
 

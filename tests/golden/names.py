@@ -12,10 +12,20 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
     BlenderbotConfig,
     BlenderbotForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     MBartConfig,
@@ -122,6 +132,22 @@ def gemma3():
                            num_attention_heads=16, num_hidden_layers=27, patch_size=14, vision_use_head=False))
 
 
+def text_decoders():
+    def sizes(hidden, ffn, layers, heads, kv_heads, vocab, **more):
+        return dict(hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
+                    num_key_value_heads=kv_heads, vocab_size=vocab, **more)
+
+    return {
+        "llama-3.2-1b": (LlamaForCausalLM, LlamaConfig(
+            **sizes(2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True))),
+        "mistral-7b-v0.3": (MistralForCausalLM, MistralConfig(
+            **sizes(4096, 14336, 32, 32, 8, 32768, sliding_window=None))),
+        "qwen2.5-0.5b": (Qwen2ForCausalLM, Qwen2Config(**sizes(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True))),
+        "qwen3-0.6b": (Qwen3ForCausalLM, Qwen3Config(
+            **sizes(1024, 3072, 28, 16, 8, 151936, head_dim=128, tie_word_embeddings=True))),
+    }
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
@@ -182,11 +208,13 @@ def text_models():
         "bart-base": (BartForConditionalGeneration, BartConfig(**bart_line(768, (6, 6), 12, 3072, 50265)), bare, False),
         "bart-large-cnn": (BartForConditionalGeneration, BartConfig(**bart_line(1024, (12, 12), 16, 4096, 50264)), as_is, False),
         "mbart-large-50": (MBartForConditionalGeneration, MBartConfig(**bart_line(1024, (12, 12), 16, 4096, 250054)), as_is, False),
+        "nllb-200-distilled-600M": (M2M100ForConditionalGeneration, M2M100Config(**bart_line(1024, (12, 12), 16, 4096, 256206)), as_is, False),
         "pegasus-xsum": (PegasusForConditionalGeneration, PegasusConfig(**bart_line(1024, (16, 16), 16, 4096, 96103), max_position_embeddings=512), as_is, False),
         "opus-mt-en-de": (MarianMTModel, MarianConfig(**bart_line(512, (6, 6), 8, 2048, 58101), max_position_embeddings=512, pad_token_id=58100), as_is, False),
         "blenderbot-400M-distill": (BlenderbotForConditionalGeneration, BlenderbotConfig(**bart_line(1280, (2, 12), 32, 5120, 8008), max_position_embeddings=128), as_is, False),
         "t5-small": (t5, T5Config(**t5_line(512, (6, 6), 8, 2048, 32128)), with_unread_bias, False),
         "flan-t5-base": (t5, T5Config(**t5_line(768, (12, 12), 12, 2048, 32128), **gated), as_is, True),
+        "madlad400-3b-mt": (t5, T5Config(**t5_line(1024, (32, 32), 16, 8192, 256000) | dict(d_kv=128), **gated), as_is, True),
         "mt5-small": (mt5, MT5Config(**t5_line(512, (8, 8), 6, 1024, 250112), **gated), as_is, True),
         "umt5-small": (umt5, UMT5Config(**t5_line(512, (8, 8), 6, 1024, 256384), **gated), as_is, True),
         "byt5-small": (t5, T5Config(**t5_line(1472, (12, 4), 6, 3584, 384), **gated), as_is, True),
@@ -201,6 +229,16 @@ def make_text():
         left_out = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") + (() if own_head else ("lm_head.weight",))
         left_out += ("embed_positions.weight",) if kind in (PegasusForConditionalGeneration, MarianMTModel) else ()
         shapes = published({k: list(v.shape) for k, v in state.items() if not k.endswith(left_out)})
+        write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
+        print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+
+
+def make_text_decoders():
+    for name, (kind, config) in text_decoders().items():
+        with torch.device("meta"):
+            state = kind(config).state_dict()
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        shapes = {k: list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
 
@@ -224,3 +262,4 @@ def make():
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
     make_text()
+    make_text_decoders()

@@ -166,6 +166,9 @@ def attempt(shape, seed):
                 refusal = f"only {len(set(tokens))} different tokens, or those of another input"
             elif gap < MIN_GAP:
                 refusal = f"best logits {gap:.1e} apart"
+            elif model.config.model_type == "m2m_100" and model.config.pad_token_id in tokens:
+                # It has no position, and those behind it have that of one token less.
+                refusal = "the padding token was written"
             else:
                 kept.append(dict(inputs=ids, rows=rows, raw=tokens, gap=gap))
                 refusal = None
@@ -239,6 +242,10 @@ def make(shapes):
 
 def make_bart():
     make(text_families.bart_shapes(Shape))
+
+
+def make_m2m_100():
+    make(text_families.m2m_100(Shape))
 
 
 def make_t5():

@@ -11,6 +11,7 @@ from transformers import (
     BartForConditionalGeneration,
     BlenderbotForConditionalGeneration,
     BlenderbotSmallForConditionalGeneration,
+    M2M100ForConditionalGeneration,
     MarianMTModel,
     MBartForConditionalGeneration,
     MT5ForConditionalGeneration,
@@ -169,7 +170,7 @@ def fairseq_ids(**more):
 
 
 def bart_shapes(shape):
-    return [*bart(shape), *mbart(shape), *pegasus(shape), *marian(shape), *blenderbot(shape)]
+    return [*bart(shape), *mbart(shape), *m2m_100(shape), *pegasus(shape), *marian(shape), *blenderbot(shape)]
 
 
 def bart(shape):
@@ -208,6 +209,27 @@ def mbart(shape):
               names=tied, bias=0.4, prompts=("ro_RO", "the dog"), **kind),
         shape("mbart_odd_heads", config=bart_config(fifty(), 30, (5, 6), (2, 2), (36, 44), tie_word_embeddings=False) | many,
               tokenizer=fifty, generation=many, disk=torch.bfloat16, seed=600, names=own_head, **kind),
+    ]
+
+
+def m2m_100(shape):
+    nllb = lambda: unigram(FAIRSEQ, ["deu_Latn", "eng_Latn", "fra_Latn", "zho_Hans", "<mask>"], 60, "eng_Latn $A </s>")
+    m2m = lambda: unigram(FAIRSEQ, ["__ast__", "__de__", "__en__", "__zh__"], 50, "__en__ $A </s>")
+    german = nllb().token_to_id("deu_Latn")
+    kind = dict(family=M2M100ForConditionalGeneration, gains=loud(3.0, 3.0), token=1.0)
+    ids = fairseq_ids(decoder_start_token_id=2)
+    never = dict(bad_words_ids=[[1]])
+    more = dict(scale_embedding=True, activation_function="relu")
+    return [
+        shape("nllb_600m", config=bart_config(nllb(), 32, (4, 4), (2, 2), (64, 48), **more) | ids, tokenizer=nllb,
+              generation=ids | never | dict(max_length=60), disk=torch.float16, seed=4500, names=tied, prompts=("deu_Latn",), **kind),
+        shape("m2m_odd_heads", config=bart_config(m2m(), 30, (5, 3), (1, 2), (36, 44), scale_embedding=False,
+                                                  activation_function="gelu") | ids, tokenizer=m2m,
+              generation=ids | never | dict(num_beams=5, early_stopping=True, max_length=60, forced_eos_token_id=2),
+              disk=torch.float32, seed=4600, names=tied, prompts=("__zh__",), **kind),
+        shape("nllb_forced_language", config=bart_config(nllb(), 28, (4, 2), (2, 1), (40, 52), **more) | ids, tokenizer=nllb,
+              generation=ids | never | dict(forced_bos_token_id=german), disk=torch.bfloat16, seed=4700, names=decoder_table,
+              prompts=("fra_Latn", "the dog"), **kind),
     ]
 
 

@@ -25,7 +25,7 @@ pub fn offsets(lens: impl IntoIterator<Item = usize>) -> Vec<u32> {
     offsets
 }
 
-/// What [`Sequences::stage`] gives.
+/// Product of [`Sequences::stage`].
 #[derive(Clone, Copy)]
 pub struct Staged {
     seqs: ops::Sequences,

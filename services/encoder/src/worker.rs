@@ -153,7 +153,7 @@ async fn load_embedded(
 ) -> Result<ColocatedServices, EncoderError> {
     let meters = Arc::new(EncoderMeters::new(&metrics));
     // Nothing is served while it loads.
-    let service = config.load(connector, meters, drain).await?;
+    let service = config.load(connector, meters, drain, WithoutEncoder::LeftOut).await?;
     Ok(service.map_or_else(ColocatedServices::default, |(service, load)| {
         ColocatedServices::default().with(service).with_load(move || load.report())
     }))
@@ -216,7 +216,7 @@ async fn run_to_drain(
         watchdog: config.watchdog,
         fault: config.fault,
     };
-    let loaded = parts.load(connector.clone(), meters, drain.clone()).await?;
+    let loaded = parts.load(connector.clone(), meters, drain.clone(), WithoutEncoder::Refused).await?;
     let Some((service, _)) = loaded else { return Ok(()) };
     serve_colocated(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
@@ -230,13 +230,12 @@ impl EmbeddedConfig {
         connector: WorkerRole,
         meters: Arc<EncoderMeters>,
         drain: Drain,
+        without: WithoutEncoder,
     ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
-        let compute = self.compute;
-        let dtype = self.dtype;
+        let settings =
+            LoadSettings { compute: self.compute, dtype: self.dtype, graphs: self.graphs, without };
         let sources = self.models;
-        let graphs = self.graphs;
-        let loading =
-            tokio::task::spawn_blocking(move || load_all(&sources, compute, &dtype, graphs.as_ref()));
+        let loading = tokio::task::spawn_blocking(move || settings.load_all(&sources));
         let models = tokio::select! {
             loaded = loading => loaded??,
             // The loading thread is not in the drain group: draining need not wait for weights that are then
@@ -294,43 +293,70 @@ struct LoadedEncoder {
     encoder: Box<dyn triptych_models::encoder::Encoder>,
 }
 
-fn load_all(
-    sources: &[ModelSource],
-    compute: ComputeConfig,
-    dtype: &RowTypes,
-    graphs: Option<&EncoderGraphConfig>,
-) -> Result<Vec<LoadedModel>, EncoderError> {
-    let failed = |source: &ModelSource| {
-        let dir = source.dir.display().to_string();
-        move |source| EncoderError::Model { dir, source }
-    };
-    let mut loaded = Vec::new();
-    for source in sources {
-        let compute = Compute::new(compute).map_err(failed(source))?;
-        loaded.push(load(source, &compute, dtype, graphs).map_err(failed(source))?);
-    }
-    Ok(loaded)
+/// Treatment of a model that has no encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WithoutEncoder {
+    /// An error: an encoder worker has nothing to do for it.
+    Refused,
+    /// Left to the engine beside the encoders.
+    LeftOut,
 }
 
-fn load(
-    source: &ModelSource,
-    compute: &Compute,
-    types: &RowTypes,
-    graphs: Option<&EncoderGraphConfig>,
-) -> Result<LoadedModel, ModelError> {
-    let model = Model::open(source)?;
-    let dtype = types.of(model.name().as_str());
-    let mut encoders = Vec::new();
-    for &modality in model.modalities() {
-        let fingerprint = model.fingerprint_in(modality, dtype, compute.precision())?;
-        let mut encoder = compute.load_encoder(&model, modality)?;
-        if let Some(graphs) = graphs {
-            encoder.use_graphs(graphs);
+/// Settings of loading.
+struct LoadSettings {
+    compute: ComputeConfig,
+    dtype: RowTypes,
+    graphs: Option<EncoderGraphConfig>,
+    without: WithoutEncoder,
+}
+
+impl LoadSettings {
+    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedModel>, EncoderError> {
+        let failed = |source: &ModelSource| {
+            let dir = source.dir.display().to_string();
+            move |source| EncoderError::Model { dir, source }
+        };
+        let mut loaded = Vec::new();
+        for source in sources {
+            loaded.extend(self.load(source).map_err(failed(source))?);
         }
-        warm_up(&mut *encoder, &*model.preprocess(), modality);
-        encoders.push(LoadedEncoder { modality, fingerprint, encoder });
+        Ok(loaded)
     }
-    Ok(LoadedModel { model, encoders, dtype })
+
+    /// `None` for a model without an encoder that is left out.
+    fn load(&self, source: &ModelSource) -> Result<Option<LoadedModel>, ModelError> {
+        let compute = Compute::new(self.compute)?;
+        let model = Model::open(source)?;
+        if model.modalities().is_empty() {
+            return match self.without {
+                WithoutEncoder::LeftOut => Ok(None),
+                WithoutEncoder::Refused => Err(no_encoder(&model, source)),
+            };
+        }
+        let dtype = self.dtype.of(model.name().as_str());
+        let mut encoders = Vec::new();
+        for &modality in model.modalities() {
+            let fingerprint = model.fingerprint_in(modality, dtype, compute.precision())?;
+            let mut encoder = compute.load_encoder(&model, modality)?;
+            if let Some(graphs) = &self.graphs {
+                encoder.use_graphs(graphs);
+            }
+            warm_up(&mut *encoder, &*model.preprocess(), modality);
+            encoders.push(LoadedEncoder { modality, fingerprint, encoder });
+        }
+        Ok(Some(LoadedModel { model, encoders, dtype }))
+    }
+}
+
+fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
+    ModelError::Checkpoint {
+        path: source.dir.clone(),
+        found: format!(
+            "has no encoder: a model of type {} reads the text of its prompt alone",
+            model.family()
+        ),
+        cure: "serve it with PD workers, and leave it out of the encoder workers' --model".into(),
+    }
 }
 
 impl LoadedModel {

@@ -25,6 +25,7 @@ mod towers;
 mod vision;
 mod whisper;
 
+use causal::CausalKind;
 #[cfg(test)]
 pub(crate) use causal::rotary;
 pub use config::Config;
@@ -34,6 +35,14 @@ pub use config::Config;
 pub enum Family {
     /// Whisper, any size.
     Whisper,
+    /// Llama 1 to 3, text.
+    Llama,
+    /// Mistral, text.
+    Mistral,
+    /// Qwen2 and Qwen2.5, text.
+    Qwen2,
+    /// Qwen3, dense, text.
+    Qwen3,
     /// Llama 3.2 Vision.
     Mllama,
     /// Moonshine, any size.
@@ -66,6 +75,8 @@ pub enum Family {
     Bart,
     /// mBART and mBART-50.
     MBart,
+    /// M2M100 and NLLB, dense.
+    M2M100,
     /// Pegasus.
     Pegasus,
     /// Marian: the OPUS-MT translators.
@@ -84,7 +95,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 29] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -98,8 +109,13 @@ impl Family {
         Self::InternVl,
         Self::Gemma3,
         Self::Mllama,
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
         Self::Bart,
         Self::MBart,
+        Self::M2M100,
         Self::Pegasus,
         Self::Marian,
         Self::Blenderbot,
@@ -115,6 +131,10 @@ impl Family {
     pub const fn model_type(self) -> &'static str {
         match self {
             Self::Whisper => "whisper",
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
             Self::Mllama => "mllama",
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
@@ -131,6 +151,7 @@ impl Family {
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
+            Self::M2M100 => "m2m_100",
             Self::Pegasus => "pegasus",
             Self::Marian => "marian",
             Self::Blenderbot => "blenderbot",
@@ -160,6 +181,10 @@ impl Family {
     pub fn spec(self, config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         match self {
             Self::Whisper => whisper::spec(config),
+            Self::Llama => causal::text_spec(config, CausalKind::Llama),
+            Self::Mistral => causal::text_spec(config, CausalKind::Mistral),
+            Self::Qwen2 => causal::text_spec(config, CausalKind::Qwen2),
+            Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
             Self::Mllama => mllama::spec(config),
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
@@ -175,6 +200,7 @@ impl Family {
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),
+            Self::M2M100 => bart::spec(config, bart::M2M100),
             Self::Pegasus => bart::spec(config, bart::PEGASUS),
             Self::Marian => bart::spec(config, bart::MARIAN),
             Self::Blenderbot => bart::spec(config, bart::BLENDERBOT),

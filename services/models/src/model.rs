@@ -4,7 +4,7 @@ mod footprint;
 mod inventory;
 
 pub use footprint::{Footprint, FootprintBackend};
-pub use inventory::{BytesByPrecision, ExampleItem, Inventory, KvBytes, StageInventory};
+pub use inventory::{BytesByPrecision, EncoderInventory, ExampleItem, Inventory, KvBytes, StageInventory};
 
 use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
@@ -13,12 +13,13 @@ use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::{ItemProcessor, JsonFile};
 use crate::packed;
-use crate::preprocess::Preprocess;
+use crate::preprocess::{NoItems, Preprocess};
 use crate::prompt::PromptBuilder;
 use crate::source::{LoadFormat, ModelSource};
-use crate::spec::{ItemsSpec, ModelSpec, StemSpec};
+use crate::spec::{EncoderSpec, ItemsSpec, ModelSpec, StemSpec};
 use crate::tokenization::Tokenizer;
 use crate::weights::{self, Weights};
+use std::path::Path;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
 use triptych_kernels::{Backend, Precision};
@@ -34,7 +35,7 @@ pub struct Model {
     name: ModelName,
     family: Family,
     spec: ModelSpec,
-    modalities: [Modality; 1],
+    modalities: Vec<Modality>,
     // Configuration that the encoder's output depends on beside its weights, as text.
     encoder_settings: String,
     tokenizer: Arc<Tokenizer>,
@@ -64,27 +65,19 @@ impl Model {
         let family = Family::of(&config)?;
         let spec = family.spec(&config)?;
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-        // An encoder that reads text, alone or with an image, is the text model's as well.
-        let reads_text = matches!(spec.encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
-        let vision_config = config.get("vision_config").filter(|_| !reads_text);
-        let encoder_config = vision_config.unwrap_or(file.value());
-        let mut processor = match spec.encoder.modality {
-            Modality::Text => String::new(),
-            Modality::Image => {
-                format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
-            }
-            Modality::Audio => JsonFile::processor(dir, ItemProcessor::Audio)?.value().to_string(),
+        let (encoder_settings, preprocess): (_, Arc<dyn Preprocess>) = match &spec.encoder {
+            Some(encoder) => (
+                encoder_settings(dir, &file, encoder, &tokenizer)?,
+                family.preprocess(dir, encoder, &tokenizer)?,
+            ),
+            None => (String::new(), Arc::new(NoItems)),
         };
-        if reads_text {
-            // The tokens of a text depend on the tokenizer.
-            processor.push_str(&tokenizer.digest().to_string());
-        }
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
-            modalities: [spec.encoder.modality],
-            encoder_settings: format!("{encoder_config}\n{processor}"),
-            preprocess: family.preprocess(dir, &spec.encoder, &tokenizer)?,
+            modalities: spec.encoder.iter().map(|encoder| encoder.modality).collect(),
+            encoder_settings,
+            preprocess,
             prompts: family.prompts(dir, &spec, &tokenizer)?,
             tokenizer,
             spec,
@@ -137,7 +130,7 @@ impl Model {
         }
     }
 
-    /// The kinds of items it reads.
+    /// The kinds of items it reads; none of a model without an encoder.
     pub fn modalities(&self) -> &[Modality] {
         &self.modalities
     }
@@ -178,7 +171,7 @@ impl Model {
         dtype: DType,
         precision: Precision,
     ) -> Result<Fingerprint, ModelError> {
-        self.check_modality(modality)?;
+        let encoder = self.encoder_of(modality)?;
         let mut parts: Vec<Vec<u8>> =
             vec![modality.as_str().into(), dtype.as_str().into(), self.encoder_settings.as_str().into()];
         let precision = precision.of_encoders();
@@ -192,11 +185,11 @@ impl Model {
                     // The values that stored codes stand for depend on it.
                     parts.push(format!("quantized: {quantization}").into());
                 }
-                let names = self.spec.encoder.names;
+                let names = encoder.names;
                 let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
                 let mut tensors = stored.under(names.prefixes)?;
                 tensors.extend(stored.first(&shared));
-                for prefixes in self.spec.encoder.further_prefixes() {
+                for prefixes in encoder.further_prefixes() {
                     tensors.extend(stored.under(prefixes)?);
                 }
                 let described: Vec<String> =
@@ -220,24 +213,8 @@ impl Model {
         modality: Modality,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        self.check_modality(modality)?;
-        self.encoder_from(&Weights::open(&self.source.dir, self.source.format)?, backend)
-    }
-
-    /// Loads the decoder, and nothing of the encoder.
-    ///
-    /// # Errors
-    /// As loading the weights.
-    pub fn load_decoder<B: Backend>(&self, backend: &B) -> Result<Box<dyn Decoder>, ModelError> {
-        self.decoder_from(&Weights::open(&self.source.dir, self.source.format)?, backend)
-    }
-
-    fn encoder_from<B: Backend>(
-        &self,
-        weights: &Weights,
-        backend: &B,
-    ) -> Result<Box<dyn Encoder>, ModelError> {
-        let spec = &self.spec.encoder;
+        let spec = self.encoder_of(modality)?;
+        let weights = &Weights::open(&self.source.dir, self.source.format)?;
         let backend = &backend.for_encoders();
         Ok(match spec.stem {
             StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
@@ -245,25 +222,50 @@ impl Model {
         })
     }
 
-    fn decoder_from<B: Backend>(
-        &self,
-        weights: &Weights,
-        backend: &B,
-    ) -> Result<Box<dyn Decoder>, ModelError> {
-        Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, weights, backend)?))
+    /// Loads the decoder, and nothing of the encoder.
+    ///
+    /// # Errors
+    /// As loading the weights.
+    pub fn load_decoder<B: Backend>(&self, backend: &B) -> Result<Box<dyn Decoder>, ModelError> {
+        let weights = Weights::open(&self.source.dir, self.source.format)?;
+        Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, &weights, backend)?))
     }
 
-    fn check_modality(&self, modality: Modality) -> Result<(), ModelError> {
-        if self.modalities.contains(&modality) {
-            return Ok(());
-        }
-        Err(ModelError::Config {
+    /// The encoder of a modality.
+    fn encoder_of(&self, modality: Modality) -> Result<&EncoderSpec, ModelError> {
+        let found = self.spec.encoder.as_ref().filter(|encoder| encoder.modality == modality);
+        found.ok_or_else(|| ModelError::Config {
             file: CONFIG,
             key: "model_type".into(),
             actual: format!("{}, without an encoder for {modality}", self.family()),
             expected: format!("an encoder for {modality}"),
         })
     }
+}
+
+/// Configuration that an encoder's output depends on beside its weights, as text.
+fn encoder_settings(
+    dir: &Path,
+    file: &JsonFile,
+    encoder: &EncoderSpec,
+    tokenizer: &Tokenizer,
+) -> Result<String, ModelError> {
+    // An encoder that reads text, alone or with an image, is the text model's as well.
+    let reads_text = matches!(encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
+    let vision_config = file.get("vision_config").filter(|_| !reads_text);
+    let encoder_config = vision_config.unwrap_or(file.value());
+    let mut processor = match encoder.modality {
+        Modality::Text => String::new(),
+        Modality::Image => {
+            format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
+        }
+        Modality::Audio => JsonFile::processor(dir, ItemProcessor::Audio)?.value().to_string(),
+    };
+    if reads_text {
+        // The tokens of a text depend on the tokenizer.
+        processor.push_str(&tokenizer.digest().to_string());
+    }
+    Ok(format!("{encoder_config}\n{processor}"))
 }
 
 fn directory_name(source: &ModelSource) -> ModelName {

@@ -5,10 +5,12 @@
 //! Bytes come from clients: what a header declares is checked against [`Limits`] before memory is allocated
 //! for it, and a decoder that panics is a corrupt item. It knows no encoder and no cache.
 
+pub mod absent;
 pub mod captioned;
 pub mod image;
 pub mod text;
 
+pub use absent::NoItems;
 pub use captioned::CaptionProcessor;
 pub use image::{CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings};
 pub use text::TextProcessor;

@@ -1,10 +1,11 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`Seq2SeqPrompt`] encoder-decoder models of text; the
+//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`ChatText`] decoders of text alone, [`Seq2SeqPrompt`] encoder-decoder models of text; the
 //! builders of speech models are in [`crate::speech`]. All are made with `from_dir(model directory, tokenizer)`. They read
 //! metadata of items only, never rows or pixels, and know no scheduler.
 
 mod chat_cross;
+mod chat_text;
 mod chat_vl;
 mod conversation;
 pub(crate) mod generation;
@@ -14,9 +15,10 @@ mod template;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
+pub use chat_text::ChatText;
 pub use chat_vl::{ChatVl, PlaceholderSpec, PromptLimits, RowPositions, TileLayout, TileText, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
-pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
+pub use template::{ChatTemplate, ContentFormat, TemplateMessage, TemplatePart};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
@@ -164,6 +166,11 @@ pub trait PromptBuilder: Send + Sync {
 
     /// Sampling parameters for requests that leave them open.
     fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// True if it lays out conversations.
+    fn has_chat_template(&self) -> bool {
+        false
+    }
 
     /// Facts of a speech model that joining its transcripts needs; `None` for other models.
     fn speech(&self) -> Option<SpeechInfo> {

@@ -21,11 +21,11 @@ use std::num::NonZeroU32;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
 
-/// A whole model: one encoder, one decoder.
+/// A whole model: one encoder or none, one decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// The encode stage.
-    pub encoder: EncoderSpec,
+    /// The encode stage; `None`: the decoder reads its prompt alone.
+    pub encoder: Option<EncoderSpec>,
     /// The prefill and decode stages.
     pub decoder: DecoderSpec,
 }
@@ -222,18 +222,18 @@ pub struct StackSpec {
     pub placement: NormPlacement,
     /// True if a norm follows the last layer.
     pub final_norm: bool,
-    /// What each layer of a decoder does by itself, `[n_layers]`; empty: all are alike. Encoders have it empty.
+    /// Differences of each layer of a decoder, `[n_layers]`; empty: all are alike. Encoders have it empty.
     pub layers: Vec<LayerSpec>,
 }
 
 impl StackSpec {
-    /// What a layer does by itself.
+    /// Differences of a layer from the stack.
     pub fn layer(&self, idx: usize) -> LayerSpec {
         self.layers.get(idx).cloned().unwrap_or_default()
     }
 }
 
-/// What one layer does otherwise than its stack says; nothing by default.
+/// Differences of one layer from its stack; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerSpec {
     /// Keys up to its own that a query of self-attention attends to at most, itself included; `None`: all.

@@ -23,6 +23,8 @@ mod pipeline;
 mod qwen_vl;
 #[path = "golden_models/text.rs"]
 mod text;
+#[path = "golden_models/text_decoders.rs"]
+mod text_decoders;
 #[path = "golden_models/towers.rs"]
 mod towers;
 #[path = "golden_models/vision.rs"]

@@ -8,6 +8,8 @@ mod inventory;
 mod packed;
 #[path = "loading/published.rs"]
 mod published;
+#[path = "loading/published_decoders.rs"]
+mod published_decoders;
 #[path = "loading/published_text.rs"]
 mod published_text;
 #[path = "loading/published_vision.rs"]

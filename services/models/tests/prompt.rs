@@ -4,6 +4,8 @@
 mod golden;
 #[path = "prompt/generation.rs"]
 mod generation;
+#[path = "prompt/chat_text.rs"]
+mod chat_text;
 #[path = "prompt/seq2seq.rs"]
 mod seq2seq;
 

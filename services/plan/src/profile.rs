@@ -31,6 +31,7 @@ use crate::curves::{ColocationSlowdown, EncodePoint, ItemPoint, KvSizes, Point, 
 use triptych_core::Modality;
 use triptych_models::Model;
 use triptych_models::compute::Compute;
+use triptych_models::encoder::Encoder;
 
 /// Compute curves of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,11 +52,34 @@ pub struct Profiled {
     pub prompt: PromptSpec,
     /// Encoder and engine on the same threads.
     pub colocated: ColocationSlowdown,
-    /// Width of the encoder's rows.
+    /// Width of the encoder's rows; without an encoder the decoder's.
     pub hidden: usize,
 }
 
-/// Measures everything that is compute.
+/// The encoder of a model and what is measured of it.
+struct EncodeStage {
+    encoder: Box<dyn Encoder>,
+    samples: Vec<items::Sample>,
+    points: Vec<EncodePoint>,
+    n_parts: usize,
+}
+
+impl EncodeStage {
+    fn measure(
+        model: &Model,
+        (modality, compute): (Modality, &Compute),
+        settings: &ProfileSettings,
+        progress: Progress<'_>,
+    ) -> Result<Self, ProfileError> {
+        let samples = items::samples(model, modality, settings, progress)?;
+        let mut encoder = compute.load_encoder(model, modality)?;
+        let points = encode::points(encoder.as_mut(), &samples, settings, progress)?;
+        let n_parts = encode::n_parts(encoder.as_mut(), &samples)?;
+        Ok(Self { encoder, samples, points, n_parts })
+    }
+}
+
+/// Measures everything that is compute. A model without an encoder has no items and no points of one.
 ///
 /// # Errors
 /// [`ProfileError`].
@@ -64,20 +88,27 @@ pub fn measure(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Profiled, ProfileError> {
-    let modality: Modality = *model.modalities().first().ok_or(ProfileError::NoEncoder)?;
     let compute = Compute::new(settings.compute)?;
-    let samples = items::samples(model, modality, settings, progress)?;
-    let mut encoder = compute.load_encoder(model, modality)?;
-    let hidden = encoder.hidden();
-    let encode = encode::points(encoder.as_mut(), &samples, settings, progress)?;
-    let encode_parts = encode::n_parts(encoder.as_mut(), &samples)?;
+    let mut stage = match model.modalities().first() {
+        Some(&modality) => Some(EncodeStage::measure(model, (modality, &compute), settings, progress)?),
+        None => None,
+    };
+    let samples = stage.as_mut().map(|stage| std::mem::take(&mut stage.samples)).unwrap_or_default();
+    let hidden = stage.as_ref().map_or(model.spec().decoder.stack.hidden, |stage| stage.encoder.hidden());
     let mut decoder = compute.load_decoder(model)?;
     let info = decoder.info();
     let largest = samples.iter().map(|s| s.input.n_tokens as usize).max().unwrap_or(0);
     let grid = grid::Grid::new(&info, settings, largest)?;
     let forwards = step::forwards(decoder.as_mut(), &grid, settings, progress)?;
-    let colocated = colocation::measure(encoder.as_mut(), decoder.as_mut(), &samples, &grid, settings)?;
-    drop(encoder);
+    let colocated = match &mut stage {
+        Some(stage) => {
+            colocation::measure(stage.encoder.as_mut(), decoder.as_mut(), &samples, &grid, settings)?
+        }
+        None => ColocationSlowdown::default(),
+    };
+    let described = |sample: &items::Sample| Some(sample.described(*model.modalities().first()?, hidden));
+    let prompt = prompt::layout(model, samples.first().and_then(described));
+    let (encode, encode_parts) = stage.map_or((Vec::new(), 1), |stage| (stage.points, stage.n_parts));
     let overhead = engine::overhead(model, decoder, &samples, settings, progress)?;
     let added = |point: &StepPoint, n: f64| {
         let us = overhead.of(point.decodes + u32::from(point.prefill_tokens > 0));
@@ -96,7 +127,7 @@ pub fn measure(
         encode_parts,
         step,
         kv: grid::kv_sizes(&info, model.max_cross_rows()),
-        prompt: prompt::layout(model, samples.first().map(|sample| sample.described(modality, hidden))),
+        prompt,
         colocated,
         hidden,
     })

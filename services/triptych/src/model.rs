@@ -28,10 +28,17 @@ const WORTH_KEEPING: u64 = 16 << 20;
 pub struct CheckedModel {
     /// The name clients use.
     pub name: ModelName,
-    /// Modalities of its items.
+    /// Modalities of its items; none of a decoder by itself.
     pub modalities: Vec<Modality>,
     /// Its directory, absolute.
     pub dir: PathBuf,
+}
+
+impl CheckedModel {
+    /// True if encoder workers serve it.
+    pub fn has_encoder(&self) -> bool {
+        !self.modalities.is_empty()
+    }
 }
 
 /// Fetches, unpacks and opens the models of the flags.

@@ -40,11 +40,6 @@ use triptych_ec::{EcError, EcSetting, Scope};
 /// [`CliError`] if the cluster cannot start. Once it was ready, only a signal ends it; it is an error then if requests
 /// had to be cut.
 pub async fn run(args: UpArgs) -> Result<(), CliError> {
-    if args.encoders == 0 && !args.with_encoder {
-        return Err(CliError::Setting(
-            "--encoders 0: then PD workers must encode, with --with-encoder".into(),
-        ));
-    }
     let mut signals = Signals::watch()?;
     let screen = Screen::new(&args.log)?;
     let start = Instant::now();
@@ -62,6 +57,15 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
     };
+    if args.encoders == 0
+        && !args.with_encoder
+        && let Some(model) = models.iter().find(|model| model.has_encoder())
+    {
+        return Err(CliError::Setting(format!(
+            "--encoders 0: then PD workers must encode for model {}, with --with-encoder",
+            model.name
+        )));
+    }
     let ec = store(&args.ec)?;
     check_store(&ec.setting).await?;
     let plan = ClusterPlan::new(&args, &ec, &models, endpoints)?;

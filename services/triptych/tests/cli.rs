@@ -236,6 +236,41 @@ fn tensors_that_both_stages_read_are_named() {
 }
 
 #[test]
+fn a_decoder_by_itself_has_no_encoder_to_show_or_to_serve() {
+    let dir = tree("tests/golden/llama_tied/model");
+    let llama = &facts(&[&dir])[0];
+    assert_eq!(llama["architecture"], "LlamaForCausalLM");
+    assert_eq!(llama["modalities"], serde_json::json!([]));
+    assert_eq!(
+        llama["endpoints"],
+        serde_json::json!([
+            "POST /v1/chat/completions",
+            "POST /v1/completions",
+            "gRPC triptych.v1.Triptych/Generate"
+        ])
+    );
+    assert!(llama["stages"]["encoder"].is_null() && llama["example"].is_null());
+    assert_eq!(llama["unused_tensors"], serde_json::json!([]));
+    let page = triptych(&["models", &dir, "--measure"]).stdout;
+    let page = String::from_utf8_lossy(&page);
+    for line in ["reads       its prompt alone", "prompts     chat messages, or text or tokens"] {
+        assert!(page.contains(line), "{line:?} is not in {page}");
+    }
+    assert!(!page.contains("from the encoder"), "{page}");
+
+    let store = tempfile::tempdir().expect("a temporary directory");
+    let ec = format!("disk:{}?mib=16", store.path().display());
+    let encoder =
+        ["encoder", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ec", &ec, "--model", &dir];
+    refuses(&encoder, 2, &["has no encoder: a model of type llama", "serve it with PD workers"]);
+    let up = ["up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--encoders", "0", "--model"];
+    let eyes = tree("tests/golden/llava_clip_llama/model");
+    let (text, eyes) = (format!("text={dir}"), format!("eyes={eyes}"));
+    let both = [up.as_slice(), &[&text, "--model", &eyes]].concat();
+    refuses(&both, 2, &["--encoders 0", "for model eyes", "--with-encoder"]);
+}
+
+#[test]
 fn the_format_of_weights_and_their_quantization_are_shown() {
     let with_weights = |case: &str, weights: &str, settings: Option<&str>| {
         let dir = tempfile::tempdir().expect("a temporary directory");

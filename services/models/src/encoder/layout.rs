@@ -214,7 +214,11 @@ mod tests {
     fn spec(case: &str) -> EncoderSpec {
         let json = golden(case, "model/config.json");
         let config = Config::new("config.json", &json);
-        Family::of(&config).and_then(|f| f.spec(&config)).expect("a golden configuration").encoder
+        Family::of(&config)
+            .and_then(|f| f.spec(&config))
+            .expect("a golden configuration")
+            .encoder
+            .expect("an encoder")
     }
 
     fn unit(grid: [usize; 3]) -> EncodeUnit<'static> {

@@ -1,8 +1,8 @@
-//! BART and its relatives: mBART, Pegasus, Marian, BlenderBot, BlenderBot-small. One encoder-decoder of text with
+//! BART and its relatives: mBART, M2M100 and NLLB, Pegasus, Marian, BlenderBot, BlenderBot-small. One encoder-decoder of text with
 //! different values.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/bart/modeling_bart.py>
-//! and `mbart`, `pegasus`, `marian`, `blenderbot`, `blenderbot_small` beside it. Quirks: the tables of learned
+//! and `mbart`, `m2m_100`, `pegasus`, `marian`, `blenderbot`, `blenderbot_small` beside it. Quirks: the tables of learned
 //! positions begin with two rows that nothing uses, except BlenderBot's; BlenderBot-small's decoder normalises
 //! embeddings before it adds positions, its encoder after; the logits have a bias that is seldom other than zero
 //! and often not stored; one token table may be stored under any of its users' names.
@@ -25,6 +25,8 @@ pub(super) struct BartVariant {
     /// Norms before the first layer of encoder and decoder.
     input_norms: [InputNorm; 2],
     positions: PositionStyle,
+    /// True if token embeddings are scaled where the configuration does not say.
+    scales: bool,
 }
 
 /// Position encoding of the rows.
@@ -34,20 +36,31 @@ enum PositionStyle {
     Learned { offset: usize },
     /// Computed.
     Sinusoids,
+    /// Computed as fairseq does: from behind the padding token's id.
+    AfterPadding,
 }
 
 pub(super) const BART: BartVariant = BartVariant {
     placement: NormPlacement::Post,
     input_norms: [InputNorm::AfterPositions; 2],
     positions: PositionStyle::Learned { offset: 2 },
+    scales: false,
 };
 
 pub(super) const MBART: BartVariant = BartVariant { placement: NormPlacement::Pre, ..BART };
+
+pub(super) const M2M100: BartVariant = BartVariant {
+    placement: NormPlacement::Pre,
+    input_norms: [InputNorm::Absent; 2],
+    positions: PositionStyle::AfterPadding,
+    scales: true,
+};
 
 pub(super) const PEGASUS: BartVariant = BartVariant {
     placement: NormPlacement::Pre,
     input_norms: [InputNorm::Absent; 2],
     positions: PositionStyle::Sinusoids,
+    scales: false,
 };
 
 pub(super) const MARIAN: BartVariant = BartVariant { placement: NormPlacement::Post, ..PEGASUS };
@@ -56,12 +69,13 @@ pub(super) const BLENDERBOT: BartVariant = BartVariant {
     placement: NormPlacement::Pre,
     input_norms: [InputNorm::Absent; 2],
     positions: PositionStyle::Learned { offset: 0 },
+    scales: false,
 };
 
 pub(super) const BLENDERBOT_SMALL: BartVariant = BartVariant {
     placement: NormPlacement::Post,
     input_norms: [InputNorm::AfterPositions, InputNorm::BeforePositions],
-    positions: PositionStyle::Learned { offset: 0 },
+    ..BLENDERBOT
 };
 
 const OWN: [&[&str]; 2] = [
@@ -119,13 +133,25 @@ const fn decoder_names(tokens: &'static [&'static str]) -> DecoderNames {
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpec, ModelError> {
+    let (encoder, decoder) = stages(config, variant)?;
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
+}
+
+/// Its encoder and its decoder.
+///
+/// # Errors
+/// As [`spec`].
+pub(super) fn stages(
+    config: &Config<'_>,
+    variant: BartVariant,
+) -> Result<(EncoderSpec, DecoderSpec), ModelError> {
     let shared = config.flag_or("share_encoder_decoder_embeddings", true)?;
     let max_tokens = config.size("max_position_embeddings")?;
     let vocab = config.size("vocab_size")?;
     let encoder = EncoderSpec {
         modality: Modality::Text,
-        stem: StemSpec::Tokens { vocab, max_tokens, scale: embedding_scale(config)? },
-        positions: variant.positions(max_tokens),
+        stem: StemSpec::Tokens { vocab, max_tokens, scale: embedding_scale(config, variant)? },
+        positions: variant.positions(config, max_tokens)?,
         stack: stack(config, variant, Side::Encoder)?,
         windows: None,
         extras: EncoderExtras::default(),
@@ -137,7 +163,7 @@ pub(super) fn spec(config: &Config<'_>, variant: BartVariant) -> Result<ModelSpe
         decoder.vocab = config.size_or("decoder_vocab_size", vocab)?;
         decoder.names = &OWN_DECODER;
     }
-    Ok(ModelSpec { encoder, decoder })
+    Ok((encoder, decoder))
 }
 
 /// The decoder of a configuration over encoder rows of `encoder_hidden`.
@@ -154,12 +180,12 @@ pub(super) fn decoder(
     let embedding_scale = match stack.input_norm {
         // A norm right behind the table undoes its factor but for rounding; the reference leaves it out.
         InputNorm::BeforePositions => 1.0,
-        InputNorm::Absent | InputNorm::AfterPositions => embedding_scale(config)?,
+        InputNorm::Absent | InputNorm::AfterPositions => embedding_scale(config, variant)?,
     };
     Ok(DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context,
-        positions: variant.positions(max_context),
+        positions: variant.positions(config, max_context)?,
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden,
             attention: stack.attention,
@@ -173,11 +199,14 @@ pub(super) fn decoder(
 }
 
 impl BartVariant {
-    fn positions(self, n_rows: usize) -> Positions {
-        match self.positions {
+    fn positions(self, config: &Config<'_>, n_rows: usize) -> Result<Positions, ModelError> {
+        Ok(match self.positions {
             PositionStyle::Learned { offset } => Positions::Table { n_rows, offset },
             PositionStyle::Sinusoids => Positions::Sinusoids { n_rows },
-        }
+            PositionStyle::AfterPadding => {
+                Positions::WideSinusoids { n_rows, offset: padding_token(config)? + 1 }
+            }
+        })
     }
 }
 
@@ -222,7 +251,17 @@ fn stack(config: &Config<'_>, variant: BartVariant, side: Side) -> Result<StackS
     })
 }
 
-fn embedding_scale(config: &Config<'_>) -> Result<f32, ModelError> {
+/// The padding token, 1 where the configuration does not say.
+///
+/// # Errors
+/// [`ModelError::Config`] for something else than a token.
+pub(super) fn padding_token(config: &Config<'_>) -> Result<usize, ModelError> {
+    let Some(value) = config.get("pad_token_id") else { return Ok(1) };
+    let id = value.as_u64().filter(|id| *id < 1 << 20);
+    id.map(|id| id as usize).ok_or_else(|| config.unsupported("pad_token_id", value, "a token id"))
+}
+
+fn embedding_scale(config: &Config<'_>, variant: BartVariant) -> Result<f32, ModelError> {
     let hidden = config.size("d_model")? as f32;
-    Ok(if config.flag_or("scale_embedding", false)? { hidden.sqrt() } else { 1.0 })
+    Ok(if config.flag_or("scale_embedding", variant.scales)? { hidden.sqrt() } else { 1.0 })
 }

@@ -112,6 +112,16 @@ impl CausalKind {
         Self::of(name).ok_or_else(|| config.unsupported("model_type", name, "llama, mistral, qwen2 or qwen3"))
     }
 
+    /// The class of a model by itself.
+    fn architecture(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
     fn defaults(self) -> Defaults {
         match self {
             Self::Llama => LLAMA,
@@ -130,7 +140,7 @@ impl CausalKind {
         })
     }
 
-    /// What each layer does by itself: some attend to a window. Empty if none does.
+    /// The layers that attend to a window, and those that do not; empty if none does.
     fn layers(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
@@ -185,6 +195,23 @@ pub(super) fn windowed_layers(
     kinds.filter(|kinds| kinds.len() == n_layers).ok_or_else(|| {
         config.unsupported(KEY, list, format!("{n_layers} of full_attention and sliding_attention"))
     })
+}
+
+/// The spec of a decoder by itself.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported, and for a model of the same layers that writes no text.
+pub(super) fn text_spec(config: &Config<'_>, kind: CausalKind) -> Result<ModelSpec, ModelError> {
+    const KEY: &str = "architectures";
+    let expected = kind.architecture();
+    if let Some(architectures) = config.get(KEY)
+        && !architectures.as_array().is_some_and(|list| list.iter().any(|name| name == expected))
+    {
+        return Err(config.unsupported(KEY, architectures, expected));
+    }
+    let tied_head = config.flag_or("tie_word_embeddings", false)?;
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
+    Ok(ModelSpec { encoder: None, decoder: spec(config, kind, place)? })
 }
 
 /// Place of a decoder in its model.
@@ -370,5 +397,21 @@ mod tests {
         let kinds = ["sliding_attention", "full_attention", "sliding_attention"];
         let listed = json!({ "sliding_window": 64, "use_sliding_window": true, "layer_types": kinds });
         check(CausalKind::Qwen3, listed, [Some(64), None, Some(64)]);
+    }
+
+    #[test]
+    fn a_model_that_writes_no_text_is_refused_by_its_class() {
+        let check = |json: serde_json::Value| {
+            let config = Config::new("config.json", &json);
+            text_spec(&config, CausalKind::Llama).map_err(|e| e.to_string()).err()
+        };
+        assert_eq!(check(serde_json::json!({})), None);
+        assert_eq!(check(serde_json::json!({ "architectures": ["LlamaForCausalLM"] })), None);
+        let error = check(serde_json::json!({ "architectures": ["LlamaForSequenceClassification"] }));
+        let error = error.expect("refused");
+        assert!(
+            error.contains("LlamaForSequenceClassification") && error.contains("expected LlamaForCausalLM"),
+            "{error}"
+        );
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     if model_type != "bart" {
         return Err(text.unsupported("model_type", model_type, "bart"));
     }
-    let ModelSpec { mut encoder, mut decoder } = bart::spec(&text, bart::BART)?;
+    let (mut encoder, mut decoder) = bart::stages(&text, bart::BART)?;
     let StemSpec::Tokens { vocab, max_tokens, scale } = encoder.stem else {
         return Err(text.unsupported("model_type", model_type, "a text model"));
     };
@@ -112,7 +112,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         names: &PROJECTOR,
     });
     decoder.names = &DECODER;
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn tower(config: &Config<'_>) -> Result<DavitSpec, ModelError> {

@@ -53,7 +53,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         names: &PROJECTOR,
     });
     encoder.extras.tiling = Some(TilingSpec::PanAndScan);
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 /// Side of the square of rows whose mean is an output row.

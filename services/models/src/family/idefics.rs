@@ -46,5 +46,5 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         names: &CONNECTOR,
     });
     encoder.extras.tiling = Some(TilingSpec::Split);
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }

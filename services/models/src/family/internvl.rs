@@ -79,7 +79,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         names: &PROJECTOR,
     });
     encoder.extras.tiling = Some(TilingSpec::AspectRatio);
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 /// Side of the square of rows that become one: the inverse of a ratio.

@@ -68,7 +68,7 @@ pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, Mo
         encoder.extras.learned_rows = vec![NEWLINE];
         encoder.extras.tiling = Some(TilingSpec::AnyResolution { sizes: sizes(config, kind)?, max_tiles });
     }
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn layer(config: &Config<'_>, default: i64) -> Result<i64, ModelError> {

@@ -93,7 +93,7 @@ const NO_BIAS: AttentionBias = AttentionBias { q: false, k: false, v: false, out
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let decoder = text(&config.section("text_config", "text_config.")?)?;
     let encoder = vision(&config.section("vision_config", "vision_config.")?, decoder.stack.hidden)?;
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {

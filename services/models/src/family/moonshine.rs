@@ -71,7 +71,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let encoder = stack(config, Side::Encoder)?;
     let decoder = stack(config, Side::Decoder)?;
     Ok(ModelSpec {
-        encoder: EncoderSpec {
+        encoder: Some(EncoderSpec {
             modality: Modality::Audio,
             stem: StemSpec::Wave(WAVE),
             positions: rotary(config, Side::Encoder, encoder.attention)?,
@@ -80,7 +80,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             extras: EncoderExtras::default(),
             projector: None,
             names: &ENCODER,
-        },
+        }),
         decoder: DecoderSpec {
             vocab: config.size("vocab_size")?,
             max_context: config.size("max_position_embeddings")?,

@@ -84,7 +84,7 @@ pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelS
         let expected = format!("{}, hidden_size", decoder.stack.hidden);
         return Err(config.unsupported("vision_config: output width", actual, expected));
     }
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<DecoderSpec, ModelError> {

@@ -9,7 +9,7 @@ use crate::preprocess::image::{
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
-    ChatCross, ChatVl, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits, Seq2SeqPrompt,
+    ChatCross, ChatText, ChatVl, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits, Seq2SeqPrompt,
 };
 use crate::spec::{EncoderSpec, ModelSpec, StemSpec, TilingSpec};
 use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
@@ -17,6 +17,7 @@ use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
+use triptych_core::Modality;
 
 impl Family {
     /// Reads the processor of a model directory, and checks that it makes what the encoder reads.
@@ -83,6 +84,9 @@ impl Family {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 => {
+                Arc::new(ChatText::from_dir(dir, tokenizer, limits)?)
+            }
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
             }
@@ -91,17 +95,18 @@ impl Family {
             }
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
-                let (grid, n_rows) = tile_rows(&spec.encoder);
+                let (grid, n_rows) = tile_rows(spec.encoder.as_ref());
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::idefics(grid, n_rows), limits)?)
             }
             Self::Gemma3 => {
-                let (grid, n_rows) = tile_rows(&spec.encoder);
+                let (grid, n_rows) = tile_rows(spec.encoder.as_ref());
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
             }
             Self::VisionEncoderDecoder
             | Self::Florence2
             | Self::Bart
             | Self::MBart
+            | Self::M2M100
             | Self::Pegasus
             | Self::Marian
             | Self::Blenderbot
@@ -110,7 +115,7 @@ impl Family {
             | Self::Mt5
             | Self::Umt5 => {
                 let limits = Seq2SeqLimits {
-                    modality: spec.encoder.modality,
+                    modality: spec.encoder.as_ref().map_or(Modality::Text, |encoder| encoder.modality),
                     vocab: spec.decoder.vocab,
                     max_context: spec.decoder.max_context,
                 };
@@ -145,12 +150,12 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
 }
 
 /// Patches of a tile, down and across, and its output rows.
-fn tile_rows(spec: &EncoderSpec) -> ([u32; 2], u32) {
-    let grid = match spec.stem {
-        StemSpec::PrefixedPatches { grid, .. } => grid,
+fn tile_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], u32) {
+    let grid = match spec.map(|encoder| &encoder.stem) {
+        Some(StemSpec::PrefixedPatches { grid, .. }) => *grid,
         _ => [0; 2],
     };
-    let n_rows = spec.image_tokens(grid).unwrap_or_default();
+    let n_rows = spec.and_then(|encoder| encoder.image_tokens(grid)).unwrap_or_default();
     (grid.map(|n| n as u32), n_rows as u32)
 }
 

@@ -142,7 +142,7 @@ pub(super) fn spec(config: &Config<'_>, variant: T5Variant) -> Result<ModelSpec,
         head: HeadSpec { scale: head_scale(config, variant, hidden)?, ..HeadSpec::plain(true) },
         names: if gated { &GATED_DECODER } else { &DECODER },
     };
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn positions(config: &Config<'_>, variant: T5Variant, sides: BucketSides) -> Result<Positions, ModelError> {

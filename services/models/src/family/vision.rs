@@ -58,5 +58,5 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         }
         _ => {}
     }
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }

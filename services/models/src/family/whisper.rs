@@ -65,7 +65,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         head: HeadSpec::plain(config.flag_or("tie_word_embeddings", true)?),
         names: &DECODER,
     };
-    Ok(ModelSpec { encoder, decoder })
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
 fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSpec, ModelError> {

@@ -9,7 +9,7 @@ use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::quantization::Quantization;
-use crate::spec::StemSpec;
+use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
 use std::io::Cursor;
@@ -91,18 +91,25 @@ pub struct Inventory {
     pub weights: WeightFormat,
     /// Method by which they are quantized; `None`: they are not.
     pub quantization: Option<Quantization>,
-    /// The encoder stage.
-    pub encoder: StageInventory,
+    /// The encoder stage, where the model has one.
+    pub encoder: Option<EncoderInventory>,
     /// The prefill and decode stages.
     pub decoder: StageInventory,
     /// Tensors that both read, in the order of their names.
     pub shared: Vec<String>,
     /// Tensors that neither reads, in the order of their names.
     pub unused: Vec<String>,
-    /// Bytes of an encoder row in transfer.
-    pub row: BytesByPrecision,
     /// Bytes of KV cache.
     pub kv: KvBytes,
+}
+
+/// The encoder stage, and what leaves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderInventory {
+    /// Its tensors.
+    pub stage: StageInventory,
+    /// Bytes of an encoder row in transfer.
+    pub row: BytesByPrecision,
     /// An item of the model's kind.
     pub example: ExampleItem,
 }
@@ -113,12 +120,13 @@ impl Model {
     /// # Errors
     /// As [`Model::load_encoder`] and [`Model::load_decoder`].
     pub fn inventory(&self) -> Result<Inventory, ModelError> {
-        let modality = self.spec.encoder.modality;
-        let mut hidden = 0;
-        let (encoder, encoder_names) = self.stage(|weights, backend| {
-            hidden = self.hidden_of_encoder(weights, &backend.for_encoders())?;
-            Ok(())
-        })?;
+        let (encoder, encoder_names) = match &self.spec.encoder {
+            Some(spec) => {
+                let (encoder, names) = self.encoder_inventory(spec)?;
+                (Some(encoder), names)
+            }
+            None => (None, BTreeSet::new()),
+        };
         let mut blocks = Vec::new();
         let (decoder, decoder_names) = self.stage(|weights, backend| {
             // Not behind `dyn`, whose table would have the code of a forward pass compiled for this back end too.
@@ -147,19 +155,27 @@ impl Model {
             decoder,
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
-            row: BytesByPrecision::of([4, 2, 2, 2]).times(hidden),
             kv,
-            example: self.example(modality),
         })
     }
 
-    /// Loads the encoder; the width of its rows. Not behind `dyn` either.
-    fn hidden_of_encoder(&self, weights: &Weights, backend: &FootprintBackend) -> Result<usize, ModelError> {
-        let spec = &self.spec.encoder;
-        Ok(match spec.stem {
-            StemSpec::Tiles(_) => TiledEncoder::load(spec, weights, backend)?.hidden(),
-            _ => TransformerEncoder::load(spec, weights, backend)?.hidden(),
-        })
+    /// The inventory of an encoder and the names of its tensors.
+    fn encoder_inventory(
+        &self,
+        spec: &EncoderSpec,
+    ) -> Result<(EncoderInventory, BTreeSet<String>), ModelError> {
+        let mut hidden = 0;
+        let (stage, names) = self.stage(|weights, backend| {
+            let backend = &backend.for_encoders();
+            // Not behind `dyn` either.
+            hidden = match spec.stem {
+                StemSpec::Tiles(_) => TiledEncoder::load(spec, weights, backend)?.hidden(),
+                _ => TransformerEncoder::load(spec, weights, backend)?.hidden(),
+            };
+            Ok(())
+        })?;
+        let row = BytesByPrecision::of([4, 2, 2, 2]).times(hidden);
+        Ok((EncoderInventory { stage, row, example: self.example(spec) }, names))
     }
 
     /// Loads a stage on a [`FootprintBackend`], once for each precision. Returns its inventory and the names of its tensors.
@@ -190,10 +206,11 @@ impl Model {
     }
 
     /// A plain item of the model's kind, with the rows that its own processor makes of it.
-    fn example(&self, modality: Modality) -> ExampleItem {
+    fn example(&self, spec: &EncoderSpec) -> ExampleItem {
+        let modality = spec.modality;
         let (item, bytes) = match modality {
             Modality::Text => {
-                let longest = match self.spec.encoder.stem {
+                let longest = match spec.stem {
                     StemSpec::Tokens { max_tokens, .. } => max_tokens,
                     _ => usize::MAX,
                 };

@@ -187,4 +187,8 @@ impl PromptBuilder for ChatCross {
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
     }
+
+    fn has_chat_template(&self) -> bool {
+        self.template.is_ok()
+    }
 }

@@ -499,6 +499,10 @@ impl PromptBuilder for ChatVl {
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
     }
+
+    fn has_chat_template(&self) -> bool {
+        true
+    }
 }
 
 /// Checks that every item is named exactly once.

@@ -52,6 +52,14 @@ impl RenderedChat {
         Ok(Self { text, order: order.collect(), guard })
     }
 
+    /// Its tokens as the template writes them, and nothing around them: what tokenizers of text models do with a conversation.
+    ///
+    /// # Errors
+    /// [`PromptError`] if the model's rules have no token for the text.
+    pub(super) fn template_tokens(self, tokenizer: &Tokenizer) -> Result<Vec<u32>, PromptError> {
+        tokenizer.encode_guarded(&self.text, &self.guard)
+    }
+
     /// Its tokens; `edit` changes the text, whose placeholders are the template's alone.
     ///
     /// Control tokens come from the template and from `edit` alone.

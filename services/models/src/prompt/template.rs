@@ -14,6 +14,7 @@ use std::time::SystemTime;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
+const SOURCES: &str = "a template, or a list of {name, template}";
 
 /// A compiled chat template, with the special tokens that it may refer to.
 #[derive(Debug)]
@@ -21,9 +22,19 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like, by key.
     specials: Vec<(&'static str, String)>,
+    format: ContentFormat,
 }
 
-/// A message as templates see it: `{role, content: [part, …]}`.
+/// Form of a message's content that a template reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContentFormat {
+    /// A list of parts, as templates of models with items expect.
+    Parts,
+    /// One string, as templates of text models expect: texts of a message, a line each.
+    String,
+}
+
+/// A message: its role and its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateMessage<'a> {
     /// Role of the author, such as `user`.
@@ -49,6 +60,17 @@ impl ChatTemplate {
     /// [`ModelError`] if there is none, or it does not compile.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let config = JsonFile::read_or_empty(dir, TOKENIZER_CONFIG)?;
+        let missing = || config.wrong(NAME, SOURCES);
+        Self::find(dir, ContentFormat::Parts)?.ok_or_else(missing)
+    }
+
+    /// The same, where contents have `format`; `None` if the directory has no template.
+    ///
+    /// # Errors
+    /// [`ModelError`] if it does not compile, or is neither a template nor a list of them.
+    pub fn find(dir: &Path, format: ContentFormat) -> Result<Option<Self>, ModelError> {
+        let config = JsonFile::read_or_empty(dir, TOKENIZER_CONFIG)?;
+        let Some(source) = find_source(dir, &config)? else { return Ok(None) };
         let specials = ["bos_token", "eos_token", "pad_token", "unk_token"]
             .into_iter()
             .filter_map(|key| {
@@ -57,8 +79,9 @@ impl ChatTemplate {
                 Some((key, text.to_owned()))
             })
             .collect();
-        Self::new(find_source(dir, &config)?, specials, SystemTime::now)
-            .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })
+        let template = Self::new(source, specials, SystemTime::now)
+            .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })?;
+        Ok(Some(Self { format, ..template }))
     }
 
     /// Compiles a template. `now` is the clock of `strftime_now`.
@@ -75,7 +98,7 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", move |format: String| time::format(&format, now()));
         environment.add_template_owned(NAME, without_generation(&source))?;
-        Ok(Self { environment, specials })
+        Ok(Self { environment, specials, format: ContentFormat::Parts })
     }
 
     /// Renders messages up to where the assistant begins to write.
@@ -84,7 +107,7 @@ impl ChatTemplate {
     /// [`PromptError::Template`] if the template refuses them.
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, PromptError> {
         let mut context: Vec<(&str, Value)> = vec![
-            ("messages", messages.iter().map(message_value).collect()),
+            ("messages", messages.iter().map(|message| self.message_value(message)).collect()),
             ("add_generation_prompt", Value::from(true)),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
@@ -94,6 +117,24 @@ impl ChatTemplate {
             .get_template(NAME)
             .and_then(|template| template.render(Value::from_pairs(context)))
             .map_err(|e| PromptError::Template(e.detail().map_or_else(|| e.to_string(), str::to_owned)))
+    }
+
+    fn message_value(&self, message: &TemplateMessage<'_>) -> Value {
+        let part = |part: &TemplatePart| match part {
+            TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
+            TemplatePart::Image => Value::from_pairs([("type", "image")]),
+        };
+        let text = |part: &TemplatePart| match part {
+            TemplatePart::Text(text) => Some(text.clone()),
+            TemplatePart::Image => None,
+        };
+        let content: Value = match self.format {
+            ContentFormat::Parts => message.content.iter().map(part).collect(),
+            ContentFormat::String => {
+                Value::from(message.content.iter().filter_map(text).collect::<Vec<_>>().join("\n"))
+            }
+        };
+        Value::from_pairs([("role", Value::from(message.role)), ("content", content)])
     }
 }
 
@@ -122,31 +163,22 @@ fn without_generation(source: &str) -> String {
     out
 }
 
-fn message_value(message: &TemplateMessage<'_>) -> Value {
-    let part = |part: &TemplatePart| match part {
-        TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
-        TemplatePart::Image => Value::from_pairs([("type", "image")]),
-    };
-    let content: Value = message.content.iter().map(part).collect();
-    Value::from_pairs([("role", Value::from(message.role)), ("content", content)])
-}
-
-fn find_source(dir: &Path, config: &JsonFile) -> Result<String, ModelError> {
+/// The text of a directory's template; `None` without one.
+fn find_source(dir: &Path, config: &JsonFile) -> Result<Option<String>, ModelError> {
     let path = dir.join("chat_template.jinja");
     match std::fs::read_to_string(&path) {
-        Ok(source) => return Ok(source),
+        Ok(source) => return Ok(Some(source)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(source) => return Err(ModelError::File { path, source }),
     }
     let own = JsonFile::read_or_empty(dir, "chat_template.json")?;
-    let found = own.get(NAME).or_else(|| config.get(NAME));
+    let Some(found) = own.get(NAME).or_else(|| config.get(NAME)) else { return Ok(None) };
     let by_name = |list: &[serde_json::Value]| {
         let default = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
         default["template"].as_str().map(str::to_owned)
     };
-    found
-        .and_then(|t| t.as_str().map(str::to_owned).or_else(|| by_name(t.as_array()?)))
-        .ok_or_else(|| config.wrong(NAME, "a template, or a list of {name, template}"))
+    let source = found.as_str().map(str::to_owned).or_else(|| by_name(found.as_array()?));
+    source.map(Some).ok_or_else(|| config.wrong(NAME, SOURCES))
 }
 
 #[cfg(test)]

@@ -85,9 +85,9 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
         "pegasus" => "Pegasus",
         "whisper" => "Whisper",
         "xlm-roberta" => "XLMRoberta",
-        "llama" => "Llama",
+        "llama" | "mistral" => "Llama",
         "bert" => "Bert",
-        "qwen2" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" => "Qwen2",
+        "qwen2" | "qwen3" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" => "Qwen2",
         _ => "",
     };
     Ok(class.to_owned())

@@ -13,9 +13,11 @@ impl LanguageTokens {
         Self(codes)
     }
 
-    /// Languages by spelling: control tokens such as `en_XX` and `zh_CN`.
+    /// Languages by spelling: control tokens such as `en_XX` (mBART), `eng_Latn` (NLLB), and `__en__` (M2M100), whose code
+    /// is `en`.
     pub fn of_codes(tokenizer: &Tokenizer) -> Self {
-        Self::new(tokenizer.controls().filter(|(spelling, _)| is_code(spelling)).collect())
+        let named = |(spelling, token): (String, u32)| Some((code_of(&spelling)?.to_owned(), token));
+        Self::new(tokenizer.controls().filter_map(named).collect())
     }
 
     /// The token of a code.
@@ -44,11 +46,23 @@ impl LanguageTokens {
     }
 }
 
-/// A language and a region: `en_XX`.
+/// The code that a token's spelling names.
+fn code_of(spelling: &str) -> Option<&str> {
+    let bare = spelling.strip_prefix("__").and_then(|rest| rest.strip_suffix("__"));
+    match bare {
+        Some(code) => Some(code).filter(|code| is_language(code)),
+        None => Some(spelling).filter(|spelling| is_code(spelling)),
+    }
+}
+
+fn is_language(code: &str) -> bool {
+    (2..=3).contains(&code.len()) && code.bytes().all(|b| b.is_ascii_lowercase())
+}
+
+/// A language and a region or script: `en_XX`.
 fn is_code(spelling: &str) -> bool {
     spelling.split_once('_').is_some_and(|(language, region)| {
-        (2..=3).contains(&language.len())
-            && language.bytes().all(|b| b.is_ascii_lowercase())
+        is_language(language)
             && (2..=4).contains(&region.len())
             && region.bytes().all(|b| b.is_ascii_alphabetic())
             && region.starts_with(|c: char| c.is_ascii_uppercase())
@@ -58,6 +72,22 @@ fn is_code(spelling: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spellings_of_three_families_name_languages() {
+        for (spelling, expect) in [
+            ("en_XX", Some("en_XX")),
+            ("eng_Latn", Some("eng_Latn")),
+            ("__en__", Some("en")),
+            ("__ast__", Some("ast")),
+            ("__english__", None),
+            ("____", None),
+            ("<mask>", None),
+            ("s_menu", None),
+        ] {
+            assert_eq!(code_of(spelling), expect, "{spelling}");
+        }
+    }
 
     #[test]
     fn languages_read_both_ways() {

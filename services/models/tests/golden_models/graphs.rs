@@ -113,7 +113,7 @@ fn budgets(inputs: &[EncoderInput]) -> Vec<usize> {
 fn n_computed(case: &Case, input: &EncoderInput) -> usize {
     let Features::Tiles { patches, .. } = &input.features else { return input.n_tokens as usize };
     let model = case.model();
-    let encoder = &model.spec().encoder;
+    let encoder = model.spec().encoder.as_ref().expect("an encoder");
     let StemSpec::PrefixedPatches { grid, .. } = encoder.stem else { panic!("tiles of another stem") };
     let of_tile = grid[0] * grid[1];
     patches.len() / (of_tile * encoder.stem.patch_values()) * encoder.image_tokens(grid).expect("a tile")

@@ -45,7 +45,7 @@ fn exact_images(case: &Case) -> Vec<EncoderInput> {
 }
 
 fn patch_side(case: &Case) -> usize {
-    match &case.model().spec().encoder.stem {
+    match &case.model().spec().encoder.as_ref().expect("an encoder").stem {
         StemSpec::Tiles(tiles) => tiles.patch[1],
         other => panic!("{other:?} has no tiles"),
     }
@@ -232,7 +232,9 @@ fn sizes_are_laid_out_as_in_the_reference() {
     for name in CASES {
         let case = Case::open(name);
         let model = case.model();
-        let StemSpec::Tiles(tiles) = &model.spec().encoder.stem else { panic!("an encoder of tiles") };
+        let StemSpec::Tiles(tiles) = &model.spec().encoder.as_ref().expect("an encoder").stem else {
+            panic!("an encoder of tiles")
+        };
         let processor = TileProcessor::from_dir(&case.dir.join("model"), tiles).expect("a processor");
         for row in case.json["layouts"].as_array().expect("sizes") {
             let row: [u32; 6] = serde_json::from_value(row.clone()).expect("six numbers");

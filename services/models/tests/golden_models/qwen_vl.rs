@@ -78,7 +78,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     let (shape, ids) = case.ids(&format!("prompt.{k}.position_ids"));
     let n = shape[1];
     let delta = prompt["rope_delta"].as_i64().expect("a delta");
-    let hidden = loaded.model.spec().encoder.output_width();
+    let hidden = loaded.model.spec().encoder.as_ref().expect("an encoder").output_width();
     let names = prompt["images"].as_array().expect("images").iter();
     let mut spans = Vec::new();
     let mut at = 0;

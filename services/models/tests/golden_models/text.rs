@@ -12,13 +12,16 @@ use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::PreparedSequence;
 
-const CASES: [&str; 26] = [
+const CASES: [&str; 29] = [
     "bart_odd_heads",
     "bart_large_cnn",
     "bart_own_head",
     "mbart_cc25",
     "mbart_50",
     "mbart_odd_heads",
+    "nllb_600m",
+    "m2m_odd_heads",
+    "nllb_forced_language",
     "pegasus_xsum",
     "pegasus_odd_heads",
     "pegasus_odd_width",

@@ -14,6 +14,7 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
+use triptych_models::spec::EncoderSpec;
 
 pub const CASES: [&str; 18] = [
     "llava_clip_llama",
@@ -43,6 +44,12 @@ struct Loaded {
     case: Case,
     model: Model,
     images: BTreeMap<String, EncoderInput>,
+}
+
+impl Loaded {
+    fn encoder(&self) -> &EncoderSpec {
+        self.model.spec().encoder.as_ref().expect("an encoder")
+    }
 }
 
 fn load(name: &str) -> Loaded {
@@ -84,7 +91,7 @@ fn patches(pixels: &(Vec<usize>, Vec<f32>), side: usize) -> Vec<f32> {
 fn pixels_and_numbers_of_rows_are_the_references() {
     for name in CASES {
         let loaded = load(name);
-        let side = loaded.model.spec().encoder.stem.patch_side().expect("a patch");
+        let side = loaded.encoder().stem.patch_side().expect("a patch");
         for (image, input) in &loaded.images {
             let expected = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
             let (Features::Patches(actual) | Features::Tiles { patches: actual, .. }) = &input.features
@@ -101,7 +108,7 @@ fn pixels_and_numbers_of_rows_are_the_references() {
 
 /// The input of an image with the reference's pixels, which a resize may have put a step away.
 fn exact(loaded: &Loaded, image: &str) -> EncoderInput {
-    let side = loaded.model.spec().encoder.stem.patch_side().expect("a patch");
+    let side = loaded.encoder().stem.patch_side().expect("a patch");
     let exact = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
     let mut input = loaded.images[image].clone();
     match &mut input.features {
@@ -121,7 +128,7 @@ fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> BTreeMap<String, Vec<
 /// The sequence of a prompt, laid out by the model's own template and tokenizer.
 fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
     let prompt = &loaded.case.json["prompts"][k];
-    let hidden = loaded.model.spec().encoder.output_width();
+    let hidden = loaded.encoder().output_width();
     let names: Vec<&str> =
         prompt["images"].as_array().expect("images").iter().map(|n| n.as_str().expect("a name")).collect();
     let items: Vec<EncodedItem> =

@@ -76,12 +76,13 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
-    assert_eq!(spec.encoder.modality, modality);
+    let encoder = spec.encoder.as_ref().expect("an encoder");
+    assert_eq!(encoder.modality, modality);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
-    match spec.encoder.stem {
-        StemSpec::Tiles(_) => drop(TiledEncoder::load(&spec.encoder, &weights, &backend).expect("encoder")),
-        _ => drop(TransformerEncoder::load(&spec.encoder, &weights, &backend).expect("encoder tensors")),
+    match encoder.stem {
+        StemSpec::Tiles(_) => drop(TiledEncoder::load(encoder, &weights, &backend).expect("encoder")),
+        _ => drop(TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
     }
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let stored: usize = shapes.values().map(|s| s.iter().product::<usize>()).sum();
@@ -140,7 +141,9 @@ fn rows(config: &serde_json::Value, processor: &serde_json::Value) -> (ModelSpec
     let config = Config::new("config.json", config);
     let family = Family::of(&config).expect("a family");
     let spec = family.spec(&config).expect("a published configuration");
-    let processor = family.preprocess(dir.path(), &spec.encoder, &tokenizer).expect("a processor");
+    let processor = family
+        .preprocess(dir.path(), spec.encoder.as_ref().expect("an encoder"), &tokenizer)
+        .expect("a processor");
     let max_rows = processor.max_rows();
     (spec, max_rows)
 }

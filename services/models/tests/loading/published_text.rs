@@ -43,7 +43,8 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
-    assert_eq!(spec.encoder.modality, Modality::Text);
+    let encoder_spec = spec.encoder.as_ref().expect("an encoder");
+    assert_eq!(encoder_spec.modality, Modality::Text);
     let taken = |load: &dyn Fn(&Weights, &FootprintBackend)| -> BTreeSet<String> {
         let weights = Weights::survey(dir.path()).expect("a header");
         load(&weights, &FootprintBackend::new(Precision::F32).expect("a CPU"));
@@ -51,7 +52,7 @@ fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
         stored.taken()
     };
     let encoder = taken(&|weights, backend| {
-        TransformerEncoder::load(&spec.encoder, weights, backend).expect("encoder tensors");
+        TransformerEncoder::load(encoder_spec, weights, backend).expect("encoder tensors");
     });
     let decoder = taken(&|weights, backend| {
         TransformerDecoder::load(&spec.decoder, weights, backend).expect("decoder tensors");
@@ -100,6 +101,19 @@ fn mbart_large_50() {
         }),
     );
     check("mbart-large-50", &config, &SHARED, &[]);
+}
+
+#[test]
+fn nllb_200_distilled_600m() {
+    let config = bart(
+        "m2m_100",
+        [1024, 12, 12, 16, 4096],
+        json!({
+            "vocab_size": 256_206, "max_position_embeddings": 1024, "activation_function": "relu",
+            "scale_embedding": true, "pad_token_id": 1,
+        }),
+    );
+    check("nllb-200-distilled-600M", &config, &SHARED, &[]);
 }
 
 #[test]
@@ -153,6 +167,12 @@ const GATED: &str = "gated-gelu";
 fn flan_t5_base() {
     let more = json!({ "feed_forward_proj": GATED, "tie_word_embeddings": false });
     check("flan-t5-base", &t5("t5", [768, 12, 12, 12, 2048, 32128], more), &["shared.weight"], &[]);
+}
+
+#[test]
+fn madlad400_3b_mt() {
+    let more = json!({ "d_kv": 128, "feed_forward_proj": GATED, "tie_word_embeddings": false });
+    check("madlad400-3b-mt", &t5("t5", [1024, 32, 32, 16, 8192, 256_000], more), &["shared.weight"], &[]);
 }
 
 #[test]

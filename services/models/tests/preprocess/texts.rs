@@ -103,6 +103,19 @@ fn a_request_names_the_language_of_its_text() {
 }
 
 #[test]
+fn translators_are_told_the_language_of_a_text_by_its_code() {
+    for (case, code, spelling) in [("nllb_600m", "deu_Latn", "deu_Latn"), ("m2m_odd_heads", "zh", "__zh__")] {
+        let (tokenizer, with) = processor(case, 64);
+        let options = ItemOptions { src_lang: Some(code.into()), ..ItemOptions::default() };
+        let input =
+            with.preprocess(Modality::Text, b"the dog", &options, &Limits::default()).expect("a text");
+        let Features::Tokens(ids) = input.features else { panic!("tokens") };
+        assert_eq!(ids[0], tokenizer.token_id(spelling).expect("a language"), "{case}");
+        assert_eq!(ids[1..ids.len() - 1], tokenizer.encode("the dog").expect("tokens"), "{case}");
+    }
+}
+
+#[test]
 fn input_that_is_no_text_is_refused() {
     let (tokenizer, with) = processor("bart_large_cnn", 64);
     let vocab = tokenizer.vocab_size();

@@ -9,13 +9,14 @@ use triptych_core::{EncodedItem, Extent, Modality};
 use triptych_models::prompt::{PreparedSequence, SamplingDefaults};
 use triptych_models::{LoadFormat, Model, ModelError, ModelSource};
 
-const FAMILIES: [&str; 6] = [
+const FAMILIES: [&str; 7] = [
     "bart_large_cnn",
     "t5_small",
     "whisper_multilingual",
     "moonshine_deep_f16",
     "qwen2_vl_two_images",
     "mllama_small_f32",
+    "llama_tied",
 ];
 
 /// A golden directory whose `generation_config.json` has more keys.
@@ -39,10 +40,10 @@ fn defaults(case: &str, more: &Value) -> SamplingDefaults {
 /// The sequence of the shortest prompt of a family.
 fn sequence(model: &Model) -> PreparedSequence {
     let open = TextOrTokens::Tokens(Vec::new());
-    let (prompt, items): (Prompt, Vec<EncodedItem>) = match model.modalities()[0] {
-        Modality::Image => (user(vec![text("hi")]), Vec::new()),
-        Modality::Audio => (Prompt::Speech(task(None, false)), vec![speech(1, 900)]),
-        Modality::Text => {
+    let (prompt, items): (Prompt, Vec<EncodedItem>) = match model.modalities().first() {
+        None | Some(Modality::Image) => (user(vec![text("hi")]), Vec::new()),
+        Some(Modality::Audio) => (Prompt::Speech(task(None, false)), vec![speech(1, 900)]),
+        Some(Modality::Text) => {
             (Prompt::Explicit { encoder: None, decoder: open }, vec![item(Modality::Text, Extent::Tokens, 9)])
         }
     };

@@ -100,6 +100,22 @@ fn a_language_begins_an_answer_where_the_model_starts_with_one() {
 }
 
 #[test]
+fn a_translation_begins_with_the_language_that_is_asked_for() {
+    for (case, spelling, code) in [("nllb_600m", "fra_Latn", "fra_Latn"), ("m2m_odd_heads", "__de__", "de")] {
+        let (model, prompts) = builder(case);
+        let language = model.tokenizer().token_id(spelling).expect("a language");
+        let asked = prepare(&*prompts, &decoder(TextOrTokens::Text(spelling.into())));
+        assert_eq!(asked.tokens, [2, language], "{case}");
+        assert_eq!(prompts.language(language), Some(code), "{case}");
+        let open = prepare(&*prompts, &decoder(tokens(&[])));
+        assert_eq!((open.tokens, open.rules.steps), (vec![2], vec![]), "{case}");
+    }
+    let (model, prompts) = builder("nllb_forced_language");
+    let german = model.tokenizer().token_id("deu_Latn").expect("a language");
+    assert_eq!(prepare(&*prompts, &decoder(tokens(&[]))).rules.steps, [[german].into()]);
+}
+
+#[test]
 fn a_padding_token_starts_and_is_never_written() {
     let (_, prompts) = builder("marian_en_de");
     let sequence = prepare(&*prompts, &decoder(tokens(&[])));

@@ -42,7 +42,8 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
 
 /// Numbers of encoders among so many workers, ascending.
 fn ratios(workers: usize, curves: &Arc<CostCurves>, means: &Means) -> BTreeSet<usize> {
-    if workers < 2 {
+    // A model without an encoder has no points of one.
+    if workers < 2 || curves.encode.is_empty() {
         return BTreeSet::new();
     }
     if workers <= ALL_RATIOS {

@@ -25,9 +25,6 @@ pub enum ProfileError {
     /// The engine refused what it was given.
     #[error("the engine failed a sequence that was made for the measurement: {0}")]
     Sequence(String),
-    /// There is nothing to measure.
-    #[error("the model has no encoder")]
-    NoEncoder,
     /// Not one point fits the memory.
     #[error("keys and values of {needed} bytes are needed for the smallest step, {given} are given")]
     Memory {

@@ -60,6 +60,20 @@ fn text_alone_needs_no_encoders() {
 }
 
 #[test]
+fn a_model_without_an_encoder_has_no_clusters_with_encoders() {
+    let mut curves = curves_of(&Costs::default());
+    curves.encode.clear();
+    curves.items.clear();
+    curves.preprocess.clear();
+    curves.check().expect("curves of a decoder by itself");
+    let demand = demand("text:text=100,output=12");
+    let plain = question(&demand, &Costs::default(), Budget::Cores(4));
+    let answer = plan(&Question { curves: vec![Arc::new(curves)], ..plain }, &|_| {}).expect("a plan");
+    assert_eq!(answer.best.shape, Shape::Replicated { workers: 4 });
+    assert!(answer.simulated.iter().all(|cluster| !cluster.name.contains("pd (")), "{:?}", answer.why);
+}
+
+#[test]
 fn dear_encodes_need_more_encoders_than_cheap_ones() {
     let cheap = answer(
         "epd-short:images=1,text=100,output=12",

@@ -52,6 +52,19 @@ fn a_model_with_cross_attention_projects_rows_and_random_weights_do_as_well() {
 }
 
 #[test]
+fn a_decoder_by_itself_has_steps_and_no_items() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama_tied/model");
+    let source = ModelSource { dir, name: None, format: LoadFormat::Safetensors, packed: None };
+    let model = Model::open(&source).expect("a golden model");
+    let found = measure(&model, &settings(256 << 20), &|_, _, _| {}).expect("a profile");
+    assert!(found.items.is_empty() && found.encode.is_empty() && found.preprocess.is_empty());
+    assert_eq!((found.encode_parts, found.hidden), (1, 48));
+    assert!(found.step.iter().any(|p| p.prefill_tokens > 0) && found.step.iter().any(|p| p.decodes > 0));
+    assert!(found.kv.token_bytes > 0 && found.kv.cross_row_bytes == 0);
+    assert!(found.prompt.before > 0 && found.prompt.after > 0, "{:?}", found.prompt);
+}
+
+#[test]
 fn memory_that_holds_no_sequence_is_told_with_both_numbers() {
     let model = model("shapes-qwen2-vl", LoadFormat::Safetensors);
     let refused = measure(&model, &settings(1000), &|_, _, _| {}).expect_err("too little");

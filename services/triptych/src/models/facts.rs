@@ -15,7 +15,7 @@ pub struct Facts {
     pub dir: PathBuf,
     /// The `model_type` of its configuration.
     pub family: &'static str,
-    /// The kinds of items it reads.
+    /// The kinds of items it reads; none of a decoder by itself.
     pub modalities: Vec<Modality>,
     /// Forms of prompts that it takes.
     pub prompts: &'static str,
@@ -51,11 +51,18 @@ impl Facts {
         if reads(Modality::Image) {
             endpoints.push("POST /v1/chat/completions");
         }
-        if reads(Modality::Text) {
+        let is_decoder = modalities.is_empty();
+        let chats = is_decoder && model.prompts().has_chat_template();
+        if chats {
+            endpoints.push("POST /v1/chat/completions");
+        }
+        if reads(Modality::Text) || is_decoder {
             endpoints.push("POST /v1/completions");
         }
         endpoints.push("gRPC triptych.v1.Triptych/Generate");
         let prompts = match inventory.kv.cross_per_row {
+            None if chats => "chat messages, or text or tokens",
+            None if is_decoder => "text or tokens; it has no chat template",
             None => "chat messages, with items among their words",
             Some(_) if reads(Modality::Text) => {
                 "text or tokens for the encoder, for the decoder, or for both"
@@ -87,7 +94,13 @@ impl Facts {
                 "loaded_bytes": sizes(s.loaded),
             })
         };
-        let n_rows = i.example.n_rows;
+        let example = i.encoder.as_ref().map(|encoder| {
+            let n_rows = encoder.example.n_rows;
+            json!({
+                "item": encoder.example.item, "rows": n_rows, "output_bytes": sizes(encoder.row.times(n_rows)),
+                "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(n_rows))),
+            })
+        });
         json!({
             "name": self.name, "dir": self.dir.display().to_string(), "family": self.family,
             "architecture": i.architecture, "weights": {
@@ -96,14 +109,13 @@ impl Facts {
             "modalities": self.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>(),
             "prompts": self.prompts, "endpoints": self.endpoints,
             "max_context": self.max_context, "vocab": self.vocab,
-            "stages": {"encoder": stage(&i.encoder), "decoder": stage(&i.decoder)},
+            "stages": {
+                "encoder": i.encoder.as_ref().map(|encoder| stage(&encoder.stage)), "decoder": stage(&i.decoder),
+            },
             "shared_tensors": i.shared, "unused_tensors": i.unused,
             "kv_bytes_per_token": sizes(i.kv.per_token),
             "cross_kv_bytes_per_row": i.kv.cross_per_row.map(sizes),
-            "example": {
-                "item": i.example.item, "rows": n_rows, "output_bytes": sizes(i.row.times(n_rows)),
-                "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(n_rows))),
-            },
+            "example": example,
             "measured": self.measured.map(|m| json!({
                 "precision": m.precision, "encoder_bytes": m.encoder, "decoder_bytes": m.decoder,
             })),

@@ -19,7 +19,8 @@ pub fn of(facts: &Facts) -> String {
     };
     let architecture = i.architecture.as_ref().map_or_else(String::new, |a| format!(", {a}"));
     line("family", format!("{}{architecture}", facts.family));
-    line("reads", facts.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>().join(", "));
+    let reads: Vec<_> = facts.modalities.iter().map(|m| m.as_str()).collect();
+    line("reads", if reads.is_empty() { "its prompt alone".to_owned() } else { reads.join(", ") });
     line("prompts", facts.prompts.to_owned());
     line("weights", weights(i));
     line("served at", facts.endpoints.join(", "));
@@ -30,7 +31,7 @@ pub fn of(facts: &Facts) -> String {
         "   tensors     parameters        stored        as f32       as bf16       as int8       as int4"
             .into(),
     );
-    line("encoder", stage(&i.encoder));
+    line("encoder", i.encoder.as_ref().map_or_else(|| "   none".to_owned(), |encoder| stage(&encoder.stage)));
     line("decoder", stage(&i.decoder));
     line("shared", names(&i.shared, "nothing"));
     line("unused", names(&i.unused, "nothing"));
@@ -47,7 +48,9 @@ pub fn of(facts: &Facts) -> String {
         };
         line("", String::new());
         line("measured", format!("memory of this process once loaded as {}", measured.precision));
-        line("  encoder", grown(measured.encoder));
+        if i.encoder.is_some() {
+            line("  encoder", grown(measured.encoder));
+        }
         line("  decoder", grown(measured.decoder));
     }
     // Lines without a name or text are only the indent.
@@ -66,14 +69,15 @@ fn weights(i: &Inventory) -> String {
 }
 
 fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
-    let n = i.example.n_rows;
-    let item = &i.example.item;
     let both = |s: BytesByPrecision| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
     let all = |s: BytesByPrecision| format!("{}, {} as int8", both(s), bytes_text(s.int8));
+    let kv = ("KV", format!("{} for a token of a sequence", all(i.kv.per_token)));
+    let Some(encoder) = &i.encoder else { return vec![kv] };
+    let (item, n) = (&encoder.example.item, encoder.example.n_rows);
     let mut lines = vec![
-        ("row", format!("{} from the encoder to a PD worker", both(i.row))),
-        ("item", format!("{item}: {} rows, {}", count(n), both(i.row.times(n)))),
-        ("KV", format!("{} for a token of a sequence", all(i.kv.per_token))),
+        ("row", format!("{} from the encoder to a PD worker", both(encoder.row))),
+        ("item", format!("{item}: {} rows, {}", count(n), both(encoder.row.times(n)))),
+        kv,
     ];
     if let Some(cross) = i.kv.cross_per_row {
         let what = if is_text { "text" } else { "item" };

@@ -16,7 +16,7 @@ pub struct UpArgs {
     /// Address of the gRPC API
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
-    /// Encoder workers; 0 only with --with-encoder
+    /// Encoder workers; 0 only with --with-encoder, and for models without an encoder, which need none
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(..=64))]
     pub encoders: u16,
     /// Prefill/decode workers

@@ -32,7 +32,8 @@ pub fn text(plan: &ClusterPlan, models: &[CheckedModel], took: Duration) -> Stri
     for (i, model) in models.iter().enumerate() {
         let label = if i == 0 { "models" } else { "" };
         let reads: Vec<_> = model.modalities.iter().map(|m| m.as_str()).collect();
-        let _ = writeln!(text, "  {label:12} {} ({})", model.name, reads.join(", "));
+        let reads = if reads.is_empty() { "its prompt alone".to_owned() } else { reads.join(", ") };
+        let _ = writeln!(text, "  {label:12} {} ({reads})", model.name);
     }
     text.push_str("\nTry in another terminal:\n\n");
     for command in commands(models, &grpc.to_string(), &http.to_string()) {
@@ -61,6 +62,10 @@ fn commands(models: &[CheckedModel], grpc: &str, http: &str) -> Vec<String> {
         let file = example(DIGITS, "SPEECH.wav");
         let name = model_flag(model, models, Modality::Audio);
         commands.push(format!("{program} ask --audio {file}{name}{place}"));
+    }
+    if let (true, Some(model)) = (commands.is_empty(), models.iter().find(|m| !m.has_encoder())) {
+        let name = if models.len() > 1 { format!(" --model {}", model.name) } else { String::new() };
+        commands.push(format!("{program} ask \"Name three colours.\"{name}{place}"));
     }
     if commands.len() < 2 {
         commands.push(format!("curl http://{http}/v1/models"));
@@ -118,6 +123,12 @@ mod tests {
         let one = commands(&[ears], "127.0.0.1:9", "127.0.0.1:8080");
         assert!(one[0].contains("--audio") && one[0].contains("--grpc 127.0.0.1:9"));
         assert!(one[1].starts_with("curl ") && one.len() == 2);
+        let text = CheckedModel { modalities: Vec::new(), ..model("text", Modality::Image) };
+        let alone = commands(&[text], DEFAULT_GRPC, "127.0.0.1:8080");
+        assert!(
+            alone[0].ends_with(" ask \"Name three colours.\"") && alone[1].starts_with("curl "),
+            "{alone:?}"
+        );
         let two = commands(&[eyes.clone(), model("more-eyes", Modality::Image)], DEFAULT_GRPC, "h");
         assert!(two[0].contains("--model eyes"));
     }

@@ -124,7 +124,11 @@ impl ClusterPlan {
             }
             _ => ec.text.clone(),
         };
-        for (role, n) in [(Role::Encoder, args.encoders), (Role::Pd, args.pds)] {
+        let encoded: Vec<CheckedModel> = models.iter().filter(|model| model.has_encoder()).cloned().collect();
+        let n_encoders = if encoded.is_empty() { 0 } else { args.encoders };
+        for (role, n, models) in
+            [(Role::Encoder, n_encoders, encoded.as_slice()), (Role::Pd, args.pds, models)]
+        {
             for i in 0..n {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
@@ -222,14 +226,21 @@ mod tests {
     use triptych_core::{Modality, ModelName};
 
     fn plan(flags: &[&str]) -> ClusterPlan {
+        plan_of(flags, &[("m", &[Modality::Image])])
+    }
+
+    fn plan_of(flags: &[&str], models: &[(&str, &[Modality])]) -> ClusterPlan {
         let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else {
             panic!()
         };
-        let models = [CheckedModel {
-            name: ModelName::new("m"),
-            modalities: vec![Modality::Image],
-            dir: "/models/m".into(),
-        }];
+        let models: Vec<CheckedModel> = models
+            .iter()
+            .map(|(name, modalities)| CheckedModel {
+                name: ModelName::new(*name),
+                modalities: modalities.to_vec(),
+                dir: format!("/models/{name}").into(),
+            })
+            .collect();
         let endpoints =
             Endpoints { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
         ClusterPlan::new(&args, &super::super::store(&args.ec).unwrap(), &models, endpoints).unwrap()
@@ -283,6 +294,22 @@ mod tests {
         assert!(
             flags(0).contains("--drain-grace 60") && plan.children[0].stop_patience > Duration::from_secs(60)
         );
+    }
+
+    #[test]
+    fn models_without_an_encoder_are_the_pd_workers_alone() {
+        let alone = plan_of(&["--encoders", "2"], &[("text", &[])]);
+        assert_eq!(names(&alone), ["store", "pd-0", "proxy"]);
+        let both = plan_of(&[], &[("text", &[]), ("eyes", &[Modality::Image])]);
+        assert_eq!(names(&both), ["store", "encoder-0", "pd-0", "proxy"]);
+        let serves = |i: usize, model: &str| {
+            both.children[i]
+                .flags
+                .iter()
+                .any(|flag| *flag == OsString::from(format!("{model}=/models/{model}")))
+        };
+        assert!(serves(1, "eyes") && !serves(1, "text"));
+        assert!(serves(2, "eyes") && serves(2, "text"));
     }
 
     #[test]

@@ -59,14 +59,8 @@ fn trocr(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
         spec.stack.input_norm = InputNorm::Absent;
     }
     if !config.flag_or("use_learned_position_embeddings", true)? {
-        let offset = padding_token(config)? + 1;
+        let offset = bart::padding_token(config)? + 1;
         spec.positions = Positions::WideSinusoids { n_rows: spec.max_context, offset };
     }
     Ok(TextDecoder { spec, reads })
-}
-
-fn padding_token(config: &Config<'_>) -> Result<usize, ModelError> {
-    let Some(value) = config.get("pad_token_id") else { return Ok(1) };
-    let id = value.as_u64().filter(|id| *id < 1 << 20);
-    id.map(|id| id as usize).ok_or_else(|| config.unsupported("pad_token_id", value, "a token id"))
 }

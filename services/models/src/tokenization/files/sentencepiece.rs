@@ -42,6 +42,14 @@ pub(super) fn build(dir: &TokenizerDir<'_>, file: &str) -> Result<BuiltTokenizer
         "Pegasus" => pegasus(dir, &spm)?,
         "MBart" => mbart(dir, &spm, &MBART)?,
         "MBart50" => mbart(dir, &spm, &[MBART.as_slice(), &MBART_50].concat())?,
+        "M2M100" | "Nllb" | "NLLB" => {
+            let message = format!(
+                "{file} of a {} tokenizer without tokenizer.json: its ids and languages are in its class alone; save \
+                 one with transformers' AutoTokenizer",
+                dir.class
+            );
+            return Err(ModelError::Format { path: dir.path.join(file), message });
+        }
         "XLMRoberta" | "Camembert" => xlm_roberta(dir, &spm),
         _ => plain(dir, &spm)?,
     };

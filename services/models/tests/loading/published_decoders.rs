@@ -1,0 +1,82 @@
+//! Decoders of text alone in the real sizes: every tensor of a published model is found, in its shape, and used.
+
+use super::published::hollow;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use triptych_kernels::Precision;
+use triptych_models::decoder::TransformerDecoder;
+use triptych_models::family::{Config, Family};
+use triptych_models::model::FootprintBackend;
+use triptych_models::weights::Weights;
+
+fn check(name: &str, config: &Value, max_context: usize) {
+    let (dir, shapes) = hollow(name);
+    let config = Config::new("config.json", config);
+    let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
+    assert!(spec.encoder.is_none());
+    assert_eq!(spec.decoder.max_context, max_context, "{name}");
+    assert!(spec.decoder.stack.layers.is_empty(), "{name}: no layer has a window");
+    let weights = Weights::survey(dir.path()).expect("a header");
+    let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
+    TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
+    let Weights::Stored(stored) = &weights else { panic!("a survey is of stored weights") };
+    let taken: BTreeSet<String> = stored.taken();
+    assert!(taken.iter().eq(shapes.keys()), "{name}");
+}
+
+#[test]
+fn llama_3_2_1b() {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 128_000, "eos_token_id": 128_001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131_072, "mlp_bias": false,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "use_cache": true, "vocab_size": 128_256,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+    });
+    check("llama-3.2-1b", &config, 131_072);
+}
+
+#[test]
+fn mistral_7b_v0_3() {
+    let config = json!({
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14_336, "max_position_embeddings": 32_768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+        "vocab_size": 32_768,
+    });
+    check("mistral-7b-v0.3", &config, 32_768);
+}
+
+#[test]
+fn qwen2_5_0_5b() {
+    let config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "bos_token_id": 151_643,
+        "eos_token_id": 151_645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+        "intermediate_size": 4864, "max_position_embeddings": 32_768, "max_window_layers": 21,
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0, "sliding_window": 32_768, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "use_cache": true, "use_sliding_window": false, "vocab_size": 151_936,
+    });
+    check("qwen2.5-0.5b", &config, 32_768);
+}
+
+#[test]
+fn qwen3_0_6b() {
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151_643, "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40_960,
+        "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1_000_000, "sliding_window": null,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 151_936,
+    });
+    check("qwen3-0.6b", &config, 40_960);
+}
