@@ -18,6 +18,7 @@ mod internvl;
 mod llava;
 mod mllama;
 mod moonshine;
+mod qwen_audio;
 mod qwen_vl;
 mod stages;
 mod t5;
@@ -44,6 +45,8 @@ pub enum Family {
     Qwen25Vl,
     /// Qwen3-VL, dense.
     Qwen3Vl,
+    /// Qwen2-Audio.
+    Qwen2Audio,
     /// LLaVA-1.5.
     Llava,
     /// LLaVA-NeXT.
@@ -90,6 +93,7 @@ impl Family {
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
+        Self::Qwen2Audio,
         Self::Llava,
         Self::LlavaNext,
         Self::LlavaOneVision,
@@ -120,6 +124,7 @@ impl Family {
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Qwen2Audio => "qwen2_audio",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
@@ -165,6 +170,7 @@ impl Family {
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
+            Self::Qwen2Audio => qwen_audio::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),

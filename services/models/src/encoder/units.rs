@@ -84,7 +84,22 @@ pub(super) fn units<'a>(
             let values = UnitValues::Both(patches, tokens);
             Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: grid, values }])
         }
-        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
+        (
+            &StemSpec::Mel { n_mels, n_frames, .. },
+            Features::MaskedMel { mel, n_valid },
+            Extent::Windows { n_windows: 1, .. },
+        ) => {
+            let n_valid = *n_valid as usize;
+            let n_rows = n_valid.div_ceil(2);
+            let n_tokens = n_rows / spec.merged_rows();
+            let is_whole = mel.len() == n_mels * n_frames && (1..=n_frames).contains(&n_valid);
+            if !is_whole || n_tokens != input.n_tokens as usize {
+                return Err(shape("mel", vec![n_mels, n_frames], vec![mel.len(), n_valid, n_tokens]));
+            }
+            let values = UnitValues::Floats(mel);
+            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: [0; 2], values }])
+        }
+        (&StemSpec::Mel { n_mels, n_frames, .. }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
             let n_windows = n_windows as usize;
             if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
                 return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));

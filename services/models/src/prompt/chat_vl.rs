@@ -1,4 +1,4 @@
-//! Prompts of vision-language models whose image rows are among the tokens, by a [`PlaceholderSpec`].
+//! Prompts of models whose image or audio rows are among the tokens, by a [`PlaceholderSpec`].
 //!
 //! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
@@ -16,9 +16,11 @@ use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
-/// Place of an image's rows in a prompt.
+/// Place of an item's rows in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpec {
+    /// The kind of items.
+    pub modality: Modality,
     /// The token of an image row.
     pub image: TokenName,
     /// The token that a template writes for each image; `None`: that of a row.
@@ -114,6 +116,7 @@ impl TileText {
 impl PlaceholderSpec {
     /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
     pub const QWEN: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
         written: None,
         around: Some([
@@ -124,14 +127,28 @@ impl PlaceholderSpec {
     };
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image>" },
         written: None,
         around: None,
         positions: RowPositions::Text,
     };
 
+    /// Qwen2-Audio.
+    pub const QWEN_AUDIO: Self = Self {
+        modality: Modality::Audio,
+        image: TokenName { keys: &["audio_token_index", "audio_token_id"], text: "<|AUDIO|>" },
+        written: None,
+        around: Some([
+            TokenName { keys: &[], text: "<|audio_bos|>" },
+            TokenName { keys: &[], text: "<|audio_eos|>" },
+        ]),
+        positions: RowPositions::Text,
+    };
+
     /// InternVL.
     pub const INTERNVL: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_id"], text: "<IMG_CONTEXT>" },
         written: None,
         around: None,
@@ -142,6 +159,7 @@ impl PlaceholderSpec {
     pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
         let text = TileText::Lines { around: "<fake_token_around_image>", whole: "<global-img>" };
         Self {
+            modality: Modality::Image,
             image: TokenName { keys: &["image_token_id"], text: "<image>" },
             written: None,
             around: None,
@@ -157,6 +175,7 @@ impl PlaceholderSpec {
             parts: " and here are some crops to help you see better ",
         };
         Self {
+            modality: Modality::Image,
             image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image_soft_token>" },
             written: Some(TokenName { keys: &["boi_token_index", "boi_token_id"], text: "<start_of_image>" }),
             around: None,
@@ -179,6 +198,7 @@ pub struct PromptLimits {
 pub struct ChatVl {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    modality: Modality,
     /// The token of a row.
     image: u32,
     /// Spelling of it.
@@ -276,6 +296,7 @@ impl ChatVl {
         let written = spec.written.unwrap_or(spec.image);
         Ok(Self {
             template: ChatTemplate::from_dir(dir)?,
+            modality: spec.modality,
             image: token(spec.image)?,
             image_text: spec.image.text,
             written: token(written)?,
@@ -352,7 +373,7 @@ impl ChatVl {
     fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
         let (ItemLayout::Tiles(_) | ItemLayout::Between(_)) = self.layout else { return Ok(text) };
         let n_placeholders = text.matches(self.written_text).count();
-        check_placeholders(n_placeholders, images.len())?;
+        check_placeholders(self.modality, [n_placeholders, images.len()])?;
         let mut parts = text.split(self.written_text);
         let mut out = parts.next().unwrap_or_default().to_owned();
         for (part, image) in parts.zip(images) {
@@ -364,12 +385,17 @@ impl ChatVl {
 
     /// Checks what is known of an item against this model.
     fn image_rows(&self, idx: usize, item: &EncodedItem) -> Result<ImageRows, PromptError> {
-        if item.modality != Modality::Image {
-            let found = item.modality;
-            return Err(PromptError::Invalid(format!("item {idx} is {found}, this model reads image items")));
+        if item.modality != self.modality {
+            let (found, read) = (item.modality, self.modality);
+            return Err(PromptError::Invalid(format!("item {idx} is {found}, this model reads {read} items")));
         }
-        let Extent::Grid { t, h, w } = item.extent else {
-            return Err(PromptError::Invalid(format!("item {idx} is an image without a grid")));
+        let [t, h, w] = match item.extent {
+            Extent::Grid { t, h, w } if self.modality == Modality::Image => [t, h, w],
+            Extent::Windows { n_windows, .. } if self.modality == Modality::Audio => [1, 1, n_windows],
+            _ => {
+                let text = format!("item {idx} has not the extent of an item of kind {}", self.modality);
+                return Err(PromptError::Invalid(text));
+            }
         };
         let shape = match self.layout {
             ItemLayout::Rows | ItemLayout::Between(_) => (item.n_tokens > 0).then_some(ImageShape::Rows),
@@ -417,7 +443,7 @@ impl ChatVl {
     fn expand(&self, ids: &[u32], images: &[ImageRows]) -> Result<PreparedSequence, PromptError> {
         let runs: Vec<RowRun> = images.iter().flat_map(|image| self.runs(image)).collect();
         let n_placeholders = ids.iter().filter(|id| **id == self.image).count();
-        check_placeholders(n_placeholders, runs.len())?;
+        check_placeholders(self.modality, [n_placeholders, runs.len()])?;
         let n_rows: u64 = runs.iter().map(|run| u64::from(run.n_rows)).sum();
         let n_tokens = (ids.len() - n_placeholders) as u64 + n_rows;
         if n_tokens > self.limits.max_context as u64 {
@@ -457,13 +483,16 @@ impl ChatVl {
     }
 }
 
-/// Checks that there is a placeholder for each image.
-fn check_placeholders(n_placeholders: usize, n_images: usize) -> Result<(), PromptError> {
-    if n_placeholders == n_images {
+/// Checks that there is a placeholder for each item: numbers of placeholders and of items.
+fn check_placeholders(
+    modality: Modality,
+    [n_placeholders, n_items]: [usize; 2],
+) -> Result<(), PromptError> {
+    if n_placeholders == n_items {
         return Ok(());
     }
     Err(PromptError::Invalid(format!(
-        "the prompt has {n_placeholders} image placeholders, the request {n_images} image items"
+        "the prompt has {n_placeholders} {modality} placeholders, the request {n_items} {modality} items"
     )))
 }
 
@@ -477,7 +506,7 @@ impl PromptBuilder for ChatVl {
         };
         let (ids, images) = match prompt {
             Prompt::Chat(messages) => {
-                let chat = RenderedChat::new(&self.tokenizer, &self.template, messages)?;
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, (messages, self.modality))?;
                 let images = of(&chat.order)?;
                 (chat.tokens(&self.tokenizer, |text| self.written_out(text, &images))?, images)
             }
@@ -487,7 +516,8 @@ impl PromptBuilder for ChatVl {
                 return Err(PromptError::Invalid(text.into()));
             }
             Prompt::Speech(_) => {
-                return Err(PromptError::Invalid("this model reads images, not speech".into()));
+                let text = "this model has no prompt of its own for transcripts: send a conversation with the audio";
+                return Err(PromptError::Invalid(text.into()));
             }
         };
         if ids.is_empty() {

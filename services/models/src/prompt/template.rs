@@ -11,6 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use std::path::Path;
 use std::time::SystemTime;
+use triptych_core::Modality;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
@@ -37,8 +38,8 @@ pub struct TemplateMessage<'a> {
 pub enum TemplatePart {
     /// `{type: "text", text}`.
     Text(String),
-    /// `{type: "image"}`.
-    Image,
+    /// `{type: "image"}`, or of another kind.
+    Item(Modality),
 }
 
 impl ChatTemplate {
@@ -125,7 +126,7 @@ fn without_generation(source: &str) -> String {
 fn message_value(message: &TemplateMessage<'_>) -> Value {
     let part = |part: &TemplatePart| match part {
         TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
-        TemplatePart::Image => Value::from_pairs([("type", "image")]),
+        TemplatePart::Item(modality) => Value::from_pairs([("type", modality.as_str())]),
     };
     let content: Value = message.content.iter().map(part).collect();
     Value::from_pairs([("role", Value::from(message.role)), ("content", content)])
@@ -162,7 +163,7 @@ mod tests {
             .iter()
             .map(|(role, text)| TemplateMessage {
                 role,
-                content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Image],
+                content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Item(Modality::Image)],
             })
             .collect();
         template.render(&messages)
