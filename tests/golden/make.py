@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True
 def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    import audio_chat
     import cogagent
     import generation
     import gemma
@@ -50,6 +51,7 @@ def main(groups):
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
+        "qwen2_audio": audio_chat.make_qwen2_audio,
         "llava": llava.make,
         "gemma": gemma.make,
         "idefics": idefics.make,
