@@ -2,6 +2,8 @@
 //!
 //! The models are the golden ones, with small random weights; `tests/golden/README.md` describes how they are made.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use triptych_tests::cluster::{Cluster, reqwest_client};
@@ -194,17 +196,29 @@ async fn mllama_answers_with_and_without_an_image() {
     assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
 }
 
-/// Checks the conversations of a case whose images are among the tokens.
+/// The items of a prompt as parts of a message: images, or audio by each of its parts in turn.
+fn items(case: &str, expected: &Value, prompt: &Value) -> Vec<Value> {
+    let list = if prompt.get("audios").is_some() { "audios" } else { "images" };
+    let names = prompt[list].as_array().expect("items").iter().enumerate();
+    let item = |(i, name): (usize, &Value)| {
+        let file = &expected[list][name.as_str().expect("a name")]["file"];
+        let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("an item");
+        let data = BASE64.encode(&bytes);
+        match (list, i % 2) {
+            ("images", _) => json!({"type": "image_url", "image_url": {"url": data_url(&bytes)}}),
+            (_, 0) => json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}),
+            _ => json!({"type": "audio_url", "audio_url": {"url": format!("data:audio/wav;base64,{data}")}}),
+        }
+    };
+    names.map(item).collect()
+}
+
+/// Checks the conversations of a case whose items are among the tokens.
 async fn check_conversations(cluster: &Cluster, case: &str) {
     let expected = read(case, "expected.json");
     for prompt in expected["prompts"].as_array().expect("prompts") {
-        let images = prompt["images"].as_array().expect("images").iter().map(|name| {
-            let file = &expected["images"][name.as_str().expect("a name")]["file"];
-            let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("an image");
-            json!({"type": "image_url", "image_url": {"url": data_url(&bytes)}})
-        });
         let text = json!({"type": "text", "text": prompt["text"]});
-        let content: Vec<Value> = images.chain([text]).collect();
+        let content: Vec<Value> = items(case, &expected, prompt).into_iter().chain([text]).collect();
         let body = json!({
             "model": case, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": prompt["greedy_tokens"].as_array().expect("ids").len(),
@@ -237,6 +251,15 @@ async fn items_whose_rows_see_each_other_answer_as_transformers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn items_of_several_levels_answer_as_transformers() {
     let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audio_among_the_tokens_answers_as_transformers() {
+    let cases = ["qwen2_audio_odd_heads", "qwen2_audio_long_window"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;

@@ -28,6 +28,8 @@ from transformers import (
     MoonshineForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -44,6 +46,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+from audio_chat import published_name as audio_name
 from common import ROOT, write_compact
 from internvl import published_name as internvl_name
 from llava import published_name as llava_name
@@ -122,9 +125,16 @@ def gemma3():
                            num_attention_heads=16, num_hidden_layers=27, patch_size=14, vision_use_head=False))
 
 
+def qwen2_audio():
+    return Qwen2AudioForConditionalGeneration, Qwen2AudioConfig(
+        tie_word_embeddings=False, audio_config=dict(model_type="qwen2_audio_encoder"),
+        text_config=dict(model_type="qwen2", intermediate_size=11008, vocab_size=156032))
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
+        "qwen2-audio-7b": qwen2_audio(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
         "smolvlm-256m": smolvlm(),
@@ -214,11 +224,12 @@ def make():
         is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
                             LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
         is_tied = kind in (LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
-        own_head = not is_tied and (is_llava or kind in (
+        is_audio = kind is Qwen2AudioForConditionalGeneration
+        own_head = not is_tied and (is_llava or is_audio or kind in (
             InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
         as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
-        rename = (llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
+        rename = (audio_name if is_audio else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
                   else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))

@@ -66,7 +66,8 @@ impl Model {
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
         // An encoder that reads text, alone or with an image, is the text model's as well.
         let reads_text = matches!(spec.encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
-        let tower_config = config.get("vision_config").or_else(|| config.get("audio_config")).filter(|_| !reads_text);
+        let tower_config =
+            config.get("vision_config").or_else(|| config.get("audio_config")).filter(|_| !reads_text);
         let encoder_config = tower_config.unwrap_or(file.value());
         let mut processor = match spec.encoder.modality {
             Modality::Text => String::new(),

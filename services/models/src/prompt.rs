@@ -170,6 +170,11 @@ pub trait PromptBuilder: Send + Sync {
         None
     }
 
+    /// True if it lays out speech tasks ([`Prompt::Speech`]).
+    fn transcribes(&self) -> bool {
+        false
+    }
+
     /// The code of the language that a generated token names; `None` for any other token.
     fn language(&self, _token: u32) -> Option<&str> {
         None

@@ -130,9 +130,7 @@ impl<B: Backend> Stem<B> {
     ) -> Result<StagedStem<'_, B>, KernelError> {
         match self {
             Self::Mel(stem) => Ok(StagedStem::Mel(stem, stem.stage(builder, units, Some(room.n_rows))?)),
-            Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => {
-                self.stage(builder, units)
-            }
+            Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => self.stage(builder, units),
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
             Self::Tokens(table) => {

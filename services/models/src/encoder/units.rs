@@ -99,7 +99,11 @@ pub(super) fn units<'a>(
             let values = UnitValues::Floats(mel);
             Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: [0; 2], values }])
         }
-        (&StemSpec::Mel { n_mels, n_frames, .. }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
+        (
+            &StemSpec::Mel { n_mels, n_frames, .. },
+            Features::Mel(values),
+            &Extent::Windows { n_windows, .. },
+        ) => {
             let n_windows = n_windows as usize;
             if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
                 return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));

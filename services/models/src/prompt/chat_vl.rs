@@ -387,7 +387,9 @@ impl ChatVl {
     fn image_rows(&self, idx: usize, item: &EncodedItem) -> Result<ImageRows, PromptError> {
         if item.modality != self.modality {
             let (found, read) = (item.modality, self.modality);
-            return Err(PromptError::Invalid(format!("item {idx} is {found}, this model reads {read} items")));
+            return Err(PromptError::Invalid(format!(
+                "item {idx} is {found}, this model reads {read} items"
+            )));
         }
         let [t, h, w] = match item.extent {
             Extent::Grid { t, h, w } if self.modality == Modality::Image => [t, h, w],
@@ -484,10 +486,7 @@ impl ChatVl {
 }
 
 /// Checks that there is a placeholder for each item: numbers of placeholders and of items.
-fn check_placeholders(
-    modality: Modality,
-    [n_placeholders, n_items]: [usize; 2],
-) -> Result<(), PromptError> {
+fn check_placeholders(modality: Modality, [n_placeholders, n_items]: [usize; 2]) -> Result<(), PromptError> {
     if n_placeholders == n_items {
         return Ok(());
     }
@@ -516,7 +515,8 @@ impl PromptBuilder for ChatVl {
                 return Err(PromptError::Invalid(text.into()));
             }
             Prompt::Speech(_) => {
-                let text = "this model has no prompt of its own for transcripts: send a conversation with the audio";
+                let text =
+                    "this model has no prompt of its own for transcripts: send a conversation with the audio";
                 return Err(PromptError::Invalid(text.into()));
             }
         };

@@ -4,8 +4,8 @@ use super::ChatTemplate;
 use super::template::{TemplateMessage, TemplatePart};
 use crate::error::PromptError;
 use crate::tokenization::{ControlTokenGuard, Tokenizer};
-use triptych_core::{ItemIdx, Modality};
 use triptych_core::prompt::{Message, MessagePart};
+use triptych_core::{ItemIdx, Modality};
 
 /// A conversation as the chat template's text.
 pub(super) struct RenderedChat {

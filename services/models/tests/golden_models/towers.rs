@@ -154,8 +154,12 @@ fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> BTreeMap<String, Vec<
 fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
     let prompt = &loaded.case.json["prompts"][k];
     let hidden = loaded.model.spec().encoder.output_width();
-    let names: Vec<&str> =
-        prompt[loaded.list()].as_array().expect("items").iter().map(|n| n.as_str().expect("a name")).collect();
+    let names: Vec<&str> = prompt[loaded.list()]
+        .as_array()
+        .expect("items")
+        .iter()
+        .map(|n| n.as_str().expect("a name"))
+        .collect();
     let items: Vec<EncodedItem> =
         names.iter().map(|name| encoded(&loaded.items[*name], loaded.modality(), hidden)).collect();
     let text = MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned());
