@@ -259,9 +259,37 @@ async fn items_of_several_levels_answer_as_transformers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audio_among_the_tokens_answers_as_transformers() {
-    let cases = ["qwen2_audio_odd_heads", "qwen2_audio_long_window"];
+    let cases = ["qwen2_audio_odd_heads", "voxtral_odd_heads"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transcription_answers_as_transformers() {
+    let case = "voxtral_odd_heads";
+    let cluster = cluster_of(&[case]).await;
+    let expected = read(case, "expected.json");
+    for task in expected["transcriptions"].as_array().expect("transcriptions") {
+        let file = &expected["audios"][task["audio"].as_str().expect("a name")]["file"];
+        let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("audio");
+        let part = reqwest::multipart::Part::bytes(bytes).file_name("a.wav");
+        let mut form = reqwest::multipart::Form::new().part("file", part).text("model", case);
+        form = form.text("temperature", "0");
+        if let Some(language) = task["language"].as_str() {
+            form = form.text("language", language.to_owned());
+        }
+        let url = format!("{}/v1/audio/transcriptions", cluster.http);
+        let answer = reqwest_client().post(url).multipart(form).send().await.expect("an answer");
+        let status = answer.status();
+        let body = answer.text().await.expect("a body");
+        assert!(status.is_success(), "{body}");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert_eq!(
+            body["text"].as_str().map(str::trim),
+            task["greedy_text"].as_str().map(str::trim),
+            "{task}"
+        );
     }
 }

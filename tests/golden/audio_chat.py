@@ -63,6 +63,10 @@ class Maker:
     inputs: callable
     placeholder: str
     ends: tuple
+    # Further contents of `expected.json`.
+    extra: callable = lambda *_: {}
+    # True for the id of a token that is text.
+    is_plain: callable = lambda token: token < 256 + N_MERGES
 
 
 def tower(hidden, heads, ffn, layers, seconds, mels):
@@ -187,7 +191,8 @@ def attempt(shape, seed, tok, maker):
         for words in list(texts):
             run = run_prompt(model, proc, maker, names, words)
             varied = len(set(run["tokens"].tolist()))
-            plain = int(run["tokens"].max()) < 256 + N_MERGES and len(run["tokens"]) == STEPS
+            specials = [t for t in run["tokens"].tolist() if not maker.is_plain(t)]
+            plain = not specials and len(run["tokens"]) == STEPS
             if run["gap"] >= 5 * MIN_GAP and run["sight"] >= MIN_SIGHT and varied >= MIN_VARIED and plain:
                 runs.append({**run, "text": words})
                 texts.remove(words)
@@ -197,16 +202,12 @@ def attempt(shape, seed, tok, maker):
     return seed, config, model, proc, runs
 
 
-def write_model(shape, tok, config, model, proc, folder, maker):
+def write_tokenizer(tok, proc, folder, maker):
+    if hasattr(tok, "write"):
+        tok.write(folder)
+        return
     i = tok.token_to_id
     specials = [t.content for t in tok.get_added_tokens_decoder().values()]
-    write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", {
-        "eos_token_id": [i(t) for t in maker.ends], "pad_token_id": i(maker.ends[0]), "transformers_version": "4.41.2"})
-    settings = proc.feature_extractor.to_dict()
-    settings.pop("mel_filters", None)
-    settings.pop("processor_class", None)
-    write_json(folder / "preprocessor_config.json", settings)
     tok.save(str(folder / "tokenizer.json"), pretty=False)
     write_json(folder / "tokenizer_config.json", {
         "eos_token": maker.ends[-1], "pad_token": maker.ends[0], "model_max_length": 2048,
@@ -214,6 +215,19 @@ def write_model(shape, tok, config, model, proc, folder, maker):
         "added_tokens_decoder": {str(i(t)): {"content": t, "lstrip": False, "normalized": False, "rstrip": False,
                                              "single_word": False, "special": True} for t in specials},
     })
+
+
+def write_model(shape, tok, config, model, proc, folder, maker):
+    i = tok.token_to_id
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "eos_token_id": [i(t) for t in maker.ends], "pad_token_id": i(maker.ends[0]), "max_new_tokens": STEPS,
+        "transformers_version": "4.41.2"})
+    settings = proc.feature_extractor.to_dict()
+    settings.pop("mel_filters", None)
+    settings.pop("processor_class", None)
+    write_json(folder / "preprocessor_config.json", settings)
+    write_tokenizer(tok, proc, folder, maker)
     state = {k: v.to(shape.disk) for k, v in model.state_dict().items()}
     if shape.published:
         state = {published_name(k): v for k, v in state.items()}
@@ -279,7 +293,8 @@ def make_case(shape, maker):
     tensors["greedy_tokens"] = torch.stack([r["tokens"] for r in runs])
     write_matrix(out, tok, model, runs, audios, maker)
     write_tensors(out / "expected.safetensors", tensors)
-    write_compact(out / "expected.json", {"seed": seed, "many_rows_prompt": wide, "audios": audios, "prompts": prompts})
+    write_compact(out / "expected.json", {"seed": seed, "many_rows_prompt": wide, "audios": audios, "prompts": prompts,
+                                          **maker.extra(model, proc, tok, runs)})
     again = type(model).from_pretrained(out / "model", dtype=torch.float32)
     assert (again(**runs[wide]["inputs"]).logits[0] - runs[wide]["logits"]).abs().max() < 1e-5
 

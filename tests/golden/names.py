@@ -42,6 +42,8 @@ from transformers import (
     T5ForConditionalGeneration,
     UMT5Config,
     UMT5ForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -131,9 +133,16 @@ def qwen2_audio():
         text_config=dict(model_type="qwen2", intermediate_size=11008, vocab_size=156032))
 
 
+def voxtral():
+    return VoxtralForConditionalGeneration, VoxtralConfig(
+        tie_word_embeddings=False, audio_config=dict(model_type="voxtral_encoder"),
+        text_config=dict(model_type="llama", num_attention_heads=32))
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
+        "voxtral-mini-3b": voxtral(),
         "qwen2-audio-7b": qwen2_audio(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
@@ -224,7 +233,7 @@ def make():
         is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
                             LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
         is_tied = kind in (LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
-        is_audio = kind is Qwen2AudioForConditionalGeneration
+        is_audio = kind in (Qwen2AudioForConditionalGeneration, VoxtralForConditionalGeneration)
         own_head = not is_tied and (is_llava or is_audio or kind in (
             InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}

@@ -24,6 +24,7 @@ mod stages;
 mod t5;
 mod towers;
 mod vision;
+mod voxtral;
 mod whisper;
 
 #[cfg(test)]
@@ -47,6 +48,8 @@ pub enum Family {
     Qwen3Vl,
     /// Qwen2-Audio.
     Qwen2Audio,
+    /// Voxtral.
+    Voxtral,
     /// LLaVA-1.5.
     Llava,
     /// LLaVA-NeXT.
@@ -87,13 +90,14 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
         Self::Qwen2Audio,
+        Self::Voxtral,
         Self::Llava,
         Self::LlavaNext,
         Self::LlavaOneVision,
@@ -125,6 +129,7 @@ impl Family {
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
             Self::Qwen2Audio => "qwen2_audio",
+            Self::Voxtral => "voxtral",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
@@ -171,6 +176,7 @@ impl Family {
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
             Self::Qwen2Audio => qwen_audio::spec(config),
+            Self::Voxtral => voxtral::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),

@@ -11,12 +11,14 @@ pub(crate) mod generation;
 mod positions;
 mod seq2seq;
 mod template;
+mod transcription;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
 pub use chat_vl::{ChatVl, PlaceholderSpec, PromptLimits, RowPositions, TileLayout, TileText, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, TemplateMessage, TemplatePart};
+pub use transcription::TranscriptionSpec;
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;

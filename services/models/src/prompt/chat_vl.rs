@@ -6,14 +6,15 @@ use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
 use super::positions::{GridSpan, positions};
 use super::{
-    ChatTemplate, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
+    ChatTemplate, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, TranscriptionSpec,
+    check_ids,
 };
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::prompt::{Prompt, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
 /// Place of an item's rows in a prompt.
@@ -29,6 +30,8 @@ pub struct PlaceholderSpec {
     pub around: Option<[TokenName; 2]>,
     /// Positions of the rows.
     pub positions: RowPositions,
+    /// Prompt of a transcript of one audio; `None`: the model has none of its own.
+    pub transcription: Option<TranscriptionSpec>,
 }
 
 /// A token by the keys of `config.json` that hold its id, and by its spelling.
@@ -124,6 +127,7 @@ impl PlaceholderSpec {
             TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
         ]),
         positions: RowPositions::Grid,
+        transcription: None,
     };
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
@@ -132,6 +136,7 @@ impl PlaceholderSpec {
         written: None,
         around: None,
         positions: RowPositions::Text,
+        transcription: None,
     };
 
     /// Qwen2-Audio.
@@ -144,6 +149,22 @@ impl PlaceholderSpec {
             TokenName { keys: &[], text: "<|audio_eos|>" },
         ]),
         positions: RowPositions::Text,
+        transcription: None,
+    };
+
+    /// Voxtral.
+    pub const VOXTRAL: Self = Self {
+        modality: Modality::Audio,
+        image: TokenName { keys: &["audio_token_id"], text: "[AUDIO]" },
+        written: None,
+        around: None,
+        positions: RowPositions::Text,
+        transcription: Some(TranscriptionSpec {
+            before: "<s>[INST][BEGIN_AUDIO]",
+            after: "[/INST]",
+            language: "lang:",
+            end: "[TRANSCRIBE]",
+        }),
     };
 
     /// InternVL.
@@ -153,6 +174,7 @@ impl PlaceholderSpec {
         written: None,
         around: None,
         positions: RowPositions::Between(["<img>", "</img>"]),
+        transcription: None,
     };
 
     /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
@@ -164,6 +186,7 @@ impl PlaceholderSpec {
             written: None,
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+            transcription: None,
         }
     }
 
@@ -180,6 +203,7 @@ impl PlaceholderSpec {
             written: Some(TokenName { keys: &["boi_token_index", "boi_token_id"], text: "<start_of_image>" }),
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+            transcription: None,
         }
     }
 }
@@ -209,6 +233,7 @@ pub struct ChatVl {
     written_text: &'static str,
     around: Option<[u32; 2]>,
     layout: ItemLayout,
+    transcription: Option<TranscriptionSpec>,
     limits: PromptLimits,
     end_tokens: Vec<u32>,
     rules: LogitRules,
@@ -303,6 +328,7 @@ impl ChatVl {
             written_text: written.text,
             around,
             layout,
+            transcription: spec.transcription,
             limits,
             end_tokens: files.end_tokens()?,
             rules: files.logit_rules()?,
@@ -349,6 +375,17 @@ impl ChatVl {
             }
         }
         Ok(all)
+    }
+
+    /// Tokens of a transcription of the one item.
+    fn transcript(&self, task: &SpeechTask, n_items: usize) -> Result<Vec<u32>, PromptError> {
+        let Some(spec) = &self.transcription else {
+            let text =
+                "this model has no prompt of its own for transcripts: send a conversation with the audio";
+            return Err(PromptError::Invalid(text.into()));
+        };
+        check_placeholders(self.modality, [1, n_items])?;
+        self.tokenizer.encode(&spec.text(task, self.image_text)?)
     }
 
     /// Tokens of an item, one placeholder for each run of rows.
@@ -514,16 +551,16 @@ impl PromptBuilder for ChatVl {
                 let text = "this model has no encoder for text: send one prompt, not one for each side";
                 return Err(PromptError::Invalid(text.into()));
             }
-            Prompt::Speech(_) => {
-                let text =
-                    "this model has no prompt of its own for transcripts: send a conversation with the audio";
-                return Err(PromptError::Invalid(text.into()));
-            }
+            Prompt::Speech(task) => (self.transcript(task, rows.len())?, rows),
         };
         if ids.is_empty() {
             return Err(PromptError::Invalid("the prompt is empty".into()));
         }
         Ok(vec![self.expand(&ids, &images)?])
+    }
+
+    fn transcribes(&self) -> bool {
+        self.transcription.is_some()
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

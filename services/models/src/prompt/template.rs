@@ -3,6 +3,7 @@
 //!
 //! It knows no tokens: messages go in, one string comes out.
 
+mod tekken;
 mod time;
 
 use crate::error::{ModelError, PromptError};
@@ -44,7 +45,8 @@ pub enum TemplatePart {
 
 impl ChatTemplate {
     /// Reads the template of a model directory: `chat_template.jinja`, or `chat_template.json`, or the key
-    /// `chat_template` of `tokenizer_config.json`; of several by name, the one called `default`.
+    /// `chat_template` of `tokenizer_config.json`; of several by name, the one called `default`. A directory with
+    /// `tekken.json` and none of these has the template that goes with it.
     ///
     /// # Errors
     /// [`ModelError`] if there is none, or it does not compile.
@@ -145,6 +147,9 @@ fn find_source(dir: &Path, config: &JsonFile) -> Result<String, ModelError> {
         let default = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
         default["template"].as_str().map(str::to_owned)
     };
+    if found.is_none() && dir.join(tekken::FILE).is_file() {
+        return Ok(tekken::TEMPLATE.to_owned());
+    }
     found
         .and_then(|t| t.as_str().map(str::to_owned).or_else(|| by_name(t.as_array()?)))
         .ok_or_else(|| config.wrong(NAME, "a template, or a list of {name, template}"))

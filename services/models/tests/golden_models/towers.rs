@@ -1,4 +1,5 @@
-//! Cases of models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL, Qwen2-Audio): images or audio
+//! Cases of models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL, Qwen2-Audio,
+//! Voxtral): images or audio
 //! to rows by the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
@@ -15,7 +16,7 @@ use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 
-pub const CASES: [&str; 21] = [
+pub const CASES: [&str; 24] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -37,6 +38,9 @@ pub const CASES: [&str; 21] = [
     "qwen2_audio_odd_heads",
     "qwen2_audio_three_layers",
     "qwen2_audio_long_window",
+    "voxtral_odd_heads",
+    "voxtral_three_layers",
+    "voxtral_long_window",
 ];
 
 /// A value of a pixel that is a step of 255 away, after the least standard deviation of a processor.

@@ -244,3 +244,21 @@ fn qwen2_audio_7b() {
     });
     check("qwen2-audio-7b", Modality::Audio, &config);
 }
+
+#[test]
+fn voxtral_mini_3b() {
+    let config = serde_json::json!({
+        "model_type": "voxtral", "audio_token_id": 24, "hidden_size": 3072, "projector_hidden_act": "gelu",
+        "audio_config": {
+            "model_type": "voxtral_encoder", "activation_function": "gelu", "hidden_size": 1280,
+            "intermediate_size": 5120, "max_source_positions": 1500, "num_attention_heads": 20,
+            "num_hidden_layers": 32, "num_mel_bins": 128, "scale_embedding": false,
+        },
+        "text_config": {
+            "model_type": "llama", "head_dim": 128, "hidden_size": 3072, "intermediate_size": 8192,
+            "max_position_embeddings": 131_072, "num_attention_heads": 32, "num_hidden_layers": 30,
+            "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 100_000_000.0, "vocab_size": 131_072,
+        },
+    });
+    check("voxtral-mini-3b", Modality::Audio, &config);
+}

@@ -274,3 +274,12 @@ fn an_audio_longer_than_the_only_window_is_refused() {
     let refusal = clip("qwen2_audio_odd_heads", 24_000).unwrap_err().to_string();
     assert_eq!(refusal, "the audio is 1.5 s long, the limit is 1 s, the window of this model's encoder");
 }
+
+#[test]
+fn an_audio_of_several_windows_has_the_rows_of_all() {
+    for (n_samples, n_windows) in [(1, 1), (32_000, 1), (32_001, 2), (70_000, 3)] {
+        let input = clip("voxtral_odd_heads", n_samples).expect("audio");
+        assert_eq!(input.n_tokens, 25 * n_windows, "{n_samples}");
+        assert_eq!(input.extent, Extent::windows(n_windows, n_samples as u64 / 16));
+    }
+}
