@@ -266,6 +266,21 @@ async fn audio_among_the_tokens_answers_as_transformers() {
     }
 }
 
+const BOUNDARY: &str = "triptych-test-boundary";
+
+/// A multipart body with fields and a file.
+fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
+    let part = |(name, value): &(&str, &str)| {
+        format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let mut body = fields.iter().map(part).collect::<String>().into_bytes();
+    let head = "Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"";
+    body.extend(format!("--{BOUNDARY}\r\n{head}\r\n\r\n").into_bytes());
+    body.extend(file);
+    body.extend(format!("\r\n--{BOUNDARY}--\r\n").into_bytes());
+    body
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transcription_answers_as_transformers() {
     let case = "voxtral_odd_heads";
@@ -274,14 +289,16 @@ async fn a_transcription_answers_as_transformers() {
     for task in expected["transcriptions"].as_array().expect("transcriptions") {
         let file = &expected["audios"][task["audio"].as_str().expect("a name")]["file"];
         let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("audio");
-        let part = reqwest::multipart::Part::bytes(bytes).file_name("a.wav");
-        let mut form = reqwest::multipart::Form::new().part("file", part).text("model", case);
-        form = form.text("temperature", "0");
-        if let Some(language) = task["language"].as_str() {
-            form = form.text("language", language.to_owned());
-        }
-        let url = format!("{}/v1/audio/transcriptions", cluster.http);
-        let answer = reqwest_client().post(url).multipart(form).send().await.expect("an answer");
+        let language = task["language"].as_str().map(|code| ("language", code));
+        let fields: Vec<(&str, &str)> =
+            [("model", case), ("temperature", "0")].into_iter().chain(language).collect();
+        let answer = reqwest_client()
+            .post(format!("{}/v1/audio/transcriptions", cluster.http))
+            .header("content-type", format!("multipart/form-data; boundary={BOUNDARY}"))
+            .body(form(&fields, &bytes))
+            .send()
+            .await
+            .expect("an answer");
         let status = answer.status();
         let body = answer.text().await.expect("a body");
         assert!(status.is_success(), "{body}");
