@@ -90,7 +90,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,

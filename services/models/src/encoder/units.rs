@@ -86,34 +86,9 @@ pub(super) fn units<'a>(
         }
         (
             &StemSpec::Mel { n_mels, n_frames, .. },
-            Features::MaskedMel { mel, n_valid },
-            Extent::Windows { n_windows: 1, .. },
-        ) => {
-            let n_valid = *n_valid as usize;
-            let n_rows = n_valid.div_ceil(2);
-            let n_tokens = n_rows / spec.merged_rows();
-            let is_whole = mel.len() == n_mels * n_frames && (1..=n_frames).contains(&n_valid);
-            if !is_whole || n_tokens != input.n_tokens as usize {
-                return Err(shape("mel", vec![n_mels, n_frames], vec![mel.len(), n_valid, n_tokens]));
-            }
-            let values = UnitValues::Floats(mel);
-            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: [0; 2], values }])
-        }
-        (
-            &StemSpec::Mel { n_mels, n_frames, .. },
-            Features::Mel(values),
+            Features::Mel(_) | Features::MaskedMel { .. },
             &Extent::Windows { n_windows, .. },
-        ) => {
-            let n_windows = n_windows as usize;
-            if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
-                return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
-            }
-            let windows = values.chunks_exact(n_mels * n_frames);
-            let grid = [1, 1, n_frames / 2];
-            let unit =
-                |values| EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Floats(values) };
-            Ok(windows.map(unit).collect())
-        }
+        ) => mel_units(spec, (item, input), [n_windows as usize, n_mels, n_frames]),
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let grid = tiles_grid(tiles, patches, values.len())?;
@@ -152,6 +127,37 @@ pub(super) fn units<'a>(
         }
         _ => Err(shape("features", vec![], vec![])),
     }
+}
+
+/// The units of an audio: its windows, or the part of its only one before the silence. `dims` are windows, mel bins, frames.
+fn mel_units<'a>(
+    spec: &EncoderSpec,
+    (item, input): (usize, &'a EncoderInput),
+    dims: [usize; 3],
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let [n_windows, n_mels, n_frames] = dims;
+    let (values, n_rows) = match &input.features {
+        Features::Mel(values) => (values.as_slice(), n_frames / 2),
+        Features::MaskedMel { mel, n_valid } => {
+            let n_rows = n_valid.div_ceil(2) as usize;
+            let is_known = n_windows == 1 && (1..=n_frames / 2).contains(&n_rows);
+            if !is_known || n_rows / spec.merged_rows() != input.n_tokens as usize {
+                return Err(shape("mel", dims.to_vec(), vec![n_rows, input.n_tokens as usize]));
+            }
+            (mel.as_slice(), n_rows)
+        }
+        _ => (&[][..], 0),
+    };
+    if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
+        return Err(shape("mel", dims.to_vec(), vec![values.len()]));
+    }
+    let unit = |values| EncodeUnit {
+        item,
+        grid: [1, 1, n_rows],
+        patches: [0; 2],
+        values: UnitValues::Floats(values),
+    };
+    Ok(values.chunks_exact((n_mels * n_frames).max(1)).map(unit).collect())
 }
 
 /// Checks a grid of patches, of frames, and the values of all.

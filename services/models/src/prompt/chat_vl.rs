@@ -380,8 +380,12 @@ impl ChatVl {
     /// Tokens of a transcription of the one item.
     fn transcript(&self, task: &SpeechTask, n_items: usize) -> Result<Vec<u32>, PromptError> {
         let Some(spec) = &self.transcription else {
-            let text =
-                "this model has no prompt of its own for transcripts: send a conversation with the audio";
+            let text = match self.modality {
+                Modality::Image => "this model reads images, not speech",
+                _ => {
+                    "this model has no prompt of its own for transcripts: send a conversation with the audio"
+                }
+            };
             return Err(PromptError::Invalid(text.into()));
         };
         check_placeholders(self.modality, [1, n_items])?;
