@@ -245,7 +245,7 @@ fn refusals_of_audio_give_the_reason() {
     check(&wav(500, 1, tone(500, 30.0, 1.0)), &limits, "500 samples per second");
 }
 
-/// What a golden model's own processor makes of noise.
+/// Noise as a golden model's own processor reads it.
 fn clip(case: &str, n_samples: usize) -> Result<EncoderInput, ItemError> {
     let dir = golden::path("").join(case).join("model");
     let source = ModelSource { dir, name: None, format: LoadFormat::Dummy { seed: 0 }, packed: None };

@@ -78,7 +78,7 @@ impl LogMel {
         }
     }
 
-    /// Appends the windows of a whole file that is filled up with silence to a whole number of them, `[n_windows, n_mels,
+    /// Appends the windows of a whole file that is filled up with silence to an integer number of them, `[n_windows, n_mels,
     /// n_frames]`, to `out`; at least one. Frames at their ends reach into the audio around them, and the loudest value is that
     /// of the whole file.
     pub fn extend_whole(&self, mut samples: Vec<f32>, out: &mut Vec<f32>) {
