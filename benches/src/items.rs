@@ -19,9 +19,9 @@ pub fn random(spec: &EncoderSpec, size: usize) -> Result<EncoderInput> {
                 features: Features::Patches(values(side * side * spec.stem.patch_values())),
             }
         }
-        StemSpec::Mel { n_mels, n_frames } => EncoderInput {
+        StemSpec::Mel { n_mels, n_frames, .. } => EncoderInput {
             extent: Extent::windows(1, 30_000),
-            n_tokens: (n_frames / 2) as u32,
+            n_tokens: (n_frames / 2 / spec.merged_rows()) as u32,
             features: Features::Mel(values(n_mels * n_frames)),
         },
         StemSpec::Tokens { .. } => EncoderInput {

@@ -2,6 +2,8 @@
 //!
 //! The models are the golden ones, with small random weights; `tests/golden/README.md` describes how they are made.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use triptych_tests::cluster::{Cluster, reqwest_client};
@@ -194,17 +196,29 @@ async fn mllama_answers_with_and_without_an_image() {
     assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
 }
 
-/// Checks the conversations of a case whose images are among the tokens.
+/// The items of a prompt as parts of a message: images, or audio by each of its parts in turn.
+fn items(case: &str, expected: &Value, prompt: &Value) -> Vec<Value> {
+    let list = if prompt.get("audios").is_some() { "audios" } else { "images" };
+    let names = prompt[list].as_array().expect("items").iter().enumerate();
+    let item = |(i, name): (usize, &Value)| {
+        let file = &expected[list][name.as_str().expect("a name")]["file"];
+        let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("an item");
+        let data = BASE64.encode(&bytes);
+        match (list, i % 2) {
+            ("images", _) => json!({"type": "image_url", "image_url": {"url": data_url(&bytes)}}),
+            (_, 0) => json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}),
+            _ => json!({"type": "audio_url", "audio_url": {"url": format!("data:audio/wav;base64,{data}")}}),
+        }
+    };
+    names.map(item).collect()
+}
+
+/// Checks the conversations of a case whose items are among the tokens.
 async fn check_conversations(cluster: &Cluster, case: &str) {
     let expected = read(case, "expected.json");
     for prompt in expected["prompts"].as_array().expect("prompts") {
-        let images = prompt["images"].as_array().expect("images").iter().map(|name| {
-            let file = &expected["images"][name.as_str().expect("a name")]["file"];
-            let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("an image");
-            json!({"type": "image_url", "image_url": {"url": data_url(&bytes)}})
-        });
         let text = json!({"type": "text", "text": prompt["text"]});
-        let content: Vec<Value> = images.chain([text]).collect();
+        let content: Vec<Value> = items(case, &expected, prompt).into_iter().chain([text]).collect();
         let body = json!({
             "model": case, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": prompt["greedy_tokens"].as_array().expect("ids").len(),
@@ -240,5 +254,59 @@ async fn items_of_several_levels_answer_as_transformers() {
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audio_among_the_tokens_answers_as_transformers() {
+    let cases = ["qwen2_audio_odd_heads", "voxtral_odd_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}
+
+const BOUNDARY: &str = "triptych-test-boundary";
+
+/// A multipart body with fields and a file.
+fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
+    let part = |(name, value): &(&str, &str)| {
+        format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let mut body = fields.iter().map(part).collect::<String>().into_bytes();
+    let head = "Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"";
+    body.extend(format!("--{BOUNDARY}\r\n{head}\r\n\r\n").into_bytes());
+    body.extend(file);
+    body.extend(format!("\r\n--{BOUNDARY}--\r\n").into_bytes());
+    body
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transcription_answers_as_transformers() {
+    let case = "voxtral_odd_heads";
+    let cluster = cluster_of(&[case]).await;
+    let expected = read(case, "expected.json");
+    for task in expected["transcriptions"].as_array().expect("transcriptions") {
+        let file = &expected["audios"][task["audio"].as_str().expect("a name")]["file"];
+        let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("audio");
+        let language = task["language"].as_str().map(|code| ("language", code));
+        let fields: Vec<(&str, &str)> =
+            [("model", case), ("temperature", "0")].into_iter().chain(language).collect();
+        let answer = reqwest_client()
+            .post(format!("{}/v1/audio/transcriptions", cluster.http))
+            .header("content-type", format!("multipart/form-data; boundary={BOUNDARY}"))
+            .body(form(&fields, &bytes))
+            .send()
+            .await
+            .expect("an answer");
+        let status = answer.status();
+        let body = answer.text().await.expect("a body");
+        assert!(status.is_success(), "{body}");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert_eq!(
+            body["text"].as_str().map(str::trim),
+            task["greedy_text"].as_str().map(str::trim),
+            "{task}"
+        );
     }
 }

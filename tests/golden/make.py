@@ -15,9 +15,17 @@ import torch
 sys.dont_write_bytecode = True
 
 
+def make_voxtral():
+    # Needs mistral-common, which no other group does.
+    import voxtral
+
+    voxtral.make()
+
+
 def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    import audio_chat
     import cogagent
     import generation
     import gemma
@@ -51,6 +59,8 @@ def main(groups):
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
+        "qwen2_audio": audio_chat.make_qwen2_audio,
+        "voxtral": make_voxtral,
         "llava": llava.make,
         "gemma": gemma.make,
         "idefics": idefics.make,

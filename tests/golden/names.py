@@ -38,6 +38,8 @@ from transformers import (
     MoonshineForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -50,10 +52,13 @@ from transformers import (
     T5ForConditionalGeneration,
     UMT5Config,
     UMT5ForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
 
+from audio_chat import published_name as audio_name
 from common import ROOT, write_compact
 from internvl import published_name as internvl_name
 from llava import published_name as llava_name
@@ -148,9 +153,23 @@ def text_decoders():
     }
 
 
+def qwen2_audio():
+    return Qwen2AudioForConditionalGeneration, Qwen2AudioConfig(
+        tie_word_embeddings=False, audio_config=dict(model_type="qwen2_audio_encoder"),
+        text_config=dict(model_type="qwen2", intermediate_size=11008, vocab_size=156032))
+
+
+def voxtral():
+    return VoxtralForConditionalGeneration, VoxtralConfig(
+        tie_word_embeddings=False, audio_config=dict(model_type="voxtral_encoder"),
+        text_config=dict(model_type="llama", num_attention_heads=32))
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
+        "voxtral-mini-3b": voxtral(),
+        "qwen2-audio-7b": qwen2_audio(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
         "smolvlm-256m": smolvlm(),
@@ -252,11 +271,12 @@ def make():
         is_llava = kind in (LlavaForConditionalGeneration, LlavaNextForConditionalGeneration,
                             LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
         is_tied = kind in (LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
-        own_head = not is_tied and (is_llava or kind in (
+        is_audio = kind in (Qwen2AudioForConditionalGeneration, VoxtralForConditionalGeneration)
+        own_head = not is_tied and (is_llava or is_audio or kind in (
             InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
         as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
-        rename = (llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
+        rename = (audio_name if is_audio else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
                   else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))

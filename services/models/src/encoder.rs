@@ -10,6 +10,7 @@ use triptych_core::graph_stats::GraphStats;
 mod graphs;
 mod layout;
 mod units;
+mod pool;
 mod position_bias;
 mod projector;
 mod stem;

@@ -18,11 +18,13 @@ mod internvl;
 mod llava;
 mod mllama;
 mod moonshine;
+mod qwen_audio;
 mod qwen_vl;
 mod stages;
 mod t5;
 mod towers;
 mod vision;
+mod voxtral;
 mod whisper;
 
 use causal::CausalKind;
@@ -53,6 +55,10 @@ pub enum Family {
     Qwen25Vl,
     /// Qwen3-VL, dense.
     Qwen3Vl,
+    /// Qwen2-Audio.
+    Qwen2Audio,
+    /// Voxtral.
+    Voxtral,
     /// LLaVA-1.5.
     Llava,
     /// LLaVA-NeXT.
@@ -95,12 +101,14 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 31] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
+        Self::Qwen2Audio,
+        Self::Voxtral,
         Self::Llava,
         Self::LlavaNext,
         Self::LlavaOneVision,
@@ -140,6 +148,8 @@ impl Family {
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Qwen2Audio => "qwen2_audio",
+            Self::Voxtral => "voxtral",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
@@ -190,6 +200,8 @@ impl Family {
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
+            Self::Qwen2Audio => qwen_audio::spec(config),
+            Self::Voxtral => voxtral::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),

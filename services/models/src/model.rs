@@ -252,8 +252,8 @@ fn encoder_settings(
 ) -> Result<String, ModelError> {
     // An encoder that reads text, alone or with an image, is the text model's as well.
     let reads_text = matches!(encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
-    let vision_config = file.get("vision_config").filter(|_| !reads_text);
-    let encoder_config = vision_config.unwrap_or(file.value());
+    let tower_config = file.get("vision_config").or_else(|| file.get("audio_config")).filter(|_| !reads_text);
+    let encoder_config = tower_config.unwrap_or(file.value());
     let mut processor = match encoder.modality {
         Modality::Text => String::new(),
         Modality::Image => {

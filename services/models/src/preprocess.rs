@@ -51,6 +51,13 @@ pub enum Features {
     },
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
+    /// Log-mel of one window, filled up with silence that is not attended to.
+    MaskedMel {
+        /// `[n_mels, n_frames]`.
+        mel: Vec<f32>,
+        /// Frames before the silence.
+        n_valid: u32,
+    },
     /// Audio samples at the model's rate, its windows one after the other.
     Samples(Vec<f32>),
     /// Token ids of encoder text.

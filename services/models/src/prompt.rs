@@ -12,6 +12,7 @@ pub(crate) mod generation;
 mod positions;
 mod seq2seq;
 mod template;
+mod transcription;
 
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
@@ -19,6 +20,7 @@ pub use chat_text::ChatText;
 pub use chat_vl::{ChatVl, PlaceholderSpec, PromptLimits, RowPositions, TileLayout, TileText, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, ContentFormat, TemplateMessage, TemplatePart};
+pub use transcription::TranscriptionSpec;
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;
@@ -175,6 +177,11 @@ pub trait PromptBuilder: Send + Sync {
     /// Facts of a speech model that joining its transcripts needs; `None` for other models.
     fn speech(&self) -> Option<SpeechInfo> {
         None
+    }
+
+    /// True if it lays out speech tasks ([`Prompt::Speech`]).
+    fn transcribes(&self) -> bool {
+        false
     }
 
     /// The code of the language that a generated token names; `None` for any other token.

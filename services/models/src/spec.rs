@@ -62,6 +62,12 @@ impl EncoderSpec {
         level * (1 + self.extras.levels.as_ref().map_or(0, |levels| levels.layers.len()))
     }
 
+    /// Rows of the stack that become one output row.
+    pub fn merged_rows(&self) -> usize {
+        let joined = self.projector.as_ref().map_or(1, |projector| projector.group().max(1));
+        joined * self.extras.pooled.unwrap_or(1).max(1)
+    }
+
     /// Side of the square of rows that become one output row.
     pub fn merged_side(&self) -> usize {
         self.projector.as_ref().map_or(1, |projector| projector.side.max(1))
@@ -71,7 +77,7 @@ impl EncoderSpec {
     pub fn contiguous_side(&self) -> usize {
         match self.projector.as_ref().map(|projector| projector.rows) {
             Some(ProjectedRows::All) => self.merged_side(),
-            Some(ProjectedRows::Patches) | None => 1,
+            Some(ProjectedRows::Patches | ProjectedRows::Line) | None => 1,
         }
     }
 
@@ -85,7 +91,7 @@ impl EncoderSpec {
                 let whole = grid.iter().all(|n| n.is_multiple_of(side));
                 whole.then_some(grid[0] * grid[1] / (side * side))
             }
-            Some(ProjectedRows::All) | None => Some(stack_rows / (side * side)),
+            Some(ProjectedRows::All | ProjectedRows::Line) | None => Some(stack_rows / self.merged_rows()),
         }
     }
 

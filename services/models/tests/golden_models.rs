@@ -3,6 +3,8 @@
 //! `tests/golden/README.md` says what the files hold. Every case runs on every back end. A missing file is a
 //! failure. The tests drive `Encoder` and `Decoder` themselves, with a block table of their own.
 
+#[path = "golden_models/audio_chat.rs"]
+mod audio_chat;
 #[path = "golden_models/case.rs"]
 mod case;
 #[path = "golden_models/cogagent.rs"]

@@ -64,7 +64,7 @@ impl<B: Backend> Projector<B> {
             }),
             None => None,
         };
-        let group = spec.side * spec.side;
+        let group = spec.group();
         Ok(Self { norm, linears, activation: spec.activation, group, merge: spec.merge, hidden })
     }
 

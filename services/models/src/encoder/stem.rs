@@ -5,6 +5,7 @@ mod captioned;
 mod davit;
 mod input;
 mod join;
+mod mel;
 mod prefixed;
 mod swin;
 mod wave;
@@ -20,17 +21,16 @@ use captioned::{CaptionedRows, CaptionedStem, TokenTable};
 pub(super) use input::StemInput;
 use input::patch_rows;
 pub(super) use join::joined;
+use mel::{MelRows, MelShape, MelStem};
 use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
 use swin::{SwinRows, SwinStem};
-use triptych_kernels::ops::{Activation, Indices, StageBuilder, Unfold};
+use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 use wave::{PackedWave, WaveRows, WaveStem};
 
-const TAPS: usize = 3;
-
 /// The stem of an encoder, with its weights.
 pub(super) enum Stem<B: Backend> {
-    Mel { convs: [B::Linear; 2], n_mels: usize, n_frames: usize },
+    Mel(MelStem<B>),
     Patches { projection: B::Linear, patch_dim: usize },
     Wave(WaveStem<B>),
     Tokens(B::Table),
@@ -41,7 +41,7 @@ pub(super) enum Stem<B: Backend> {
 
 /// A stem whose arrays for a run are in a step.
 pub(super) enum StagedStem<'a, B: Backend> {
-    Mel { convs: &'a [B::Linear; 2], n_mels: usize, n_frames: usize },
+    Mel(&'a MelStem<B>, MelRows),
     Patches { projection: &'a B::Linear, patch_dim: usize },
     Wave(&'a WaveStem<B>, WaveRows),
     PackedWave(&'a WaveStem<B>, PackedWave),
@@ -63,10 +63,9 @@ impl<B: Backend> Stem<B> {
             loader.linear(&[LinearShape { name, shape, bias }])
         };
         match spec.stem {
-            StemSpec::Mel { n_mels, n_frames } => {
-                let first = linear(0, &[hidden, n_mels, TAPS], true)?;
-                let second = linear(1, &[hidden, hidden, TAPS], true)?;
-                Ok(Self::Mel { convs: [first, second], n_mels, n_frames })
+            StemSpec::Mel { n_mels, n_frames, windows } => {
+                let shape = MelShape { n_mels, n_frames, windows };
+                Ok(Self::Mel(MelStem::load(loader, spec.names.stem, shape, hidden)?))
             }
             StemSpec::Patches { patch, bias } => {
                 let [channels, frames, height, width] = patch;
@@ -106,7 +105,7 @@ impl<B: Backend> Stem<B> {
         units: &[EncodeUnit<'_>],
     ) -> Result<StagedStem<'_, B>, KernelError> {
         Ok(match self {
-            &Self::Mel { ref convs, n_mels, n_frames } => StagedStem::Mel { convs, n_mels, n_frames },
+            Self::Mel(stem) => StagedStem::Mel(stem, stem.stage(builder, units, None)?),
             &Self::Patches { ref projection, patch_dim } => StagedStem::Patches { projection, patch_dim },
             Self::Wave(stem) => StagedStem::Wave(stem, stem.stage(builder, units)?),
             Self::Tokens(table) => {
@@ -130,9 +129,8 @@ impl<B: Backend> Stem<B> {
         room: Room,
     ) -> Result<StagedStem<'_, B>, KernelError> {
         match self {
-            Self::Mel { .. } | Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => {
-                self.stage(builder, units)
-            }
+            Self::Mel(stem) => Ok(StagedStem::Mel(stem, stem.stage(builder, units, Some(room.n_rows))?)),
+            Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => self.stage(builder, units),
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
             Self::Tokens(table) => {
@@ -148,9 +146,7 @@ impl<B: Backend> Stem<B> {
         let concatenated = || units.iter().flat_map(|p| p.values.floats()).copied().collect();
         let n_patches = units.first().map_or(0, |unit| unit.patches[0] * unit.patches[1]);
         let (mut values, dims): (Vec<f32>, _) = match self {
-            Self::Mel { n_mels, n_frames, .. } => {
-                (mel_frames(units, [*n_mels, *n_frames]), (room.max_units * n_frames, *n_mels))
-            }
+            Self::Mel(stem) => stem.features(units, room.max_units),
             Self::Patches { patch_dim, .. } => (concatenated(), (room.n_rows, *patch_dim)),
             Self::Prefixed(stem) => (concatenated(), (room.max_units * n_patches, stem.patch_values())),
             Self::Shifted(stem) => (concatenated(), (n_patches, stem.patch_values())),
@@ -175,21 +171,7 @@ impl<B: Backend> StagedStem<'_, B> {
         input: StemInput<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         match (self, input) {
-            (Self::Mel { convs, n_mels, n_frames }, input) => {
-                let mut x = match input {
-                    StemInput::Rows(x) => x.clone(),
-                    StemInput::Units(units) => {
-                        let frames = mel_frames(units, [*n_mels, *n_frames]);
-                        backend.upload(frames, units.len() * n_frames, *n_mels)?
-                    }
-                };
-                let n_seqs = backend.dims(&x).0 / (*n_frames).max(1);
-                for (conv, stride) in convs.iter().zip([1, 2]) {
-                    let unfold = Unfold { n_seqs, kernel: TAPS, stride, padding: 1 };
-                    x = backend.linear(&backend.unfold(&x, unfold)?, conv, Activation::Gelu, None)?;
-                }
-                Ok(x)
-            }
+            (Self::Mel(stem, rows), input) => stem.forward(backend, step, input, *rows),
             (Self::Patches { projection, patch_dim }, input) => {
                 let x = patch_rows(backend, input, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
@@ -206,21 +188,5 @@ impl<B: Backend> StagedStem<'_, B> {
                 Err(KernelError::NotCapturable { op: "encode" }.into())
             }
         }
-    }
-}
-
-/// Frames of units, one's under another's: `[n_units · n_frames, n_mels]`.
-fn mel_frames(units: &[EncodeUnit<'_>], [n_mels, n_frames]: [usize; 2]) -> Vec<f32> {
-    let mut frames = Vec::with_capacity(units.len() * n_mels * n_frames);
-    for unit in units {
-        transpose_into(&mut frames, unit.values.floats(), n_frames);
-    }
-    frames
-}
-
-/// Appends the transpose of `values: [rows, n_columns]`.
-fn transpose_into(out: &mut Vec<f32>, values: &[f32], n_columns: usize) {
-    for column in 0..n_columns {
-        out.extend(values.iter().skip(column).step_by(n_columns));
     }
 }

@@ -4,6 +4,7 @@ use super::graphs::{
     EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
+use super::pool;
 use super::position_bias;
 use super::projector::{Levels, Projector};
 use super::stem::{StagedStem, Stem, StemInput};
@@ -12,7 +13,7 @@ use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{AttentionRows, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames};
 use crate::preprocess::{EncoderInput, Features};
-use crate::spec::{EncoderSpec, ProjectedRows, StemSpec};
+use crate::spec::{EncoderSpec, MelWindows, ProjectedRows, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
 use triptych_core::graph_stats::GraphStats;
@@ -50,6 +51,8 @@ struct StagedRun<'a, B: Backend> {
 /// Arrays that the layers of a run, and what follows them, index with.
 struct StagedRows {
     layout: StagedLayout,
+    // Rows that are averaged, those of a mean one after another; `None`: no rows are.
+    pooled: Option<Indices>,
     // Rows that the projector reads; `None`: all, in their order.
     projected: Option<Indices>,
     // Rows of each level among those of all.
@@ -76,7 +79,7 @@ impl<B: Backend> TransformerEncoder<B> {
         let stack = &spec.stack;
         let names = &spec.names.stack;
         let final_norm = match stack.final_norm {
-            true => Some(loader.norm(names.final_norm, stack.norm, stack.hidden)?),
+            true => Some(loader.norm(names.final_norm, pool::norm_of_sums(spec), stack.hidden)?),
             false => None,
         };
         let projector = match &spec.projector {
@@ -118,9 +121,10 @@ impl<B: Backend> TransformerEncoder<B> {
         let mut builder = StageBuilder::new();
         let stem = self.stem.stage(&mut builder, run)?;
         let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
+        let pooled = pool::stage(&self.spec, &mut builder, run, n_tokens)?;
         let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
-        let staged = StagedRun { stem, rows: StagedRows { layout, projected, levels } };
+        let staged = StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels } };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
         Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
@@ -135,7 +139,7 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, projected, levels: places } = rows;
+        let StagedRows { layout, pooled, projected, levels: places } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -155,6 +159,9 @@ impl<B: Backend> TransformerEncoder<B> {
             levels.extend(self.levels.of_layer(backend, i, &x)?);
         }
         part();
+        if let Some(rows) = *pooled {
+            x = pool::sums(&self.spec, backend, step, (&x, rows))?;
+        }
         if let Some(norm) = &self.final_norm {
             x = backend.norm(&x, norm)?;
         }
@@ -175,6 +182,7 @@ impl<B: Backend> TransformerEncoder<B> {
     /// Units that a captured forward takes; `None` if forwards cannot be captured.
     fn graph_units(&self) -> Option<GraphUnits> {
         match &self.spec.stem {
+            StemSpec::Mel { windows: MelWindows::Masked, .. } => Some(GraphUnits::Ragged),
             StemSpec::Mel { n_frames, .. } => Some(GraphUnits::Fixed((n_frames / 2 / self.group()).max(1))),
             StemSpec::PrefixedPatches { grid, .. } => {
                 Some(GraphUnits::Fixed(self.spec.image_tokens(*grid).unwrap_or(1).max(1)))
@@ -196,7 +204,8 @@ impl<B: Backend> TransformerEncoder<B> {
             StemSpec::PrefixedPatches { grid, .. } => {
                 max_units * self.spec.stem.image_rows(*grid).unwrap_or_default()
             }
-            _ => shape.n_tokens * group,
+            // Of a unit some rows may be left when the others are averaged.
+            _ => shape.n_tokens * group + max_units * (self.spec.extras.pooled.unwrap_or(1) - 1),
         };
         let whole = match self.graph_units() {
             Some(GraphUnits::Fixed(_)) => {
@@ -231,15 +240,16 @@ impl<B: Backend> TransformerEncoder<B> {
             (false, Some(_)) => RowLayout::of(&self.spec, units).stage(builder, &self.input_layer)?,
             (false, None) => RowLayout::of(&self.spec, units).stage_in(builder, &self.input_layer, room)?,
         };
+        let pooled = pool::stage(&self.spec, builder, units, shape.n_tokens)?;
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, projected, levels } })
+        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels } })
     }
 
     /// Output rows of a unit.
     fn n_tokens(&self, unit: &EncodeUnit<'_>) -> usize {
         match self.projected_rows() {
-            ProjectedRows::All => unit.n_rows() / self.group(),
+            ProjectedRows::All | ProjectedRows::Line => unit.n_rows() / self.group(),
             ProjectedRows::Patches => unit.patches[0] * unit.patches[1] / self.group(),
         }
     }
@@ -255,7 +265,7 @@ impl<B: Backend> TransformerEncoder<B> {
         units: &[EncodeUnit<'_>],
     ) -> Result<Option<Indices>, ModelError> {
         let side = self.spec.merged_side();
-        if self.projected_rows() == ProjectedRows::All {
+        if self.projected_rows() != ProjectedRows::Patches {
             return Ok(None);
         }
         let mut rows = Vec::new();
@@ -301,7 +311,7 @@ impl<B: Backend> TransformerEncoder<B> {
 
     /// Rows that become one output row.
     fn group(&self) -> usize {
-        self.spec.merged_side().pow(2)
+        self.spec.merged_rows()
     }
 }
 

@@ -84,17 +84,11 @@ pub(super) fn units<'a>(
             let values = UnitValues::Both(patches, tokens);
             Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: grid, values }])
         }
-        (&StemSpec::Mel { n_mels, n_frames }, Features::Mel(values), &Extent::Windows { n_windows, .. }) => {
-            let n_windows = n_windows as usize;
-            if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
-                return Err(shape("mel", vec![n_windows, n_mels, n_frames], vec![values.len()]));
-            }
-            let windows = values.chunks_exact(n_mels * n_frames);
-            let grid = [1, 1, n_frames / 2];
-            let unit =
-                |values| EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Floats(values) };
-            Ok(windows.map(unit).collect())
-        }
+        (
+            &StemSpec::Mel { n_mels, n_frames, .. },
+            Features::Mel(_) | Features::MaskedMel { .. },
+            &Extent::Windows { n_windows, .. },
+        ) => mel_units(spec, (item, input), [n_windows as usize, n_mels, n_frames]),
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let grid = tiles_grid(tiles, patches, values.len())?;
@@ -133,6 +127,37 @@ pub(super) fn units<'a>(
         }
         _ => Err(shape("features", vec![], vec![])),
     }
+}
+
+/// The units of an audio: its windows, or the part of its only one before the silence. `dims` are windows, mel bins, frames.
+fn mel_units<'a>(
+    spec: &EncoderSpec,
+    (item, input): (usize, &'a EncoderInput),
+    dims: [usize; 3],
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let [n_windows, n_mels, n_frames] = dims;
+    let (values, n_rows) = match &input.features {
+        Features::Mel(values) => (values.as_slice(), n_frames / 2),
+        Features::MaskedMel { mel, n_valid } => {
+            let n_rows = n_valid.div_ceil(2) as usize;
+            let is_known = n_windows == 1 && (1..=n_frames / 2).contains(&n_rows);
+            if !is_known || n_rows / spec.merged_rows() != input.n_tokens as usize {
+                return Err(shape("mel", dims.to_vec(), vec![n_rows, input.n_tokens as usize]));
+            }
+            (mel.as_slice(), n_rows)
+        }
+        _ => (&[][..], 0),
+    };
+    if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
+        return Err(shape("mel", dims.to_vec(), vec![values.len()]));
+    }
+    let unit = |values| EncodeUnit {
+        item,
+        grid: [1, 1, n_rows],
+        patches: [0; 2],
+        values: UnitValues::Floats(values),
+    };
+    Ok(values.chunks_exact((n_mels * n_frames).max(1)).map(unit).collect())
 }
 
 /// Checks a grid of patches, of frames, and the values of all.

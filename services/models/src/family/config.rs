@@ -40,6 +40,13 @@ impl<'a> Config<'a> {
         Self { file: self.file, path: self.path, objects }
     }
 
+    /// This object, with values for keys that it does not have.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &'a Value) -> Self {
+        let objects = self.objects.iter().copied().chain([defaults]).collect();
+        Self { file: self.file, path: self.path, objects }
+    }
+
     /// The value of a key; null is absent.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))

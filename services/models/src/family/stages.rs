@@ -11,8 +11,8 @@ use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
     ChatCross, ChatText, ChatVl, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits, Seq2SeqPrompt,
 };
-use crate::spec::{EncoderSpec, ModelSpec, StemSpec, TilingSpec};
-use crate::speech::audio::{AudioProcessor, AudioSettings, WaveProcessor};
+use crate::spec::{EncoderSpec, MelWindows, ModelSpec, StemSpec, TilingSpec};
+use crate::speech::audio::{AudioProcessor, AudioSettings, ClipProcessor, WaveProcessor};
 use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
@@ -44,12 +44,15 @@ impl Family {
                 let canvas = canvas(dir, spec)?;
                 Arc::new(CaptionProcessor::from_dir(dir, canvas, tokenizer.clone(), captioned)?)
             }
-            StemSpec::Mel { n_mels, n_frames } => {
+            StemSpec::Mel { n_mels, n_frames, windows } => {
                 let settings = AudioSettings::from_dir(dir)?;
                 let file = JsonFile::processor(dir, ItemProcessor::Audio)?;
                 agree(&file, "feature_size", settings.n_mels, n_mels)?;
                 agree(&file, "chunk_length (in frames)", settings.n_frames(), n_frames)?;
-                Arc::new(AudioProcessor::new(settings))
+                match windows {
+                    MelWindows::Separate => Arc::new(AudioProcessor::new(settings)),
+                    MelWindows::Masked | MelWindows::Joined => Arc::new(ClipProcessor::new(settings, spec)),
+                }
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
@@ -93,6 +96,10 @@ impl Family {
             Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA, limits)?)
             }
+            Self::Qwen2Audio => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
+            }
+            Self::Voxtral => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::VOXTRAL, limits)?),
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
                 let (grid, n_rows) = tile_rows(spec.encoder.as_ref());

@@ -14,13 +14,7 @@ use triptych_kernels::ops::{Activation, AttentionShape};
 /// Not in the configuration: the default of torch's `LayerNorm`.
 const NORM_EPS: f32 = 1e-5;
 
-static ENCODER: EncoderNames = EncoderNames {
-    prefixes: &["model.encoder.", "encoder."],
-    stem: &["conv1", "conv2"],
-    tokens: &[],
-    positions: "embed_positions",
-    stack: ENCODER_STACK,
-};
+static ENCODER: EncoderNames = tower_names(&["model.encoder.", "encoder."]);
 
 static DECODER: DecoderNames = DecoderNames {
     prefixes: &["model.decoder.", "decoder."],
@@ -36,21 +30,18 @@ static DECODER: DecoderNames = DecoderNames {
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
-    config.must_be_off("scale_embedding")?;
     let hidden = config.size("d_model")?;
-    let n_rows = config.size("max_source_positions")?;
     let max_context = config.size("max_target_positions")?;
-    let encoder = EncoderSpec {
-        modality: Modality::Audio,
-        stem: StemSpec::Mel { n_mels: config.size("num_mel_bins")?, n_frames: 2 * n_rows },
-        positions: Positions::Table { n_rows, offset: 0 },
-        stack: stack(config, ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"])?,
-        windows: None,
-        extras: EncoderExtras::default(),
-        projector: None,
-        names: &ENCODER,
+    let keys = TowerKeys {
+        hidden: "d_model",
+        stack: ["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"],
     };
-    let stack_of_decoder = stack(config, ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"])?;
+    let encoder = tower(config, keys, (MelWindows::Separate, &ENCODER))?;
+    let keys = TowerKeys {
+        hidden: "d_model",
+        stack: ["decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"],
+    };
+    let stack_of_decoder = stack(config, keys)?;
     let decoder = DecoderSpec {
         vocab: config.size("vocab_size")?,
         max_context,
@@ -68,8 +59,54 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
-fn stack(config: &Config<'_>, [layers, heads, ffn]: [&str; 3]) -> Result<StackSpec, ModelError> {
-    let hidden = config.size("d_model")?;
+/// Keys of the sizes of a stack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TowerKeys {
+    /// Width of a row.
+    pub(super) hidden: &'static str,
+    /// Layers, heads, and width of the feed-forward.
+    pub(super) stack: [&'static str; 3],
+}
+
+/// The encoder of a section.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn tower(
+    config: &Config<'_>,
+    keys: TowerKeys,
+    (windows, names): (MelWindows, &'static EncoderNames),
+) -> Result<EncoderSpec, ModelError> {
+    config.must_be_off("scale_embedding")?;
+    let n_rows = config.size("max_source_positions")?;
+    Ok(EncoderSpec {
+        modality: Modality::Audio,
+        stem: StemSpec::Mel { n_mels: config.size("num_mel_bins")?, n_frames: 2 * n_rows, windows },
+        positions: Positions::Table { n_rows, offset: 0 },
+        stack: stack(config, keys)?,
+        windows: None,
+        extras: EncoderExtras::default(),
+        projector: None,
+        names,
+    })
+}
+
+/// Names of the tensors of an encoder under any of `prefixes`.
+pub(super) const fn tower_names(prefixes: &'static [&'static str]) -> EncoderNames {
+    EncoderNames {
+        prefixes,
+        stem: &["conv1", "conv2"],
+        tokens: &[],
+        positions: "embed_positions",
+        stack: ENCODER_STACK,
+    }
+}
+
+fn stack(
+    config: &Config<'_>,
+    TowerKeys { hidden, stack: [layers, heads, ffn] }: TowerKeys,
+) -> Result<StackSpec, ModelError> {
+    let hidden = config.size(hidden)?;
     let n_heads = config.size(heads)?;
     let head_dim = config.share(heads, hidden, n_heads)?;
     let scale = 1.0 / (head_dim as f32).sqrt();

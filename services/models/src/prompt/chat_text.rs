@@ -14,8 +14,8 @@ use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::EncodedItem;
 use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::{EncodedItem, Modality};
 
 /// Lays out conversations and prompts without items.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl PromptBuilder for ChatText {
                     let text = "this model has no chat template: it takes a prompt, not messages";
                     PromptError::Invalid(text.into())
                 })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, messages)?;
+                let chat = RenderedChat::new(&self.tokenizer, template, (messages, Modality::Text))?;
                 if let Some(item) = chat.order.first() {
                     let text = format!("a message names item {}, the request has 0 items", item.0);
                     return Err(PromptError::Invalid(text));

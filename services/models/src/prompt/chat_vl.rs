@@ -1,4 +1,4 @@
-//! Prompts of vision-language models whose image rows are among the tokens, by a [`PlaceholderSpec`].
+//! Prompts of models whose image or audio rows are among the tokens, by a [`PlaceholderSpec`].
 //!
 //! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
@@ -6,19 +6,22 @@ use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
 use super::positions::{GridSpan, positions};
 use super::{
-    ChatTemplate, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
+    ChatTemplate, ItemSpan, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, TranscriptionSpec,
+    check_ids,
 };
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::prompt::{Prompt, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
-/// Place of an image's rows in a prompt.
+/// Place of an item's rows in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpec {
+    /// The kind of items.
+    pub modality: Modality,
     /// The token of an image row.
     pub image: TokenName,
     /// The token that a template writes for each image; `None`: that of a row.
@@ -27,6 +30,8 @@ pub struct PlaceholderSpec {
     pub around: Option<[TokenName; 2]>,
     /// Positions of the rows.
     pub positions: RowPositions,
+    /// Prompt of a transcript of one audio; `None`: the model has none of its own.
+    pub transcription: Option<TranscriptionSpec>,
 }
 
 /// A token by the keys of `config.json` that hold its id, and by its spelling.
@@ -114,6 +119,7 @@ impl TileText {
 impl PlaceholderSpec {
     /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
     pub const QWEN: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
         written: None,
         around: Some([
@@ -121,31 +127,66 @@ impl PlaceholderSpec {
             TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
         ]),
         positions: RowPositions::Grid,
+        transcription: None,
     };
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image>" },
         written: None,
         around: None,
         positions: RowPositions::Text,
+        transcription: None,
+    };
+
+    /// Qwen2-Audio.
+    pub const QWEN_AUDIO: Self = Self {
+        modality: Modality::Audio,
+        image: TokenName { keys: &["audio_token_index", "audio_token_id"], text: "<|AUDIO|>" },
+        written: None,
+        around: Some([
+            TokenName { keys: &[], text: "<|audio_bos|>" },
+            TokenName { keys: &[], text: "<|audio_eos|>" },
+        ]),
+        positions: RowPositions::Text,
+        transcription: None,
+    };
+
+    /// Voxtral.
+    pub const VOXTRAL: Self = Self {
+        modality: Modality::Audio,
+        image: TokenName { keys: &["audio_token_id"], text: "[AUDIO]" },
+        written: None,
+        around: None,
+        positions: RowPositions::Text,
+        transcription: Some(TranscriptionSpec {
+            before: "<s>[INST][BEGIN_AUDIO]",
+            after: "[/INST]",
+            language: "lang:",
+            end: "[TRANSCRIBE]",
+        }),
     };
 
     /// InternVL.
     pub const INTERNVL: Self = Self {
+        modality: Modality::Image,
         image: TokenName { keys: &["image_token_id"], text: "<IMG_CONTEXT>" },
         written: None,
         around: None,
         positions: RowPositions::Between(["<img>", "</img>"]),
+        transcription: None,
     };
 
     /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
     pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
         let text = TileText::Lines { around: "<fake_token_around_image>", whole: "<global-img>" };
         Self {
+            modality: Modality::Image,
             image: TokenName { keys: &["image_token_id"], text: "<image>" },
             written: None,
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+            transcription: None,
         }
     }
 
@@ -157,10 +198,12 @@ impl PlaceholderSpec {
             parts: " and here are some crops to help you see better ",
         };
         Self {
+            modality: Modality::Image,
             image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image_soft_token>" },
             written: Some(TokenName { keys: &["boi_token_index", "boi_token_id"], text: "<start_of_image>" }),
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+            transcription: None,
         }
     }
 }
@@ -179,6 +222,7 @@ pub struct PromptLimits {
 pub struct ChatVl {
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    modality: Modality,
     /// The token of a row.
     image: u32,
     /// Spelling of it.
@@ -189,6 +233,7 @@ pub struct ChatVl {
     written_text: &'static str,
     around: Option<[u32; 2]>,
     layout: ItemLayout,
+    transcription: Option<TranscriptionSpec>,
     limits: PromptLimits,
     end_tokens: Vec<u32>,
     rules: LogitRules,
@@ -276,12 +321,14 @@ impl ChatVl {
         let written = spec.written.unwrap_or(spec.image);
         Ok(Self {
             template: ChatTemplate::from_dir(dir)?,
+            modality: spec.modality,
             image: token(spec.image)?,
             image_text: spec.image.text,
             written: token(written)?,
             written_text: written.text,
             around,
             layout,
+            transcription: spec.transcription,
             limits,
             end_tokens: files.end_tokens()?,
             rules: files.logit_rules()?,
@@ -330,6 +377,21 @@ impl ChatVl {
         Ok(all)
     }
 
+    /// Tokens of a transcription of the one item.
+    fn transcript(&self, task: &SpeechTask, n_items: usize) -> Result<Vec<u32>, PromptError> {
+        let Some(spec) = &self.transcription else {
+            let text = match self.modality {
+                Modality::Image => "this model reads images, not speech",
+                _ => {
+                    "this model has no prompt of its own for transcripts: send a conversation with the audio"
+                }
+            };
+            return Err(PromptError::Invalid(text.into()));
+        };
+        check_placeholders(self.modality, [1, n_items])?;
+        self.tokenizer.encode(&spec.text(task, self.image_text)?)
+    }
+
     /// Tokens of an item, one placeholder for each run of rows.
     fn tokens_of(&self, image: &ImageRows) -> Result<Vec<u32>, PromptError> {
         match self.text_of(image) {
@@ -352,7 +414,7 @@ impl ChatVl {
     fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
         let (ItemLayout::Tiles(_) | ItemLayout::Between(_)) = self.layout else { return Ok(text) };
         let n_placeholders = text.matches(self.written_text).count();
-        check_placeholders(n_placeholders, images.len())?;
+        check_placeholders(self.modality, [n_placeholders, images.len()])?;
         let mut parts = text.split(self.written_text);
         let mut out = parts.next().unwrap_or_default().to_owned();
         for (part, image) in parts.zip(images) {
@@ -364,12 +426,19 @@ impl ChatVl {
 
     /// Checks what is known of an item against this model.
     fn image_rows(&self, idx: usize, item: &EncodedItem) -> Result<ImageRows, PromptError> {
-        if item.modality != Modality::Image {
-            let found = item.modality;
-            return Err(PromptError::Invalid(format!("item {idx} is {found}, this model reads image items")));
+        if item.modality != self.modality {
+            let (found, read) = (item.modality, self.modality);
+            return Err(PromptError::Invalid(format!(
+                "item {idx} is {found}, this model reads {read} items"
+            )));
         }
-        let Extent::Grid { t, h, w } = item.extent else {
-            return Err(PromptError::Invalid(format!("item {idx} is an image without a grid")));
+        let [t, h, w] = match item.extent {
+            Extent::Grid { t, h, w } if self.modality == Modality::Image => [t, h, w],
+            Extent::Windows { n_windows, .. } if self.modality == Modality::Audio => [1, 1, n_windows],
+            _ => {
+                let text = format!("item {idx} has not the extent of an item of kind {}", self.modality);
+                return Err(PromptError::Invalid(text));
+            }
         };
         let shape = match self.layout {
             ItemLayout::Rows | ItemLayout::Between(_) => (item.n_tokens > 0).then_some(ImageShape::Rows),
@@ -417,7 +486,7 @@ impl ChatVl {
     fn expand(&self, ids: &[u32], images: &[ImageRows]) -> Result<PreparedSequence, PromptError> {
         let runs: Vec<RowRun> = images.iter().flat_map(|image| self.runs(image)).collect();
         let n_placeholders = ids.iter().filter(|id| **id == self.image).count();
-        check_placeholders(n_placeholders, runs.len())?;
+        check_placeholders(self.modality, [n_placeholders, runs.len()])?;
         let n_rows: u64 = runs.iter().map(|run| u64::from(run.n_rows)).sum();
         let n_tokens = (ids.len() - n_placeholders) as u64 + n_rows;
         if n_tokens > self.limits.max_context as u64 {
@@ -457,13 +526,13 @@ impl ChatVl {
     }
 }
 
-/// Checks that there is a placeholder for each image.
-fn check_placeholders(n_placeholders: usize, n_images: usize) -> Result<(), PromptError> {
-    if n_placeholders == n_images {
+/// Checks that there is a placeholder for each item: numbers of placeholders and of items.
+fn check_placeholders(modality: Modality, [n_placeholders, n_items]: [usize; 2]) -> Result<(), PromptError> {
+    if n_placeholders == n_items {
         return Ok(());
     }
     Err(PromptError::Invalid(format!(
-        "the prompt has {n_placeholders} image placeholders, the request {n_images} image items"
+        "the prompt has {n_placeholders} {modality} placeholders, the request {n_items} {modality} items"
     )))
 }
 
@@ -477,7 +546,7 @@ impl PromptBuilder for ChatVl {
         };
         let (ids, images) = match prompt {
             Prompt::Chat(messages) => {
-                let chat = RenderedChat::new(&self.tokenizer, &self.template, messages)?;
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, (messages, self.modality))?;
                 let images = of(&chat.order)?;
                 (chat.tokens(&self.tokenizer, |text| self.written_out(text, &images))?, images)
             }
@@ -486,14 +555,16 @@ impl PromptBuilder for ChatVl {
                 let text = "this model has no encoder for text: send one prompt, not one for each side";
                 return Err(PromptError::Invalid(text.into()));
             }
-            Prompt::Speech(_) => {
-                return Err(PromptError::Invalid("this model reads images, not speech".into()));
-            }
+            Prompt::Speech(task) => (self.transcript(task, rows.len())?, rows),
         };
         if ids.is_empty() {
             return Err(PromptError::Invalid("the prompt is empty".into()));
         }
         Ok(vec![self.expand(&ids, &images)?])
+    }
+
+    fn transcribes(&self) -> bool {
+        self.transcription.is_some()
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

@@ -4,8 +4,8 @@ use super::ChatTemplate;
 use super::template::{TemplateMessage, TemplatePart};
 use crate::error::PromptError;
 use crate::tokenization::{ControlTokenGuard, Tokenizer};
-use triptych_core::ItemIdx;
 use triptych_core::prompt::{Message, MessagePart};
+use triptych_core::{ItemIdx, Modality};
 
 /// A conversation as the chat template's text.
 pub(super) struct RenderedChat {
@@ -16,14 +16,14 @@ pub(super) struct RenderedChat {
 }
 
 impl RenderedChat {
-    /// Renders a conversation, one placeholder for each item.
+    /// Renders a conversation whose items are of one kind, one placeholder for each item.
     ///
     /// # Errors
     /// [`PromptError`] if there are no messages, or the template refuses them.
     pub(super) fn new(
         tokenizer: &Tokenizer,
         template: &ChatTemplate,
-        messages: &[Message],
+        (messages, modality): (&[Message], Modality),
     ) -> Result<Self, PromptError> {
         if messages.is_empty() {
             return Err(PromptError::Invalid("the conversation has no messages".into()));
@@ -35,7 +35,7 @@ impl RenderedChat {
         }))?;
         let content = |part: &MessagePart| match part {
             MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
-            MessagePart::Item(_) => TemplatePart::Image,
+            MessagePart::Item(_) => TemplatePart::Item(modality),
         };
         let shaped: Vec<TemplateMessage<'_>> = messages
             .iter()

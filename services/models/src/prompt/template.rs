@@ -3,6 +3,7 @@
 //!
 //! It knows no tokens: messages go in, one string comes out.
 
+mod tekken;
 mod time;
 
 use crate::error::{ModelError, PromptError};
@@ -11,6 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use std::path::Path;
 use std::time::SystemTime;
+use triptych_core::Modality;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
@@ -48,13 +50,14 @@ pub struct TemplateMessage<'a> {
 pub enum TemplatePart {
     /// `{type: "text", text}`.
     Text(String),
-    /// `{type: "image"}`.
-    Image,
+    /// `{type: "image"}`, or of another kind.
+    Item(Modality),
 }
 
 impl ChatTemplate {
     /// Reads the template of a model directory: `chat_template.jinja`, or `chat_template.json`, or the key
-    /// `chat_template` of `tokenizer_config.json`; of several by name, the one called `default`.
+    /// `chat_template` of `tokenizer_config.json`; of several by name, the one called `default`. A directory with
+    /// `tekken.json` and none of these has the template that goes with it.
     ///
     /// # Errors
     /// [`ModelError`] if there is none, or it does not compile.
@@ -122,11 +125,11 @@ impl ChatTemplate {
     fn message_value(&self, message: &TemplateMessage<'_>) -> Value {
         let part = |part: &TemplatePart| match part {
             TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
-            TemplatePart::Image => Value::from_pairs([("type", "image")]),
+            TemplatePart::Item(modality) => Value::from_pairs([("type", modality.as_str())]),
         };
         let text = |part: &TemplatePart| match part {
             TemplatePart::Text(text) => Some(text.clone()),
-            TemplatePart::Image => None,
+            TemplatePart::Item(_) => None,
         };
         let content: Value = match self.format {
             ContentFormat::Parts => message.content.iter().map(part).collect(),
@@ -172,7 +175,9 @@ fn find_source(dir: &Path, config: &JsonFile) -> Result<Option<String>, ModelErr
         Err(source) => return Err(ModelError::File { path, source }),
     }
     let own = JsonFile::read_or_empty(dir, "chat_template.json")?;
-    let Some(found) = own.get(NAME).or_else(|| config.get(NAME)) else { return Ok(None) };
+    let Some(found) = own.get(NAME).or_else(|| config.get(NAME)) else {
+        return Ok(dir.join(tekken::FILE).is_file().then(|| tekken::TEMPLATE.to_owned()));
+    };
     let by_name = |list: &[serde_json::Value]| {
         let default = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
         default["template"].as_str().map(str::to_owned)
@@ -194,7 +199,7 @@ mod tests {
             .iter()
             .map(|(role, text)| TemplateMessage {
                 role,
-                content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Image],
+                content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Item(Modality::Image)],
             })
             .collect();
         template.render(&messages)

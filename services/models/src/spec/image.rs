@@ -1,4 +1,4 @@
-//! Parts of image encoders beyond a plain stack: hierarchical towers, projectors, position biases.
+//! Parts of encoders beyond a plain stack: hierarchical towers, projectors, position biases.
 
 use super::{AttentionNames, InterpolatedSpec, LevelsSpec, NormSpec, StackNames, StackSpec};
 
@@ -12,6 +12,9 @@ pub struct EncoderExtras {
     pub position_bias: Option<PositionBiasSpec>,
     /// A learned grid of positions, resampled to each image.
     pub interpolated: Option<InterpolatedSpec>,
+    /// Rows one after another whose mean becomes one row, before the norm behind the layers; what is left of a unit is no
+    /// output.
+    pub pooled: Option<usize>,
     /// Further levels of output rows.
     pub levels: Option<LevelsSpec>,
     /// Learned output rows, `[out]` each, that stand between those of tiles, such as the end of a line of patches. Of each the

@@ -8,7 +8,7 @@ use triptych_kernels::ops::Activation;
 pub struct ProjectorSpec {
     /// Rows of the stack that it reads.
     pub rows: ProjectedRows,
-    /// Side of the square of rows that become one; 1: each by itself.
+    /// Side of the square of rows that become one, or of a line their number; 1: each by itself.
     pub side: usize,
     /// The way that rows of a square become one.
     pub merge: RowMerge,
@@ -35,8 +35,16 @@ impl ProjectorSpec {
     /// Width of joined rows, from that of a row of the stack.
     pub fn joined(&self, hidden: usize) -> usize {
         match self.merge {
-            RowMerge::Concatenate => hidden * self.side * self.side,
+            RowMerge::Concatenate => hidden * self.group(),
             RowMerge::Average => hidden,
+        }
+    }
+
+    /// Rows that become one.
+    pub fn group(&self) -> usize {
+        match self.rows {
+            ProjectedRows::All | ProjectedRows::Patches => self.side * self.side,
+            ProjectedRows::Line => self.side,
         }
     }
 }
@@ -57,6 +65,8 @@ pub enum ProjectedRows {
     All,
     /// Those of an image's patches, square by square; rows that stand before them are left out.
     Patches,
+    /// All, which stand in one line, such as those of audio.
+    Line,
 }
 
 /// The norm of a projector.

@@ -11,6 +11,8 @@ pub enum StemSpec {
         n_mels: usize,
         /// Frames of a window; rows are half as many.
         n_frames: usize,
+        /// Windows of an audio.
+        windows: MelWindows,
     },
     /// One linear layer over the values of a patch.
     Patches {
@@ -97,6 +99,17 @@ impl StemSpec {
             Self::Captioned(spec) => spec.tower.channels(),
         }
     }
+}
+
+/// Windows of log-mel that an audio becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MelWindows {
+    /// Any number, each with a log-mel of its own, filled up with silence; the decoder reads one at a time.
+    Separate,
+    /// One, filled up with silence whose rows are not attended to and are no output.
+    Masked,
+    /// As many as the whole audio fills, cut out of one log-mel of it; their rows are one item's, those of silence included.
+    Joined,
 }
 
 /// Three convolutions over raw samples, of the stack's width, twice that width, and that width again. After the first,

@@ -6,6 +6,7 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/feature_extraction_whisper.py>).
 
 mod cache;
+mod clip;
 mod decode;
 mod mel;
 mod resample;
@@ -14,6 +15,7 @@ pub mod vad;
 mod wave;
 pub mod windows;
 
+pub use clip::ClipProcessor;
 pub use decode::decode;
 pub use mel::LogMel;
 pub use settings::AudioSettings;

@@ -228,6 +228,10 @@ impl PromptBuilder for MoonshinePrompt {
         Ok(windows.into_iter().map(|window| self.sequence(&tokens, window)).collect())
     }
 
+    fn transcribes(&self) -> bool {
+        true
+    }
+
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
     }

@@ -364,6 +364,10 @@ impl PromptBuilder for WhisperPrompt {
         Ok((0..).zip(spans).map(|(window, span)| self.sequence(&start, window, span)).collect())
     }
 
+    fn transcribes(&self) -> bool {
+        true
+    }
+
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.defaults
     }

@@ -15,6 +15,7 @@ mod marian;
 mod parts;
 mod sentencepiece;
 mod special;
+mod tekken;
 mod wordpiece;
 
 pub(super) use charsmap::check as check_charsmap;
@@ -30,7 +31,7 @@ use std::path::Path;
 
 /// Every set of files that would do, in the order they are looked for.
 const LOOKED_FOR: &str = "tokenizer.json; source.spm, target.spm and vocab.json; spiece.model, \
-    sentencepiece.bpe.model or tokenizer.model; vocab.json and merges.txt; vocab.txt; or tokenizer_config.json \
+    sentencepiece.bpe.model or tokenizer.model; vocab.json and merges.txt; vocab.txt; tekken.json; or tokenizer_config.json \
     with tokenizer_class ByT5Tokenizer";
 
 /// Builds a tokenizer from the files of a directory.
@@ -59,6 +60,8 @@ pub(super) fn build(path: &Path) -> Result<BuiltTokenizers, ModelError> {
         if dir.class == "BlenderbotSmall" { charbpe::build(&dir)? } else { bytelevel::build(&dir)? }
     } else if dir.has("vocab.txt") {
         wordpiece::build(&dir)?
+    } else if dir.has(tekken::FILE) {
+        tekken::build(&dir)?
     } else {
         let message = format!("holds no tokenizer; looked for {LOOKED_FOR}");
         return Err(ModelError::Format { path: path.to_owned(), message });

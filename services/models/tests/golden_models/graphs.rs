@@ -18,10 +18,12 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 19] = [
+const CASES: [(&str, Modality); 21] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
+    ("qwen2_audio_odd_heads", Modality::Audio),
+    ("voxtral_odd_heads", Modality::Audio),
     ("qwen2_vl_odd_heads", Modality::Image),
     ("qwen2_5_vl_window56", Modality::Image),
     ("qwen2_5_vl_window112", Modality::Image),

@@ -1,5 +1,6 @@
-//! Cases of vision-language models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL, Gemma 3): images to rows by
-//! the model's own processor, rows and prompts to tokens.
+//! Cases of models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL, Qwen2-Audio,
+//! Voxtral): images or audio
+//! to rows by the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -16,7 +17,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::EncoderSpec;
 
-pub const CASES: [&str; 18] = [
+pub const CASES: [&str; 24] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -35,15 +36,55 @@ pub const CASES: [&str; 18] = [
     "gemma3_old_keys",
     "gemma3_pan_and_scan",
     "gemma3_narrow_window",
+    "qwen2_audio_odd_heads",
+    "qwen2_audio_three_layers",
+    "qwen2_audio_long_window",
+    "voxtral_odd_heads",
+    "voxtral_three_layers",
+    "voxtral_long_window",
 ];
 
 /// A value of a pixel that is a step of 255 away, after the least standard deviation of a processor.
 const PIXEL_TOLERANCE: f32 = 1.01 / 255.0 / 0.26;
 
+/// Distance of a log-mel from the reference's, which computes in f32.
+const MEL_TOLERANCE: f32 = 1e-4;
+
 struct Loaded {
     case: Case,
     model: Model,
-    images: BTreeMap<String, EncoderInput>,
+    items: BTreeMap<String, EncoderInput>,
+}
+
+impl Loaded {
+    fn modality(&self) -> Modality {
+        self.encoder().modality
+    }
+
+    /// Key of the list of items in the case's files.
+    fn list(&self) -> &'static str {
+        match self.modality() {
+            Modality::Audio => "audios",
+            _ => "images",
+        }
+    }
+
+    /// Values of an item by the reference's processor, as the stem reads them.
+    fn exact_values(&self, item: &str) -> Vec<f32> {
+        match self.encoder().stem.patch_side() {
+            Some(side) => patches(&self.case.values(&format!("image.{item}.pixel_values")), side),
+            None => self.case.values(&format!("audio.{item}.input_features")).1,
+        }
+    }
+}
+
+/// Values of an item as the stem reads them.
+fn values(features: &mut Features) -> &mut Vec<f32> {
+    match features {
+        Features::Patches(values) | Features::Tiles { patches: values, .. } => values,
+        Features::Mel(values) | Features::MaskedMel { mel: values, .. } => values,
+        other => panic!("{other:?} are not values"),
+    }
 }
 
 impl Loaded {
@@ -55,17 +96,18 @@ impl Loaded {
 fn load(name: &str) -> Loaded {
     let case = Case::open(name);
     let model = case.model();
-    let processor = model.preprocess();
-    let images = case.json["images"].as_object().expect("images by name").iter();
-    let images = images
-        .map(|(name, image)| {
-            let bytes = std::fs::read(case.dir.join(image["file"].as_str().expect("a file"))).expect("a PNG");
-            let options = ItemOptions::default();
-            let input = processor.preprocess(Modality::Image, &bytes, &options, &Limits::default());
-            (name.clone(), input.expect("an image"))
-        })
-        .collect();
-    Loaded { model, images, case }
+    let mut loaded = Loaded { model, items: BTreeMap::new(), case };
+    let processor = loaded.model.preprocess();
+    let items = loaded.case.json[loaded.list()].as_object().expect("items by name").iter();
+    let items = items.map(|(name, item)| {
+        let file = loaded.case.dir.join(item["file"].as_str().expect("a file"));
+        let bytes = std::fs::read(file).expect("an item");
+        let options = ItemOptions::default();
+        let input = processor.preprocess(loaded.modality(), &bytes, &options, &Limits::default());
+        (name.clone(), input.expect("an item"))
+    });
+    loaded.items = items.collect();
+    loaded
 }
 
 /// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · side · side]`, from planes.
@@ -88,51 +130,49 @@ fn patches(pixels: &(Vec<usize>, Vec<f32>), side: usize) -> Vec<f32> {
 }
 
 #[test]
-fn pixels_and_numbers_of_rows_are_the_references() {
+fn inputs_and_numbers_of_rows_are_the_references() {
     for name in CASES {
         let loaded = load(name);
-        let side = loaded.encoder().stem.patch_side().expect("a patch");
-        for (image, input) in &loaded.images {
-            let expected = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
-            let (Features::Patches(actual) | Features::Tiles { patches: actual, .. }) = &input.features
-            else {
-                panic!("{name} {image}: not patches");
-            };
-            let error = max_error(actual, &expected);
-            assert!(error <= PIXEL_TOLERANCE, "{name} {image}: max error {error}");
-            let n_tokens = loaded.case.json["images"][image]["n_tokens"].as_u64().expect("a number");
-            assert_eq!(u64::from(input.n_tokens), n_tokens, "{name} {image}");
+        let tolerance = match loaded.modality() {
+            Modality::Audio => MEL_TOLERANCE,
+            _ => PIXEL_TOLERANCE,
+        };
+        for (item, input) in &loaded.items {
+            let mut input = input.clone();
+            let error = max_error(values(&mut input.features), &loaded.exact_values(item));
+            assert!(error <= tolerance, "{name} {item}: max error {error}");
+            let n_tokens = loaded.case.json[loaded.list()][item]["n_tokens"].as_u64().expect("a number");
+            assert_eq!(u64::from(input.n_tokens), n_tokens, "{name} {item}");
         }
     }
 }
 
-/// The input of an image with the reference's pixels, which a resize may have put a step away.
-fn exact(loaded: &Loaded, image: &str) -> EncoderInput {
-    let side = loaded.encoder().stem.patch_side().expect("a patch");
-    let exact = patches(&loaded.case.values(&format!("image.{image}.pixel_values")), side);
-    let mut input = loaded.images[image].clone();
-    match &mut input.features {
-        Features::Patches(patches) | Features::Tiles { patches, .. } => *patches = exact,
-        _ => panic!("{image}: not patches"),
-    }
+/// The input of an item with the reference's values, which a resize may have put a step away.
+fn exact(loaded: &Loaded, item: &str) -> EncoderInput {
+    let mut input = loaded.items[item].clone();
+    *values(&mut input.features) = loaded.exact_values(item);
     input
 }
 
 fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> BTreeMap<String, Vec<f32>> {
-    let mut encoder = loaded.model.load_encoder(Modality::Image, backend).expect("encoder weights");
-    let inputs: Vec<EncoderInput> = loaded.images.keys().map(|image| exact(loaded, image)).collect();
-    let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden images fit");
-    loaded.images.keys().cloned().zip(rows).collect()
+    let mut encoder = loaded.model.load_encoder(loaded.modality(), backend).expect("encoder weights");
+    let inputs: Vec<EncoderInput> = loaded.items.keys().map(|item| exact(loaded, item)).collect();
+    let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden items fit");
+    loaded.items.keys().cloned().zip(rows).collect()
 }
 
 /// The sequence of a prompt, laid out by the model's own template and tokenizer.
 fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
     let prompt = &loaded.case.json["prompts"][k];
     let hidden = loaded.encoder().output_width();
-    let names: Vec<&str> =
-        prompt["images"].as_array().expect("images").iter().map(|n| n.as_str().expect("a name")).collect();
+    let names: Vec<&str> = prompt[loaded.list()]
+        .as_array()
+        .expect("items")
+        .iter()
+        .map(|n| n.as_str().expect("a name"))
+        .collect();
     let items: Vec<EncodedItem> =
-        names.iter().map(|name| encoded(&loaded.images[*name], Modality::Image, hidden)).collect();
+        names.iter().map(|name| encoded(&loaded.items[*name], loaded.modality(), hidden)).collect();
     let text = MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned());
     let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).chain([text]).collect();
     let chat = Prompt::Chat(vec![Message { role: Role::User, parts }]);
@@ -169,10 +209,10 @@ fn known_logits<B: Backend>(name: &str, backend: &B, names: &[&str]) -> (Vec<f32
 fn matches_reference<B: Backend>(backend: &B) {
     for name in CASES {
         let loaded = load(name);
-        for (image, rows) in encode_all(&loaded, backend) {
-            let expected = loaded.case.values(&format!("image.{image}.embeds")).1;
+        for (item, rows) in encode_all(&loaded, backend) {
+            let expected = loaded.case.values(&format!("{}.{item}.embeds", loaded.modality())).1;
             // Rows have a root mean square of 11 to 25, so their error is in units of it, as that of logits.
-            assert_logits_close(&format!("{name} {} {image}", backend.name()), &rows, &expected);
+            assert_logits_close(&format!("{name} {} {item}", backend.name()), &rows, &expected);
         }
         let (logits, expected) = known_logits(name, backend, &["logits"]);
         assert_logits_close(&format!("{name} {} logits", backend.name()), &logits, &expected[0]);

@@ -230,3 +230,38 @@ fn qwen3_vl_2b() {
     });
     check("qwen3-vl-2b", Modality::Image, &config);
 }
+
+#[test]
+fn qwen2_audio_7b() {
+    let config = serde_json::json!({
+        "model_type": "qwen2_audio", "audio_token_index": 151_646, "ignore_index": -100,
+        "audio_config": {
+            "model_type": "qwen2_audio_encoder", "activation_function": "gelu", "d_model": 1280,
+            "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "encoder_layerdrop": 0.0, "encoder_layers": 32,
+            "max_source_positions": 1500, "num_mel_bins": 128, "scale_embedding": false,
+        },
+        "text_config": {
+            "model_type": "qwen2", "intermediate_size": 11008, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000, "use_mrope": false, "vocab_size": 156_032,
+        },
+    });
+    check("qwen2-audio-7b", Modality::Audio, &config);
+}
+
+#[test]
+fn voxtral_mini_3b() {
+    let config = serde_json::json!({
+        "model_type": "voxtral", "audio_token_id": 24, "hidden_size": 3072, "projector_hidden_act": "gelu",
+        "audio_config": {
+            "model_type": "voxtral_encoder", "activation_function": "gelu", "hidden_size": 1280,
+            "intermediate_size": 5120, "max_source_positions": 1500, "num_attention_heads": 20,
+            "num_hidden_layers": 32, "num_mel_bins": 128, "scale_embedding": false,
+        },
+        "text_config": {
+            "model_type": "llama", "head_dim": 128, "hidden_size": 3072, "intermediate_size": 8192,
+            "max_position_embeddings": 131_072, "num_attention_heads": 32, "num_hidden_layers": 30,
+            "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 100_000_000.0, "vocab_size": 131_072,
+        },
+    });
+    check("voxtral-mini-3b", Modality::Audio, &config);
+}

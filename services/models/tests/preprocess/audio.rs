@@ -9,6 +9,7 @@ use triptych_models::ItemError;
 use triptych_models::preprocess::{EncoderInput, Features, Preprocess};
 use triptych_models::speech::audio::windows::SilencePolicy;
 use triptych_models::speech::audio::{self, AudioProcessor, AudioSettings};
+use triptych_models::{LoadFormat, Model, ModelSource};
 
 fn hear(bytes: &[u8], limits: &Limits) -> Result<EncoderInput, ItemError> {
     AudioProcessor::new(WHISPER).preprocess(Modality::Audio, bytes, &ItemOptions::default(), limits)
@@ -242,4 +243,43 @@ fn refusals_of_audio_give_the_reason() {
         assert!(matches!(hear(&golden::media(name), &short), Err(ItemError::TooLarge { .. })), "{name}");
     }
     check(&wav(500, 1, tone(500, 30.0, 1.0)), &limits, "500 samples per second");
+}
+
+/// Noise as a golden model's own processor reads it.
+fn clip(case: &str, n_samples: usize) -> Result<EncoderInput, ItemError> {
+    let dir = golden::path("").join(case).join("model");
+    let source = ModelSource { dir, name: None, format: LoadFormat::Dummy { seed: 0 }, packed: None };
+    let model = Model::open(&source).expect("a golden model");
+    let samples: Vec<i16> = noise(n_samples, 3).iter().map(|v| (v * 20_000.0) as i16).collect();
+    let file = wav(16_000, 1, samples.into_iter());
+    model.preprocess().preprocess(Modality::Audio, &file, &ItemOptions::default(), &Limits::default())
+}
+
+#[test]
+fn an_audio_among_the_tokens_has_the_rows_of_its_own_length() {
+    for (n_samples, n_rows) in
+        [(161, None), (320, None), (321, Some(1)), (960, Some(1)), (961, Some(2)), (16_319, Some(25))]
+    {
+        let input = clip("qwen2_audio_odd_heads", n_samples);
+        assert_eq!(input.as_ref().ok().map(|input| input.n_tokens), n_rows, "{n_samples}");
+        match input {
+            Ok(input) => assert_eq!(input.extent, Extent::windows(1, n_samples as u64 / 16)),
+            Err(e) => assert!(e.to_string().contains("needs at least 321"), "{e}"),
+        }
+    }
+}
+
+#[test]
+fn an_audio_longer_than_the_only_window_is_refused() {
+    let refusal = clip("qwen2_audio_odd_heads", 24_000).unwrap_err().to_string();
+    assert_eq!(refusal, "the audio is 1.5 s long, the limit is 1 s, the window of this model's encoder");
+}
+
+#[test]
+fn an_audio_of_several_windows_has_the_rows_of_all() {
+    for (n_samples, n_windows) in [(1, 1), (32_000, 1), (32_001, 2), (70_000, 3)] {
+        let input = clip("voxtral_odd_heads", n_samples).expect("audio");
+        assert_eq!(input.n_tokens, 25 * n_windows, "{n_samples}");
+        assert_eq!(input.extent, Extent::windows(n_windows, n_samples as u64 / 16));
+    }
 }

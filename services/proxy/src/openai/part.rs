@@ -15,14 +15,15 @@ pub(super) struct RawPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,
-    image_url: Option<ImageUrl>,
+    image_url: Option<ItemUrl>,
+    audio_url: Option<ItemUrl>,
     input_audio: Option<InputAudio>,
 }
 
 /// An object with a URL; some clients send a bare URL.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "an object with a url")]
-enum ImageUrl {
+enum ItemUrl {
     Object { url: String },
     Bare(String),
 }
@@ -39,7 +40,8 @@ pub(super) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Failure> {
     for (i, part) in parts.into_iter().enumerate() {
         let at = format!("items[{i}]");
         if let MessagePart::Text(_) = part.into_part(&at, &mut items)? {
-            let message = "type is text, allowed are image_url and input_audio; text goes into the prompts";
+            let message =
+                "type is text, allowed are image_url, audio_url and input_audio; text goes into the prompts";
             return Err(Failure::invalid(message).with_param(format!("{at}.type")));
         }
     }
@@ -57,11 +59,16 @@ impl RawPart {
                 return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?));
             }
             Some("image_url") => {
-                let (ImageUrl::Object { url } | ImageUrl::Bare(url)) =
-                    self.image_url.ok_or_else(|| missing("image_url"))?;
+                let url = self.image_url.ok_or_else(|| missing("image_url"))?;
                 let param = format!("{at}.image_url");
-                let source = image_source(url).map_err(|f| f.with_param(&*param))?;
+                let source = url_source(url, "image/").map_err(|f| f.with_param(&*param))?;
                 (Modality::Image, source, param)
+            }
+            Some("audio_url") => {
+                let url = self.audio_url.ok_or_else(|| missing("audio_url"))?;
+                let param = format!("{at}.audio_url");
+                let source = url_source(url, "audio/").map_err(|f| f.with_param(&*param))?;
+                (Modality::Audio, source, param)
             }
             Some("input_audio") => {
                 let param = format!("{at}.input_audio");
@@ -71,7 +78,8 @@ impl RawPart {
             }
             other => {
                 let what = other.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
-                let message = format!("type is {what}, allowed are text, image_url and input_audio");
+                let message =
+                    format!("type is {what}, allowed are text, image_url, audio_url and input_audio");
                 return Err(Failure::invalid(message).with_param(format!("{at}.type")));
             }
         };
@@ -81,8 +89,10 @@ impl RawPart {
     }
 }
 
-fn image_source(url: String) -> Result<Source, Failure> {
-    if is_data_url(&url) { data_url(url, "image/") } else { Ok(Source::Url(url)) }
+/// The source behind a URL; `expected` begins the type of a data URL.
+fn url_source(url: ItemUrl, expected: &str) -> Result<Source, Failure> {
+    let (ItemUrl::Object { url } | ItemUrl::Bare(url)) = url;
+    if is_data_url(&url) { data_url(url, expected) } else { Ok(Source::Url(url)) }
 }
 
 fn audio_source(audio: InputAudio) -> Result<Source, Failure> {

@@ -42,13 +42,14 @@ impl Facts {
         let modalities = model.modalities().to_vec();
         let reads = |modality| modalities.contains(&modality);
         let mut endpoints = Vec::new();
-        if reads(Modality::Audio) {
+        if model.prompts().transcribes() {
             endpoints.push("POST /v1/audio/transcriptions");
             if model.tokenizer().token_id("<|translate|>").is_some() {
                 endpoints.push("POST /v1/audio/translations");
             }
         }
-        if reads(Modality::Image) {
+        // Audio among the tokens has words beside it.
+        if reads(Modality::Image) || (reads(Modality::Audio) && inventory.kv.cross_per_row.is_none()) {
             endpoints.push("POST /v1/chat/completions");
         }
         let is_decoder = modalities.is_empty();

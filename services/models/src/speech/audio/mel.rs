@@ -78,6 +78,23 @@ impl LogMel {
         }
     }
 
+    /// Appends the windows of a whole file that is filled up with silence to an integer number of them, `[n_windows, n_mels,
+    /// n_frames]`, to `out`; at least one. Frames at their ends reach into the audio around them, and the loudest value is that
+    /// of the whole file.
+    pub fn extend_whole(&self, mut samples: Vec<f32>, out: &mut Vec<f32>) {
+        let n_frames = self.settings.n_frames();
+        let n_windows = samples.len().div_ceil(self.settings.n_samples()).max(1);
+        samples.resize(n_windows * self.settings.n_samples(), 0.0);
+        let first = out.len();
+        let mut loudest = f64::NEG_INFINITY;
+        for window in 0..n_windows {
+            let mel = self.part(&samples, window * n_frames);
+            loudest = mel.iter().copied().fold(loudest, f64::max);
+            out.extend(mel.iter().map(|v| *v as f32));
+        }
+        out[first..].iter_mut().for_each(|v| *v = scaled(f64::from(*v), loudest));
+    }
+
     /// The frames from `first_frame` on, at most a window, before they are scaled: `[n_mels, n_found]`.
     fn part(&self, samples: &[f32], first_frame: usize) -> Vec<f64> {
         let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;

@@ -106,13 +106,16 @@ mod tests {
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "high"}},
             {"type": "image_url", "image_url": "https://example.com/a.png"},
             {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+            {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,aGk="}},
         ]);
         let (message, items) = read(json!({"role": "user", "content": content})).unwrap();
-        assert_eq!(message.parts[1..], [0, 1, 2].map(|i| MessagePart::Item(ItemIdx(i))));
+        assert_eq!(message.parts[1..], [0, 1, 2, 3].map(|i| MessagePart::Item(ItemIdx(i))));
         assert!(matches!(&items[0].source, Source::Base64(b) if b == "aGk="));
         assert!(matches!(&items[1].source, Source::Url(u) if u == "https://example.com/a.png"));
         assert_eq!(items[2].param, "messages[3].content[3].input_audio");
-        assert_eq!(items[2].modality, Modality::Audio);
+        assert_eq!([items[2].modality, items[3].modality], [Modality::Audio; 2]);
+        assert_eq!(items[3].param, "messages[3].content[4].audio_url");
+        assert!(matches!(&items[3].source, Source::Base64(b) if b == "aGk="));
     }
 
     #[test]
@@ -145,6 +148,12 @@ mod tests {
                 "format is \"pcm16\"",
             ),
             (part(json!({"type": "input_audio", "input_audio": {}})), at("input_audio"), "needs data"),
+            (part(json!({"type": "audio_url"})), at("audio_url"), "needs audio_url"),
+            (
+                part(json!({"type": "audio_url", "audio_url": "data:image/png;base64,aGk="})),
+                at("audio_url"),
+                "has type \"image/png\", expected is audio/*",
+            ),
         ];
         for (message, param, expect) in cases {
             let failure = read(message).unwrap_err();
