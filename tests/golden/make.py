@@ -21,6 +21,7 @@ def main(groups):
     import cogagent
     import generation
     import gemma
+    import glm
     import idefics
     import internvl
     import llava
@@ -30,6 +31,7 @@ def main(groups):
     import names
     import names_vision
     import pickled
+    import pixtral
     import preprocess
     import quantized
     import qwen
@@ -54,6 +56,8 @@ def main(groups):
         "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": internvl.make,
+        "pixtral": pixtral.make,
+        "glm_ocr": glm.make,
         "bart": text.make_bart,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,

@@ -12,12 +12,14 @@ mod config;
 mod fairseq;
 mod florence;
 mod gemma;
+mod glm;
 mod idefics;
 mod image_keys;
 mod internvl;
 mod llava;
 mod mllama;
 mod moonshine;
+mod pixtral;
 mod qwen_vl;
 mod stages;
 mod t5;
@@ -44,12 +46,16 @@ pub enum Family {
     Qwen25Vl,
     /// Qwen3-VL, dense.
     Qwen3Vl,
-    /// LLaVA-1.5.
+    /// GLM-OCR.
+    GlmOcr,
+    /// LLaVA-1.5, and Pixtral, whose configuration is LLaVA's.
     Llava,
     /// LLaVA-NeXT.
     LlavaNext,
     /// LLaVA-OneVision.
     LlavaOneVision,
+    /// Mistral Small 3.1 and 3.2.
+    Mistral3,
     /// Idefics3.
     Idefics3,
     /// SmolVLM and SmolVLM2.
@@ -84,15 +90,17 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
+        Self::GlmOcr,
         Self::Llava,
         Self::LlavaNext,
         Self::LlavaOneVision,
+        Self::Mistral3,
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
@@ -120,9 +128,11 @@ impl Family {
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
+            Self::Mistral3 => "mistral3",
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
@@ -165,9 +175,11 @@ impl Family {
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
+            Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
+            Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
             Self::Gemma3 => gemma::spec(config),

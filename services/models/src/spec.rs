@@ -297,6 +297,8 @@ pub enum FeedForwardKind {
     Gated,
     /// The same, with `U` on top of `G` in one stored matrix.
     UpGate,
+    /// The same, with `G` on top of `U` in one stored matrix.
+    GateUp,
 }
 
 /// A norm.

@@ -4,6 +4,8 @@
 mod golden;
 #[path = "prompt/generation.rs"]
 mod generation;
+#[path = "prompt/lines.rs"]
+mod lines;
 #[path = "prompt/seq2seq.rs"]
 mod seq2seq;
 

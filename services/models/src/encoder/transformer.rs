@@ -5,7 +5,7 @@ use super::graphs::{
 };
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::position_bias;
-use super::projector::{Levels, Projector};
+use super::projector::{Levels, Projector, StagedGate};
 use super::stem::{StagedStem, Stem, StemInput};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
@@ -54,6 +54,8 @@ struct StagedRows {
     projected: Option<Indices>,
     // Rows of each level among those of all.
     levels: Vec<Indices>,
+    // Of the projector, where it has a gated feed-forward.
+    gate: Option<StagedGate>,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -120,7 +122,8 @@ impl<B: Backend> TransformerEncoder<B> {
         let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
         let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
-        let staged = StagedRun { stem, rows: StagedRows { layout, projected, levels } };
+        let gate = self.stage_gate(&mut builder, n_tokens)?;
+        let staged = StagedRun { stem, rows: StagedRows { layout, projected, levels, gate } };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
         Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
@@ -135,7 +138,7 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, projected, levels: places } = rows;
+        let StagedRows { layout, projected, levels: places, gate } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -162,7 +165,7 @@ impl<B: Backend> TransformerEncoder<B> {
             x = backend.gather_rows(step, &x, rows)?;
         }
         if let Some(projector) = &self.projector {
-            x = projector.forward(backend, &x)?;
+            x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
         }
         levels.insert(0, x);
         x = self.levels.side_by_side(backend, step, levels, places)?;
@@ -233,7 +236,20 @@ impl<B: Backend> TransformerEncoder<B> {
         };
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, projected, levels } })
+        let gate = self.stage_gate(builder, shape.n_tokens)?;
+        Ok(StagedRun { stem, rows: StagedRows { layout, projected, levels, gate } })
+    }
+
+    /// Adds what the projector indexes with, for `n_tokens` output rows, to a step.
+    fn stage_gate(
+        &self,
+        builder: &mut StageBuilder,
+        n_tokens: usize,
+    ) -> Result<Option<StagedGate>, ModelError> {
+        match &self.projector {
+            Some(projector) => Ok(projector.stage(builder, n_tokens)?),
+            None => Ok(None),
+        }
     }
 
     /// Output rows of a unit.

@@ -51,6 +51,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         transposed: true,
         activation: Activation::None,
         names: &PROJECTOR,
+        merging: None,
+        gated: None,
     });
     encoder.extras.tiling = Some(TilingSpec::PanAndScan);
     Ok(ModelSpec { encoder, decoder })

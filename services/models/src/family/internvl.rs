@@ -77,6 +77,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
         names: &PROJECTOR,
+        merging: None,
+        gated: None,
     });
     encoder.extras.tiling = Some(TilingSpec::AspectRatio);
     Ok(ModelSpec { encoder, decoder })

@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
-    ImageSettings, PanAndScanProcessor, SplitProcessor, TileProcessor,
+    ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
@@ -52,6 +52,9 @@ impl Family {
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
+            StemSpec::Patches { .. } if matches!(self, Self::Llava | Self::Mistral3) => {
+                Arc::new(LongestEdgeProcessor::from_dir(dir, spec)?)
+            }
             StemSpec::Patches { patch: [_, n_frames, side, _], .. } => {
                 let settings = ImageSettings::from_dir(dir)?;
                 let file = JsonFile::processor(dir, ItemProcessor::Image)?;
@@ -85,6 +88,11 @@ impl Family {
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
+            }
+            Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
+            Self::Mistral3 => Arc::new(ChatVl::from_dir(dir, tokenizer, &pixtral_placeholder(spec), limits)?),
+            Self::Llava if matches!(spec.encoder.stem, StemSpec::Patches { .. }) => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &pixtral_placeholder(spec), limits)?)
             }
             Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA, limits)?)
@@ -142,6 +150,11 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
         (None, _) => {}
     }
     Ok(CanvasProcessor::new(settings, spec.clone()))
+}
+
+/// The place of an image's rows where each line of them ends with a token.
+fn pixtral_placeholder(spec: &ModelSpec) -> PlaceholderSpec {
+    PlaceholderSpec::pixtral(spec.encoder.merged_side() as u32)
 }
 
 /// Patches of a tile, down and across, and its output rows.
