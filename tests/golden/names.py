@@ -149,9 +149,19 @@ def glm_ocr():
             "rope_type": "default", "rope_theta": 10000, "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0}))
 
 
+def internvl_6b():
+    return InternVLForConditionalGeneration, InternVLConfig(
+        tie_word_embeddings=False,
+        text_config=dict(model_type="qwen2", hidden_size=5120, intermediate_size=27648, num_hidden_layers=64,
+                         num_attention_heads=40, num_key_value_heads=8, vocab_size=151674, tie_word_embeddings=False),
+        vision_config=dict(attention_bias=False, hidden_size=3200, intermediate_size=12800, num_attention_heads=25,
+                           num_hidden_layers=45, norm_type="rms_norm", use_qk_norm=True))
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
+        "internvl3-38b-hf": internvl_6b(),
         "glm-ocr": glm_ocr(),
         "pixtral-12b": pixtral(),
         "mistral-small-3.1-24b": mistral3(),

@@ -122,7 +122,7 @@ fn tower(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     config.share("num_heads (a head has a width in fours)", attention.shape.head_dim, 4)?;
     let eps = if config.get("rms_norm_eps").is_some() { config.number("rms_norm_eps")? } else { 1e-5 };
     let norm = NormSpec::rms(eps);
-    attention.head_norms = Some(HeadNormsSpec { norm, names: HEAD_NORMS });
+    attention.head_norms = Some(HeadNormsSpec { norm, part: NormedPart::Head, names: HEAD_NORMS });
     let side = if config.get("patch_size").is_some() { image_keys::patch_side(config)? } else { 14 };
     let n_frames = match config.size_or("temporal_patch_size", 2)? {
         1 => return Err(config.unsupported("temporal_patch_size", 1, "2 or more")),

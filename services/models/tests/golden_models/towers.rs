@@ -16,7 +16,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 24] = [
+pub const CASES: [&str; 25] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -32,6 +32,7 @@ pub const CASES: [&str; 24] = [
     "internvl_qwen2",
     "internvl_rms_qwen3",
     "internvl_normed_llama",
+    "internvl_row_norms",
     "gemma3_old_keys",
     "gemma3_pan_and_scan",
     "gemma3_narrow_window",

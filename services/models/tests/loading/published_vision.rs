@@ -287,9 +287,31 @@ fn internvl3_1b_hf() {
             "use_qk_norm": false,
         },
     });
-    // What scales a layer's output becomes part of its matrices.
-    let differences = LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
-    check("internvl3-1b-hf", &config, &differences);
+    check("internvl3-1b-hf", &config, &INTERNVL);
+}
+
+/// What scales a layer's output becomes part of its matrices.
+const INTERNVL: LoadDifferences =
+    LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
+
+#[test]
+fn internvl3_38b_hf() {
+    let config = serde_json::json!({
+        "model_type": "internvl", "downsample_ratio": 0.5, "image_seq_length": 256, "image_token_id": 151_667,
+        "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+        "text_config": {
+            "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27_648, "num_attention_heads": 40,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 1_000_000.0, "vocab_size": 151_674,
+            "tie_word_embeddings": false, "use_sliding_window": false,
+        },
+        "vision_config": {
+            "model_type": "internvl_vision", "attention_bias": false, "hidden_size": 3200,
+            "image_size": [448, 448], "intermediate_size": 12_800, "layer_norm_eps": 1e-6,
+            "norm_type": "rms_norm", "num_attention_heads": 25, "num_hidden_layers": 45, "patch_size": [14, 14],
+            "use_mean_pooling": true, "use_qk_norm": true,
+        },
+    });
+    check("internvl3-38b-hf", &config, &INTERNVL);
 }
 
 #[test]
