@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import types
 
 import torch
 from tokenizers import processors
@@ -79,6 +80,24 @@ def forget_positions(model, args, kwargs):
         model.model.rope_deltas = None
 
 
+def expanded(model, expand_size=1, is_encoder_decoder=False, input_ids=None, **inputs):
+    """Inputs of so many beams of one prompt: transformers gives some beams the images of others where there are several."""
+    images = ("pixel_values", "image_grid_thw")
+
+    def repeated(name, value):
+        if name == "mm_encoder_outputs" and value:
+            for output in value.values():
+                output.pooler_output = tuple(output.pooler_output) * expand_size
+        if not torch.is_tensor(value):
+            return value
+        if name in images:
+            return torch.cat([value] * expand_size)
+        return value.repeat_interleave(expand_size, dim=1 if name == "position_ids" and value.ndim == 3 else 0)
+
+    assert len(input_ids) == 1
+    return repeated("input_ids", input_ids), {name: repeated(name, value) for name, value in inputs.items()}
+
+
 def build(shape, seed, tok):
     i = tok.token_to_id
     config = {
@@ -94,6 +113,7 @@ def build(shape, seed, tok):
               gains=[("q_proj", 1.4), ("k_proj", 1.4), ("v_proj", 1.3), ("merger.down_proj", 3.0)])
     model.model.language_model.norm.weight.data *= 3
     round_weights(model, shape.disk)
+    model._expand_inputs_for_generation = types.MethodType(expanded, model)
     model.register_forward_pre_hook(forget_positions, with_kwargs=True)
     return config, model
 
