@@ -290,7 +290,7 @@ fn internvl3_1b_hf() {
     check("internvl3-1b-hf", &config, &INTERNVL);
 }
 
-/// What scales a layer's output becomes part of its matrices.
+/// Factors on a layer's output, which become part of its matrices.
 const INTERNVL: LoadDifferences =
     LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
 
