@@ -232,7 +232,14 @@ async fn check_conversations(cluster: &Cluster, case: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whole_images_and_tiles_answer_as_transformers() {
-    let cases = ["llava_clip_llama", "llava_next_mistral", "smolvlm_split", "internvl_qwen2"];
+    let cases = [
+        "llava_clip_llama",
+        "llava_next_mistral",
+        "smolvlm_split",
+        "internvl_qwen2",
+        "mistral3_merged",
+        "glm_ocr_odd_heads",
+    ];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;

@@ -1,4 +1,4 @@
-"""Golden files of InternVL: three shapes, images of one tile and of several."""
+"""Golden files of InternVL: four shapes, images of one tile and of several."""
 
 import copy
 import dataclasses
@@ -43,8 +43,8 @@ class Shape:
 
 
 def tower(hidden, heads, ffn, layers, side, patch, **more):
-    return dict(model_type="internvl_vision", hidden_size=hidden, num_attention_heads=heads, intermediate_size=ffn,
-                num_hidden_layers=layers, image_size=[side, side], patch_size=[patch, patch], attention_bias=True, **more)
+    return {**dict(model_type="internvl_vision", hidden_size=hidden, num_attention_heads=heads, intermediate_size=ffn,
+                   num_hidden_layers=layers, image_size=[side, side], patch_size=[patch, patch], attention_bias=True), **more}
 
 
 SHAPES = [
@@ -54,6 +54,9 @@ SHAPES = [
           4, False, torch.bfloat16, 4100, True),
     Shape("internvl_normed_llama", text("llama", 48, 2, 2, 3, 64), tower(32, 4, 52, 2, 24, 6, use_mean_pooling=False), 12,
           True, torch.float16, 4200, False),
+    # As the tower of 6 billion parameters.
+    Shape("internvl_row_norms", text("qwen2", 48, 3, 1, 2, 72), tower(24, 2, 40, 3, 28, 7, norm_type="rms_norm", use_qk_norm=True,
+                                                                      attention_bias=False), 4, False, torch.bfloat16, 4900, True),
 ]
 
 

@@ -209,7 +209,7 @@ def processor(shape, tok):
 
 
 @torch.no_grad()
-def run_prompt(model, proc, names, words):
+def run_prompt(model, proc, names, words, maker):
     """Tokens and logits of a prompt, and what changes without its images."""
     messages = [{"role": "user", "content": [*({"type": "image"} for _ in names), {"type": "text", "text": words}]}]
     rendered = proc.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -217,6 +217,7 @@ def run_prompt(model, proc, names, words):
     inputs = proc(text=[rendered], images=[image(n) for n in names] or None, return_tensors="pt",
                   add_special_tokens=not rendered.startswith("<s>"))
     ids = inputs["input_ids"]
+    positions, delta = maker.positions(model, inputs)
     logits = model(**inputs).logits[0]
     sight = np.inf
     if names:
@@ -225,7 +226,7 @@ def run_prompt(model, proc, names, words):
     made = model.generate(**inputs, do_sample=False, max_new_tokens=STEPS, output_logits=True,
                           return_dict_in_generate=True)
     tokens = made.sequences[0, ids.shape[1]:]
-    return dict(names=list(names), messages=messages, rendered=rendered, inputs=inputs, ids=ids[0], logits=logits,
+    return dict(names=list(names), messages=messages, rendered=rendered, inputs=inputs, ids=ids[0], logits=logits, positions=positions, delta=delta,
                 tokens=tokens, gap=smallest_gap(torch.cat(made.logits)), sight=sight)
 
 
@@ -237,7 +238,7 @@ def attempt(shape, seed, tok, maker):
     runs, texts = [], list(TEXTS)
     for names in shape.prompts:
         for words in list(texts):
-            run = run_prompt(model, proc, names, words)
+            run = run_prompt(model, proc, names, words, maker)
             varied = len(set(run["tokens"].tolist()))
             plain = int(run["tokens"].max()) < 256 + N_MERGES and len(run["tokens"]) == STEPS
             if run["gap"] >= 5 * MIN_GAP and run["sight"] >= MIN_SIGHT and varied >= MIN_VARIED and plain:
@@ -250,18 +251,17 @@ def attempt(shape, seed, tok, maker):
 
 
 @torch.no_grad()
-def image_tensors(model, proc, runs):
+def image_tensors(model, proc, runs, maker):
     """Input and output of the encoder for each image."""
     tensors, meta = {}, {}
     for name in sorted({n for r in runs for n in r["names"]}):
-        seen = proc.image_processor(images=[image(name)], return_tensors="pt")
+        seen = maker.read_image(proc, image(name))
         for key in ("rows", "cols", "num_patches", "num_crops"):
             seen.pop(key, None)
         # Of one image, or of each of its tiles.
         features = model.model.get_image_features(**seen, return_dict=True).pooler_output
         features = features.flatten(0, 1) if torch.is_tensor(features) else torch.cat(list(features))
-        pixels = seen["pixel_values"]
-        tensors[f"image.{name}.pixel_values"] = pixels.reshape(-1, *pixels.shape[-3:])
+        tensors[f"image.{name}.pixel_values"] = maker.planes(proc, seen)
         tensors[f"image.{name}.embeds"] = features
         meta[name] = {"file": f"images/{name}.png", "n_tokens": len(features)}
     return tensors, meta
@@ -278,6 +278,8 @@ def write_model(shape, tok, config, model, proc, folder, maker):
     settings["image_processor_type"] = settings["image_processor_type"].removesuffix("Pil")
     settings.pop("processor_class", None)
     write_json(folder / "preprocessor_config.json", settings)
+    if maker.processor_config:
+        write_json(folder / "processor_config.json", maker.processor_config(proc))
     tok.save(str(folder / "tokenizer.json"), pretty=False)
     write_json(folder / "tokenizer_config.json", {
         "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 2048,
@@ -310,7 +312,7 @@ def write_matrix(folder, tok, model, runs, images):
         assert not starts
         requests.append({
             "rows": None, "prompt": ids, "end_tokens": ends, "spans": spans,
-            "positions": f"prompt.{k}.position_ids", "next_position": len(ids),
+            "positions": f"prompt.{k}.position_ids", "next_position": len(ids) + r["delta"],
             "max_new_tokens": 32, "greedy": r["tokens"][:32].tolist(),
             "beam4": stable_beams(model, exact, r, ends), "next_logits": f"prompt.{k}.logits_last",
         })
@@ -325,6 +327,10 @@ class Maker:
     build: callable
     processor: callable
     published_name: callable
+    read_image: callable = lambda proc, image: proc.image_processor(images=[image], return_tensors="pt")
+    processor_config: callable = None
+    positions: callable = lambda model, inputs: (torch.arange(inputs["input_ids"].shape[1]).expand(3, -1), 0)
+    planes: callable = lambda proc, seen: seen["pixel_values"].reshape(-1, *seen["pixel_values"].shape[-3:])
 
 
 @torch.no_grad()
@@ -335,7 +341,7 @@ def make_case(shape, maker):
         lambda s: attempt(shape, s, tok, maker), range(shape.seed, shape.seed + 60))
     out = case_dir(shape.case)
     write_model(shape, tok, config, model, proc, out / "model", maker)
-    tensors, images = image_tensors(model, proc, runs)
+    tensors, images = image_tensors(model, proc, runs, maker)
     (out / "images").mkdir()
     for name in images:
         image(name).save(out / "images" / f"{name}.png", optimize=True)
@@ -344,10 +350,10 @@ def make_case(shape, maker):
     prompts = []
     for k, r in enumerate(runs):
         tensors[f"prompt.{k}.input_ids"] = r["ids"]
-        tensors[f"prompt.{k}.position_ids"] = torch.arange(len(r["ids"])).expand(3, -1)
+        tensors[f"prompt.{k}.position_ids"] = r["positions"]
         tensors[f"prompt.{k}.logits_last"] = r["logits"][-1]
         prompts.append({
-            "text": r["text"], "images": r["names"], "rendered": r["rendered"], "rope_delta": 0,
+            "text": r["text"], "images": r["names"], "rendered": r["rendered"], "rope_delta": r["delta"],
             "smallest_top2_gap": r["gap"], "input_ids": r["ids"].tolist(), "greedy_tokens": r["tokens"].tolist(),
             "greedy_text": tok.decode(r["tokens"].tolist(), skip_special_tokens=True),
         })

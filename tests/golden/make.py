@@ -29,6 +29,7 @@ def main(groups):
     import cogagent
     import generation
     import gemma
+    import glm
     import idefics
     import internvl
     import llava
@@ -38,6 +39,7 @@ def main(groups):
     import names
     import names_vision
     import pickled
+    import pixtral
     import preprocess
     import quantized
     import qwen
@@ -66,6 +68,8 @@ def main(groups):
         "idefics": idefics.make,
         "internvl": internvl.make,
         "text_decoders": text_decoders.make,
+        "pixtral": pixtral.make,
+        "glm_ocr": glm.make,
         "bart": text.make_bart,
         "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,

@@ -4,6 +4,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlavaConfig,
@@ -33,6 +35,8 @@ from transformers import (
     MT5Config,
     MT5ForConditionalGeneration,
     MllamaConfig,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MllamaForConditionalGeneration,
     MoonshineConfig,
     MoonshineForConditionalGeneration,
@@ -63,6 +67,7 @@ from common import ROOT, write_compact
 from internvl import published_name as internvl_name
 from llava import published_name as llava_name
 from mllama import published_name as mllama_name
+from pixtral import published_name as pixtral_name
 from qwen import published_name
 
 TEXT = dict(max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True,
@@ -165,11 +170,46 @@ def voxtral():
         text_config=dict(model_type="llama", num_attention_heads=32))
 
 
+def pixtral():
+    return LlavaForConditionalGeneration, LlavaConfig(
+        vision_feature_layer=-1, vision_feature_select_strategy="full",
+        text_config=dict(model_type="mistral", hidden_size=5120, intermediate_size=14336, num_hidden_layers=40, head_dim=128,
+                         num_key_value_heads=8, vocab_size=131072, sliding_window=None),
+        vision_config=dict(model_type="pixtral", hidden_act="silu", image_size=1024, patch_size=16))
+
+
+def mistral3():
+    return Mistral3ForConditionalGeneration, Mistral3Config(
+        tie_word_embeddings=False,
+        text_config=dict(model_type="mistral", hidden_size=5120, intermediate_size=32768, num_hidden_layers=40, head_dim=128,
+                         num_attention_heads=32, num_key_value_heads=8, vocab_size=131072, sliding_window=None),
+        vision_config=dict(model_type="pixtral", hidden_act="silu", image_size=1540, patch_size=14))
+
+
+def glm_ocr():
+    return GlmOcrForConditionalGeneration, GlmOcrConfig(text_config=dict(
+        hidden_size=1536, intermediate_size=4608, head_dim=128, rope_parameters={
+            "rope_type": "default", "rope_theta": 10000, "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0}))
+
+
+def internvl_6b():
+    return InternVLForConditionalGeneration, InternVLConfig(
+        tie_word_embeddings=False,
+        text_config=dict(model_type="qwen2", hidden_size=5120, intermediate_size=27648, num_hidden_layers=64,
+                         num_attention_heads=40, num_key_value_heads=8, vocab_size=151674, tie_word_embeddings=False),
+        vision_config=dict(attention_bias=False, hidden_size=3200, intermediate_size=12800, num_attention_heads=25,
+                           num_hidden_layers=45, norm_type="rms_norm", use_qk_norm=True))
+
+
 def models():
     return {
         "gemma-3-4b": gemma3(),
         "voxtral-mini-3b": voxtral(),
         "qwen2-audio-7b": qwen2_audio(),
+        "internvl3-38b-hf": internvl_6b(),
+        "glm-ocr": glm_ocr(),
+        "pixtral-12b": pixtral(),
+        "mistral-small-3.1-24b": mistral3(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
         "smolvlm-256m": smolvlm(),
@@ -277,6 +317,12 @@ def make():
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
         as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
         rename = (audio_name if is_audio else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
+        own_head = not is_tied and (is_llava or kind in (
+            GlmOcrForConditionalGeneration, Mistral3ForConditionalGeneration, InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
+        tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
+        as_it_is = kind in (GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
+        rename = (pixtral_name if name in ("pixtral-12b", "mistral-small-3.1-24b")
+                  else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
                   else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))

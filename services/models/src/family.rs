@@ -12,12 +12,14 @@ mod config;
 mod fairseq;
 mod florence;
 mod gemma;
+mod glm;
 mod idefics;
 mod image_keys;
 mod internvl;
 mod llava;
 mod mllama;
 mod moonshine;
+mod pixtral;
 mod qwen_audio;
 mod qwen_vl;
 mod stages;
@@ -59,12 +61,16 @@ pub enum Family {
     Qwen2Audio,
     /// Voxtral.
     Voxtral,
-    /// LLaVA-1.5.
+    /// GLM-OCR.
+    GlmOcr,
+    /// LLaVA-1.5, and Pixtral, whose configuration is LLaVA's.
     Llava,
     /// LLaVA-NeXT.
     LlavaNext,
     /// LLaVA-OneVision.
     LlavaOneVision,
+    /// Mistral Small 3.1 and 3.2.
+    Mistral3,
     /// Idefics3.
     Idefics3,
     /// SmolVLM and SmolVLM2.
@@ -101,7 +107,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -109,9 +115,11 @@ impl Family {
         Self::Qwen3Vl,
         Self::Qwen2Audio,
         Self::Voxtral,
+        Self::GlmOcr,
         Self::Llava,
         Self::LlavaNext,
         Self::LlavaOneVision,
+        Self::Mistral3,
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
@@ -150,9 +158,11 @@ impl Family {
             Self::Qwen3Vl => "qwen3_vl",
             Self::Qwen2Audio => "qwen2_audio",
             Self::Voxtral => "voxtral",
+            Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
+            Self::Mistral3 => "mistral3",
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
@@ -202,9 +212,11 @@ impl Family {
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
             Self::Qwen2Audio => qwen_audio::spec(config),
             Self::Voxtral => voxtral::spec(config),
+            Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
+            Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
             Self::Gemma3 => gemma::spec(config),

@@ -259,13 +259,24 @@ pub struct AttentionSpec {
     pub head_norms: Option<HeadNormsSpec>,
 }
 
-/// Norms of each head of queries, and of each of keys, before they are rotated: `[head_dim]`.
+/// Norms of queries and of keys before they are rotated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadNormsSpec {
     /// Kind of both.
     pub norm: NormSpec,
+    /// The values that are normalised together.
+    pub part: NormedPart,
     /// Names of that of queries and that of keys, relative to the layer.
     pub names: [&'static str; 2],
+}
+
+/// The part of queries, and of keys, that a norm is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormedPart {
+    /// Each head by itself: `[head_dim]`.
+    Head,
+    /// All heads of a row together: `[n_heads · head_dim]`.
+    Row,
 }
 
 /// Projections of an attention that have a bias.
@@ -303,6 +314,8 @@ pub enum FeedForwardKind {
     Gated,
     /// The same, with `U` on top of `G` in one stored matrix.
     UpGate,
+    /// The same, with `G` on top of `U` in one stored matrix.
+    GateUp,
 }
 
 /// A norm.

@@ -6,6 +6,8 @@ mod golden;
 mod generation;
 #[path = "prompt/chat_text.rs"]
 mod chat_text;
+#[path = "prompt/lines.rs"]
+mod lines;
 #[path = "prompt/seq2seq.rs"]
 mod seq2seq;
 

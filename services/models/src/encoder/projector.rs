@@ -1,17 +1,23 @@
 //! From rows of the stack to output rows: one level of them, or several side by side.
 
+mod gated;
+
 use super::stem::joined;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
-use crate::spec::{LevelsSpec, NormSpec, ProjectorSpec, RowMerge};
+use crate::spec::{LevelsSpec, MergingForm, MergingSpec, NormSpec, ProjectorSpec, RowMerge};
 use crate::weights::Weights;
+use gated::Gated;
+pub(super) use gated::StagedGate;
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
 /// The projector of a stack.
 pub(super) struct Projector<B: Backend> {
     norm: Option<ProjectorNorm<B>>,
+    merging: Option<B::Linear>,
     linears: Vec<B::Linear>,
+    gated: Option<Gated<B>>,
     activation: Activation,
     /// Rows that become one.
     group: usize,
@@ -44,7 +50,11 @@ impl<B: Backend> Projector<B> {
 
     fn at(loader: &Loader<'_, B>, spec: &ProjectorSpec, hidden: usize) -> Result<Self, ModelError> {
         let joined = spec.joined(hidden);
-        let mut width = joined;
+        let merging = match spec.merging {
+            Some(merging) => Some(load_merging(loader, merging, [hidden, spec.side])?),
+            None => None,
+        };
+        let mut width = spec.merged(hidden);
         let mut linears = Vec::with_capacity(spec.widths.len());
         for (name, &out) in spec.names.layers.iter().zip(&spec.widths) {
             linears.push(match spec.transposed {
@@ -53,6 +63,10 @@ impl<B: Backend> Projector<B> {
             });
             width = out;
         }
+        let gated = match &spec.gated {
+            Some(gated) => Some(Gated::load(loader, gated, width)?),
+            None => None,
+        };
         let norm = match &spec.norm {
             Some(norm) => Some(ProjectorNorm {
                 norm: loader.norm(
@@ -64,15 +78,45 @@ impl<B: Backend> Projector<B> {
             }),
             None => None,
         };
-        let group = spec.group();
-        Ok(Self { norm, linears, activation: spec.activation, group, merge: spec.merge, hidden })
+        let (group, merge) = (spec.group(), spec.merge);
+        Ok(Self { norm, merging, linears, gated, activation: spec.activation, group, merge, hidden })
     }
 
-    /// Output rows of `x: [n_rows, hidden]`: `[n_rows / side², out]`.
+    /// Adds what a gated feed-forward of `n_rows` output rows indexes with to a step; `None` without one.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the step has no room for it.
+    pub fn stage(
+        &self,
+        builder: &mut StageBuilder,
+        n_rows: usize,
+    ) -> Result<Option<StagedGate>, KernelError> {
+        self.gated.as_ref().map(|_| StagedGate::new(builder, n_rows)).transpose()
+    }
+
+    /// Output rows of `x: [n_rows, hidden]`: `[n_rows / side², out]`, by what was staged for them.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_staged(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        x: &B::Tensor,
+        staged: Option<&StagedGate>,
+    ) -> Result<B::Tensor, ModelError> {
+        let x = self.forward(backend, x)?;
+        match (&self.gated, staged) {
+            (Some(gated), Some(staged)) => gated.forward(backend, step, x, staged),
+            _ => Ok(x),
+        }
+    }
+
+    /// Output rows of `x: [n_rows, hidden]` before a gated feed-forward: `[n_rows / side², out]`.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width, or rows that make no whole squares.
-    pub fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+    fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let mut x = match &self.norm {
             Some(ProjectorNorm { norm, of_joined: false }) => backend.norm(x, norm)?,
             _ => x.clone(),
@@ -85,6 +129,9 @@ impl<B: Backend> Projector<B> {
         }
         if let Some(ProjectorNorm { norm, of_joined: true }) = &self.norm {
             x = backend.norm(&x, norm)?;
+        }
+        if let Some(merging) = &self.merging {
+            x = backend.linear(&x, merging, Activation::None, None)?;
         }
         for (i, linear) in self.linears.iter().enumerate() {
             let is_last = i + 1 == self.linears.len();
@@ -127,6 +174,24 @@ fn of_sums(spec: &ProjectorSpec, norm: NormSpec) -> NormSpec {
         RowMerge::Concatenate => norm,
         RowMerge::Average => NormSpec { eps: norm.eps * (spec.side as f32).powi(4), ..norm },
     }
+}
+
+/// Loads the linear layer of squares of `side · side` joined rows of `hidden`. Stored columns go channel by channel, joined rows
+/// row by row.
+fn load_merging<B: Backend>(
+    loader: &Loader<'_, B>,
+    merging: MergingSpec,
+    [hidden, side]: [usize; 2],
+) -> Result<B::Linear, ModelError> {
+    let MergingSpec { width, form, name } = merging;
+    let group = side * side;
+    let (shape, bias) = match form {
+        MergingForm::Matrix => (vec![width, hidden * group], false),
+        MergingForm::Convolution => (vec![width, hidden, side, side], true),
+    };
+    let stored = loader.stored(&LinearShape { name, shape: &shape, bias })?;
+    let of_row = |row: usize| (0..hidden).map(move |channel| channel * group + row);
+    loader.pack(&[stored.inputs((0..group).flat_map(of_row))])
 }
 
 /// Projectors of layers within a stack.

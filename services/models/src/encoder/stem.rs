@@ -69,7 +69,11 @@ impl<B: Backend> Stem<B> {
             }
             StemSpec::Patches { patch, bias } => {
                 let [channels, frames, height, width] = patch;
-                let projection = linear(0, &[hidden, channels, frames, height, width], bias)?;
+                // One frame is not stored as a dimension.
+                let projection = match frames {
+                    1 => linear(0, &[hidden, channels, height, width], bias)?,
+                    _ => linear(0, &[hidden, channels, frames, height, width], bias)?,
+                };
                 Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
             }
             StemSpec::Tiles(_) => {

@@ -6,7 +6,7 @@ use super::graphs::{
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::pool;
 use super::position_bias;
-use super::projector::{Levels, Projector};
+use super::projector::{Levels, Projector, StagedGate};
 use super::stem::{StagedStem, Stem, StemInput};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
@@ -57,6 +57,8 @@ struct StagedRows {
     projected: Option<Indices>,
     // Rows of each level among those of all.
     levels: Vec<Indices>,
+    // Of the projector, where it has a gated feed-forward.
+    gate: Option<StagedGate>,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -124,7 +126,9 @@ impl<B: Backend> TransformerEncoder<B> {
         let pooled = pool::stage(&self.spec, &mut builder, run, n_tokens)?;
         let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
-        let staged = StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels } };
+        let gate = self.stage_gate(&mut builder, n_tokens)?;
+        let rows = StagedRows { layout, pooled, projected, levels, gate };
+        let staged = StagedRun { stem, rows };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
         Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
@@ -139,7 +143,7 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places } = rows;
+        let StagedRows { layout, pooled, projected, levels: places, gate } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -169,7 +173,7 @@ impl<B: Backend> TransformerEncoder<B> {
             x = backend.gather_rows(step, &x, rows)?;
         }
         if let Some(projector) = &self.projector {
-            x = projector.forward(backend, &x)?;
+            x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
         }
         levels.insert(0, x);
         x = self.levels.side_by_side(backend, step, levels, places)?;
@@ -243,7 +247,20 @@ impl<B: Backend> TransformerEncoder<B> {
         let pooled = pool::stage(&self.spec, builder, units, shape.n_tokens)?;
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels } })
+        let gate = self.stage_gate(builder, shape.n_tokens)?;
+        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate } })
+    }
+
+    /// Adds what the projector indexes with, for `n_tokens` output rows, to a step.
+    fn stage_gate(
+        &self,
+        builder: &mut StageBuilder,
+        n_tokens: usize,
+    ) -> Result<Option<StagedGate>, ModelError> {
+        match &self.projector {
+            Some(projector) => Ok(projector.stage(builder, n_tokens)?),
+            None => Ok(None),
+        }
     }
 
     /// Output rows of a unit.

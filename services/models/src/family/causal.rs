@@ -253,7 +253,11 @@ pub(super) fn spec(
         return Err(config.unsupported("mlp_bias", true, "false"));
     }
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let head_norms = (kind == CausalKind::Qwen3).then_some(HeadNormsSpec { norm, names: HEAD_NORMS });
+    let head_norms = (kind == CausalKind::Qwen3).then_some(HeadNormsSpec {
+        norm,
+        part: NormedPart::Head,
+        names: HEAD_NORMS,
+    });
     Ok(DecoderSpec {
         vocab: config.size_or("vocab_size", defaults.vocab)?,
         max_context,

@@ -51,6 +51,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         transposed: true,
         activation: Activation::None,
         names: &PROJECTOR,
+        merging: None,
+        gated: None,
     });
     encoder.extras.tiling = Some(TilingSpec::PanAndScan);
     Ok(ModelSpec { encoder: Some(encoder), decoder })
@@ -106,7 +108,7 @@ pub(super) fn decoder(config: &Config<'_>, place: CausalPlace) -> Result<Decoder
             attention: AttentionSpec {
                 shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale.powf(-0.5) },
                 bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: has_bias },
-                head_norms: Some(HeadNormsSpec { norm, names: causal::HEAD_NORMS }),
+                head_norms: Some(HeadNormsSpec { norm, part: NormedPart::Head, names: causal::HEAD_NORMS }),
             },
             feed_forward: FeedForwardSpec {
                 width: config.size_or("intermediate_size", 9216)?,

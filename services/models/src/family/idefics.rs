@@ -44,6 +44,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         transposed: false,
         activation: Activation::None,
         names: &CONNECTOR,
+        merging: None,
+        gated: None,
     });
     encoder.extras.tiling = Some(TilingSpec::Split);
     Ok(ModelSpec { encoder: Some(encoder), decoder })

@@ -2,7 +2,7 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/internvl/modeling_internvl.py>. Quirks:
 //! what layers add is scaled by a learned factor for each channel; the class row is left out; a norm of joined rows stands
-//! before the projection. The largest tower, with norms of whole queries and keys, and videos are not served.
+//! before the projection; the largest tower has norms of whole queries and keys. Videos are not served.
 
 use super::Config;
 use super::causal::{self, CausalKind, CausalPlace};
@@ -40,9 +40,11 @@ static PROJECTOR: ProjectorNames = ProjectorNames {
 };
 
 const SCALES: [&str; 2] = ["lambda_1", "lambda_2"];
+const ROW_NORMS: [&str; 2] = ["attention.q_norm", "attention.k_norm"];
 
 /// Not in the configuration.
 const PROJECTOR_NORM_EPS: f32 = 1e-5;
+const ROW_NORM_EPS: f32 = 1e-6;
 
 /// The spec of a configuration.
 ///
@@ -77,6 +79,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
         names: &PROJECTOR,
+        merging: None,
+        gated: None,
     });
     encoder.extras.tiling = Some(TilingSpec::AspectRatio);
     Ok(ModelSpec { encoder: Some(encoder), decoder })
@@ -100,7 +104,6 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         "internvl_vision" => {}
         other => return Err(config.unsupported("model_type", other, "internvl_vision")),
     }
-    config.must_be_off("use_qk_norm")?;
     let hidden = config.size_or("hidden_size", 1024)?;
     let side = if config.get("patch_size").is_some() { image_keys::patch_side(config)? } else { 14 };
     let image = match config.get("image_size") {
@@ -122,6 +125,10 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         }
     };
     let n_heads = config.size_or("num_attention_heads", 16)?;
+    let mut attention = image_keys::attention_of(config, hidden, n_heads, bias)?;
+    let row_norms =
+        HeadNormsSpec { norm: NormSpec::rms(ROW_NORM_EPS), part: NormedPart::Row, names: ROW_NORMS };
+    attention.head_norms = config.flag_or("use_qk_norm", false)?.then_some(row_norms);
     Ok(EncoderSpec {
         modality: Modality::Image,
         stem: StemSpec::PrefixedPatches {
@@ -138,7 +145,7 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         stack: StackSpec {
             hidden,
             n_layers: config.size_or("num_hidden_layers", 24)?,
-            attention: image_keys::attention_of(config, hidden, n_heads, bias)?,
+            attention,
             feed_forward: FeedForwardSpec {
                 width: config.size_or("intermediate_size", 4096)?,
                 kind: FeedForwardKind::Plain,

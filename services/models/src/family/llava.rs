@@ -8,6 +8,7 @@
 
 use super::Config;
 use super::causal::{self, CausalKind, CausalPlace};
+use super::pixtral::{self, PixtralKind};
 use super::towers::{self, TowerOutput};
 use crate::error::ModelError;
 use crate::spec::*;
@@ -35,6 +36,10 @@ pub(super) enum LlavaKind {
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
 pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, ModelError> {
+    let vision = config.section("vision_config", "vision_config.")?;
+    if kind == LlavaKind::One && vision.text("model_type")? == pixtral::TOWER {
+        return pixtral::spec(config, PixtralKind::One);
+    }
     let text = config.section("text_config", "text_config.")?;
     let tied_head =
         config.flag_or("tie_word_embeddings", false)? || text.flag_or("tie_word_embeddings", false)?;
@@ -42,7 +47,6 @@ pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, Mo
     let decoder = causal::spec(&text, CausalKind::of_section(&text)?, place)?;
     let hidden = decoder.stack.hidden;
     let layer = layer(config, if kind == LlavaKind::OneVision { -1 } else { -2 })?;
-    let vision = config.section("vision_config", "vision_config.")?;
     let mut encoder = towers::spec(&vision, TowerOutput::Layer(layer))?;
     let strategy = if kind == LlavaKind::OneVision { "full" } else { "default" };
     let rows = rows(config, &encoder.stem, strategy)?;
@@ -56,6 +60,8 @@ pub(super) fn spec(config: &Config<'_>, kind: LlavaKind) -> Result<ModelSpec, Mo
         transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
         names: &PROJECTOR,
+        merging: None,
+        gated: None,
     });
     if !config.flag_or("multimodal_projector_bias", true)? {
         return Err(config.unsupported("multimodal_projector_bias", false, "true"));

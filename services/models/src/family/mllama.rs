@@ -140,7 +140,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         items: ItemsSpec::CrossAttention(CrossSpec {
             encoder_hidden: hidden,
             attention: AttentionSpec {
-                head_norms: Some(HeadNormsSpec { norm, names: CROSS_NORMS }),
+                head_norms: Some(HeadNormsSpec { norm, part: NormedPart::Head, names: CROSS_NORMS }),
                 ..attention
             },
             layers: CrossLayers::Instead(CrossInstead { layers, names: &INSTEAD }),

@@ -50,6 +50,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         bias: true,
         transposed: false,
         activation: Activation::None,
+        merging: None,
+        gated: None,
         names: &PROJECTOR,
     });
     Ok(ModelSpec { encoder: Some(encoder), decoder })

@@ -218,12 +218,13 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
         Some(_) => config.size("in_channels")?,
         None => config.size_or("in_chans", 3)?,
     };
+    let n_frames = match config.size_or("temporal_patch_size", 2)? {
+        1 => return Err(config.unsupported("temporal_patch_size", 1, "2 or more")),
+        n => n,
+    };
     Ok(EncoderSpec {
         modality: Modality::Image,
-        stem: StemSpec::Patches {
-            patch: [channels, config.size_or("temporal_patch_size", 2)?, side, side],
-            bias: false,
-        },
+        stem: StemSpec::Patches { patch: [channels, n_frames, side, side], bias: false },
         positions: Positions::Rotary(RotarySpec::new(VISION_ROPE_THETA, RotaryAxes::Plane)),
         stack: StackSpec {
             hidden,
@@ -259,6 +260,8 @@ fn merger(hidden: usize, side: usize, norm: NormSpec, out: usize) -> ProjectorSp
         transposed: false,
         activation: Activation::Gelu,
         names: &MERGER,
+        merging: None,
+        gated: None,
     }
 }
 

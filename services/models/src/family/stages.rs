@@ -5,7 +5,7 @@ use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
-    ImageSettings, PanAndScanProcessor, SplitProcessor, TileProcessor,
+    ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
 };
 use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
 use crate::prompt::{
@@ -56,6 +56,9 @@ impl Family {
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
+            StemSpec::Patches { .. } if matches!(self, Self::Llava | Self::Mistral3) => {
+                Arc::new(LongestEdgeProcessor::from_dir(dir, spec)?)
+            }
             StemSpec::Patches { patch: [_, n_frames, side, _], .. } => {
                 let settings = ImageSettings::from_dir(dir)?;
                 let file = JsonFile::processor(dir, ItemProcessor::Image)?;
@@ -93,8 +96,9 @@ impl Family {
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
             }
-            Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LLAVA, limits)?)
+            Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
+            Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &llava_placeholder(spec.encoder.as_ref()), limits)?)
             }
             Self::Qwen2Audio => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
@@ -154,6 +158,16 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
         (None, _) => {}
     }
     Ok(CanvasProcessor::new(settings, spec.clone()))
+}
+
+/// The place of an image's rows: line by line where the tower reads images of any size, as Pixtral's.
+fn llava_placeholder(encoder: Option<&EncoderSpec>) -> PlaceholderSpec {
+    match encoder {
+        Some(spec) if matches!(spec.stem, StemSpec::Patches { .. }) => {
+            PlaceholderSpec::pixtral(spec.merged_side() as u32)
+        }
+        _ => PlaceholderSpec::LLAVA,
+    }
 }
 
 /// Patches of a tile, down and across, and its output rows.

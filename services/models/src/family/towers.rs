@@ -164,7 +164,10 @@ pub(super) fn spec(config: &Config<'_>, output: TowerOutput) -> Result<EncoderSp
 }
 
 /// Layers that are computed for the output of one: 0 is the input of the first.
-fn n_layers(config: &Config<'_>, all: usize, layer: i64) -> Result<usize, ModelError> {
+///
+/// # Errors
+/// [`ModelError::Config`] for a layer that the tower has not.
+pub(super) fn n_layers(config: &Config<'_>, all: usize, layer: i64) -> Result<usize, ModelError> {
     let index = if layer < 0 { layer + all as i64 + 1 } else { layer };
     match usize::try_from(index) {
         Ok(n) if (1..=all).contains(&n) => Ok(n),

@@ -54,6 +54,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
                 transposed: false,
                 activation: Activation::None,
                 names: &PROJECTION,
+                merging: None,
+                gated: None,
             });
         }
         _ => {}

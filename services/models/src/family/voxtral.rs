@@ -57,6 +57,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         bias: false,
         transposed: false,
         activation: config.activation("projector_hidden_act", "gelu")?,
+        merging: None,
+        gated: None,
         names: &PROJECTOR,
     });
     Ok(ModelSpec { encoder: Some(encoder), decoder })

@@ -2,7 +2,9 @@
 
 use super::{LinearShape, Loader};
 use crate::error::ModelError;
-use crate::spec::{AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, QkvNames, StackSpec};
+use crate::spec::{
+    AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, NormedPart, QkvNames, StackSpec,
+};
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
 
@@ -14,10 +16,12 @@ pub struct SelfAttention<B: Backend> {
     shape: AttentionShape,
 }
 
-/// Norms of each head of queries and keys.
+/// Norms of queries and keys.
 struct HeadNorms<B: Backend> {
     q: B::Norm,
     k: B::Norm,
+    // Rows of queries, and of keys, that a token's are normalised as.
+    n_parts: [usize; 2],
 }
 
 /// Rows that attend to each other.
@@ -110,8 +114,8 @@ impl<B: Backend> SelfAttention<B> {
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
         if let Some(norms) = &self.head_norms {
-            q = norm_heads(backend, q, &norms.q, self.shape.n_heads)?;
-            k = norm_heads(backend, k, &norms.k, self.shape.n_kv_heads)?;
+            q = norms.queries(backend, q)?;
+            k = norms.keys(backend, k)?;
         }
         if let Some(Rotation { shape, angles }) = rotation {
             backend.rope(step, &mut q, shape, angles)?;
@@ -221,7 +225,7 @@ impl<B: Backend> CrossAttention<B> {
     pub fn query(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let q = backend.linear(x, &self.q, Activation::None, None)?;
         match &self.head_norms {
-            Some(norms) => norm_heads(backend, q, &norms.q, self.shape.n_heads),
+            Some(norms) => norms.queries(backend, q),
             None => Ok(q),
         }
     }
@@ -235,7 +239,7 @@ impl<B: Backend> CrossAttention<B> {
         let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
         let [mut k, v] = [backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?];
         if let Some(norms) = &self.head_norms {
-            k = norm_heads(backend, k, &norms.k, self.shape.n_kv_heads)?;
+            k = norms.keys(backend, k)?;
         }
         Ok([k, v])
     }
@@ -276,9 +280,22 @@ impl<B: Backend> CrossAttention<B> {
 
 impl<B: Backend> HeadNorms<B> {
     fn load(loader: &Loader<'_, B>, attention: AttentionSpec) -> Result<Option<Self>, ModelError> {
-        let Some(HeadNormsSpec { norm, names }) = attention.head_norms else { return Ok(None) };
-        let load = |name| loader.norm(name, norm, attention.shape.head_dim);
-        Ok(Some(Self { q: load(names[0])?, k: load(names[1])? }))
+        let Some(HeadNormsSpec { norm, part, names }) = attention.head_norms else { return Ok(None) };
+        let shape = attention.shape;
+        let (n_parts, widths) = match part {
+            NormedPart::Head => ([shape.n_heads, shape.n_kv_heads], [shape.head_dim; 2]),
+            NormedPart::Row => ([1; 2], [q_width(shape), kv_width(shape)]),
+        };
+        let q = loader.norm(names[0], norm, widths[0])?;
+        Ok(Some(Self { q, k: loader.norm(names[1], norm, widths[1])?, n_parts }))
+    }
+
+    fn queries(&self, backend: &B, q: B::Tensor) -> Result<B::Tensor, ModelError> {
+        norm_parts(backend, q, &self.q, self.n_parts[0])
+    }
+
+    fn keys(&self, backend: &B, k: B::Tensor) -> Result<B::Tensor, ModelError> {
+        norm_parts(backend, k, &self.k, self.n_parts[1])
     }
 }
 
@@ -302,15 +319,18 @@ impl OutputProjection<'_> {
     }
 }
 
-/// Normalises each head of `x: [n_tokens, n_heads·head_dim]` by itself.
-fn norm_heads<B: Backend>(
+/// Normalises each of the `n_parts` parts of a row of `x: [n_tokens, width]` by itself.
+fn norm_parts<B: Backend>(
     backend: &B,
     x: B::Tensor,
     norm: &B::Norm,
-    n_heads: usize,
+    n_parts: usize,
 ) -> Result<B::Tensor, ModelError> {
-    let heads = backend.norm(&backend.split_rows(x, n_heads)?, norm)?;
-    Ok(backend.merge_rows(heads, n_heads)?)
+    if n_parts == 1 {
+        return Ok(backend.norm(&x, norm)?);
+    }
+    let parts = backend.norm(&backend.split_rows(x, n_parts)?, norm)?;
+    Ok(backend.merge_rows(parts, n_parts)?)
 }
 
 fn q_width(shape: AttentionShape) -> usize {

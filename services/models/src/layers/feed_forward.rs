@@ -44,6 +44,10 @@ impl<B: Backend> FeedForward<B> {
                 let both = loader.stored(&LinearShape { name, shape: &[2 * width, stack.hidden], bias })?;
                 loader.pack(&[both.outputs(width..2 * width), both.outputs(0..width)])?
             }
+            FeedForwardKind::GateUp => {
+                let name = names.feed_forward_inner.first().copied().unwrap_or_default();
+                loader.linear(&[LinearShape { name, shape: &[2 * width, stack.hidden], bias }])?
+            }
             FeedForwardKind::Plain | FeedForwardKind::Gated => {
                 let inner: Vec<LinearShape<'_>> = names
                     .feed_forward_inner
@@ -69,7 +73,7 @@ impl<B: Backend> FeedForward<B> {
         let activation = self.spec.activation;
         let inner = match self.spec.kind {
             FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,
-            FeedForwardKind::Gated | FeedForwardKind::UpGate => {
+            FeedForwardKind::Gated | FeedForwardKind::UpGate | FeedForwardKind::GateUp => {
                 backend.gate(&backend.linear(x, &self.inner, Activation::None, None)?, activation)?
             }
         };

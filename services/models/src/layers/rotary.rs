@@ -44,6 +44,10 @@ impl Rotary {
                 (if i / 3 < sections[axis] { axis } else { 0 }, frequency(i, rotary_dim))
             }
             RotaryAxes::Plane => (1 + usize::from(i >= half / 2), frequency(i % (half / 2).max(1), half)),
+            RotaryAxes::AlternatingPlane => {
+                let is_width = usize::from(i >= half / 2);
+                (1 + is_width, frequency(2 * (i % (half / 2).max(1)) + is_width, rotary_dim))
+            }
         };
         let shape = RopeShape { head_dim, rotary_dim, pairs: spec.pairs };
         let factor = match spec.scaling {
@@ -176,6 +180,11 @@ mod tests {
         let axes = [1.0, 2.0, 3.0, 1.0, 2.0, 1.0];
         let expect: Vec<f32> = axes.iter().enumerate().map(|(i, position)| position * base(i)).collect();
         check(RotaryAxes::Interleaved([3, 2, 1]), 12, [1, 2, 3], &expect);
+    }
+
+    #[test]
+    fn axes_of_an_alternating_plane_have_every_second_frequency() {
+        check(RotaryAxes::AlternatingPlane, 8, [7, 1, 2], &[1.0, 0.01, 0.2, 0.002]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod any_resolution;
 mod aspect_ratio;
 pub mod canvas;
 mod decode;
+mod longest_edge;
 mod pan_and_scan;
 mod patches;
 mod pixels;
@@ -22,10 +23,11 @@ mod tiles;
 pub use any_resolution::AnyResolutionProcessor;
 pub use aspect_ratio::AspectRatioProcessor;
 pub use canvas::{CanvasProcessor, CanvasSettings};
+pub use longest_edge::LongestEdgeProcessor;
 pub use pan_and_scan::PanAndScanProcessor;
 pub use pixels::ImageSize;
 pub use resize::smart_resize;
-pub use settings::{ImageSettings, ResizeFilter};
+pub use settings::{ImageSettings, PixelCount, ResizeFilter};
 pub use split::SplitProcessor;
 pub use tiles::TileProcessor;
 
@@ -35,7 +37,7 @@ use std::path::Path;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 
-/// The processor of Qwen2-VL and Qwen2.5-VL.
+/// The processor of Qwen-VL and of GLM-OCR.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     settings: ImageSettings,
@@ -67,9 +69,9 @@ impl Preprocess for ImageProcessor {
     }
 
     fn max_rows(&self) -> Option<usize> {
-        let ImageSettings { max_pixels, patch_size, merge_size, .. } = self.settings;
-        let row = u64::from(patch_size) * u64::from(merge_size);
-        usize::try_from(max_pixels / (row * row)).ok()
+        let row = u64::from(self.settings.factor());
+        let of_row = row * row * u64::from(self.settings.counted_frames());
+        usize::try_from(self.settings.max_pixels / of_row).ok()
     }
 
     fn preprocess(

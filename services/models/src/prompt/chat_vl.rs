@@ -54,6 +54,19 @@ pub enum RowPositions {
     Between([&'static str; 2]),
     /// As those of text; an image that is cut into tiles is written tile by tile.
     Tiles(TileLayout),
+    /// As those of text, line by line.
+    Lines(LineLayout),
+}
+
+/// Lines of an image's rows, each with a token behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineLayout {
+    /// Patches on a side of the square that becomes one row.
+    pub merge_size: u32,
+    /// Token behind a line.
+    pub end_of_line: &'static str,
+    /// Token behind the last line, in the place of the other.
+    pub end_of_image: &'static str,
 }
 
 /// Layout of an image that is cut into tiles. Each has as many rows.
@@ -129,6 +142,18 @@ impl PlaceholderSpec {
         positions: RowPositions::Grid,
         transcription: None,
     };
+    /// GLM-OCR.
+    pub const GLM: Self = Self {
+        modality: Modality::Image,
+        image: TokenName { keys: &["image_token_id"], text: "<|image|>" },
+        written: None,
+        around: Some([
+            TokenName { keys: &["image_start_token_id"], text: "<|begin_of_image|>" },
+            TokenName { keys: &["image_end_token_id"], text: "<|end_of_image|>" },
+        ]),
+        positions: RowPositions::Grid,
+        transcription: None,
+    };
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
         modality: Modality::Image,
@@ -176,6 +201,19 @@ impl PlaceholderSpec {
         positions: RowPositions::Between(["<img>", "</img>"]),
         transcription: None,
     };
+
+    /// Pixtral and Mistral Small 3.1, whose rows are squares of `merge_size` patches a side.
+    pub const fn pixtral(merge_size: u32) -> Self {
+        let lines = LineLayout { merge_size, end_of_line: "[IMG_BREAK]", end_of_image: "[IMG_END]" };
+        Self {
+            modality: Modality::Image,
+            image: TokenName { keys: &["image_token_index", "image_token_id"], text: "[IMG]" },
+            written: None,
+            around: None,
+            positions: RowPositions::Lines(lines),
+            transcription: None,
+        }
+    }
 
     /// Idefics3 and SmolVLM: tiles of `grid` patches and `n_rows` rows.
     pub const fn idefics(grid: [u32; 2], n_rows: u32) -> Self {
@@ -251,6 +289,7 @@ enum ItemLayout {
         merge_size: u32,
     },
     Tiles(TileLayout),
+    Lines(LineLayout),
 }
 
 /// An item whose metadata were checked.
@@ -270,6 +309,8 @@ enum ImageShape {
     Grid([u32; 3]),
     /// Tiles down and across, and the whole image; `[0, 0]`: that alone.
     Tiles([u32; 2]),
+    /// Lines, and rows of a line.
+    Lines([u32; 2]),
 }
 
 /// Rows of an item in the place of one placeholder.
@@ -309,6 +350,14 @@ impl ChatVl {
             RowPositions::Text => ItemLayout::Rows,
             RowPositions::Between(around) => ItemLayout::Between(around),
             RowPositions::Tiles(tiles) => ItemLayout::Tiles(tiles),
+            RowPositions::Lines(lines) => {
+                for name in [lines.end_of_line, lines.end_of_image] {
+                    if tokenizer.token_id(name).is_none() {
+                        return Err(ModelError::missing_key("tokenizer.json", name, "a token"));
+                    }
+                }
+                ItemLayout::Lines(lines)
+            }
             RowPositions::Grid => match files.config.u32(MERGE)?.unwrap_or(2) {
                 0 => return Err(files.config.wrong(MERGE, "1 or more")),
                 merge_size => ItemLayout::Grid { merge_size },
@@ -406,13 +455,20 @@ impl ChatVl {
         match (self.layout, image.shape) {
             (ItemLayout::Between([before, after]), _) => Some(format!("{before}{rows}{after}")),
             (ItemLayout::Tiles(layout), ImageShape::Tiles(tiles)) => Some(layout.text.of(tiles, rows)),
+            (ItemLayout::Lines(lines), ImageShape::Lines([n_lines, _])) => {
+                let LineLayout { end_of_line, end_of_image, .. } = lines;
+                let first = format!("{rows}{end_of_line}").repeat(n_lines.saturating_sub(1) as usize);
+                Some(format!("{first}{rows}{end_of_image}"))
+            }
             _ => None,
         }
     }
 
     /// A text whose placeholders, one for each item, are written out as the items are.
     fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
-        let (ItemLayout::Tiles(_) | ItemLayout::Between(_)) = self.layout else { return Ok(text) };
+        if let ItemLayout::Rows | ItemLayout::Grid { .. } = self.layout {
+            return Ok(text);
+        }
         let n_placeholders = text.matches(self.written_text).count();
         check_placeholders(self.modality, [n_placeholders, images.len()])?;
         let mut parts = text.split(self.written_text);
@@ -442,11 +498,10 @@ impl ChatVl {
         };
         let shape = match self.layout {
             ItemLayout::Rows | ItemLayout::Between(_) => (item.n_tokens > 0).then_some(ImageShape::Rows),
-            ItemLayout::Grid { merge_size } => {
-                let thw = [t, h / merge_size, w / merge_size];
-                let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));
-                let whole = h.is_multiple_of(merge_size) && w.is_multiple_of(merge_size);
-                (n == Some(item.n_tokens) && item.n_tokens > 0 && whole).then_some(ImageShape::Grid(thw))
+            ItemLayout::Grid { merge_size } => merged([t, h, w], merge_size, item).map(ImageShape::Grid),
+            ItemLayout::Lines(LineLayout { merge_size, .. }) => {
+                let grid = merged([t, h, w], merge_size, item).filter(|_| t == 1);
+                grid.map(|[_, lines, columns]| ImageShape::Lines([lines, columns]))
             }
             ItemLayout::Tiles(TileLayout { grid, n_rows, .. }) => {
                 let tiles = [h / grid[0].max(1), w / grid[1].max(1)];
@@ -477,6 +532,9 @@ impl ChatVl {
                 .step_by(n_rows.max(1) as usize)
                 .map(|first_row| RowRun { item, first_row, n_rows, grid: None })
                 .collect(),
+            (ImageShape::Lines([lines, n_rows]), _) => {
+                (0..lines).map(|line| RowRun { item, first_row: line * n_rows, n_rows, grid: None }).collect()
+            }
             (ImageShape::Grid(thw), _) => all(Some(thw)),
             _ => all(None),
         }
@@ -524,6 +582,15 @@ impl ChatVl {
             output: OutputKind::Text,
         })
     }
+}
+
+/// Rows of a grid of patches whose squares of `side` a side become one row each, as (frames, down, across); `None` if it does not
+/// make the item's.
+fn merged([t, h, w]: [u32; 3], side: u32, item: &EncodedItem) -> Option<[u32; 3]> {
+    let thw = [t, h.checked_div(side)?, w.checked_div(side)?];
+    let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));
+    let whole = h.is_multiple_of(side) && w.is_multiple_of(side);
+    (n == Some(item.n_tokens) && item.n_tokens > 0 && whole).then_some(thw)
 }
 
 /// Checks that there is a placeholder for each item: numbers of placeholders and of items.

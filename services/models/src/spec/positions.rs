@@ -134,4 +134,6 @@ pub enum RotaryAxes {
     Interleaved([usize; 3]),
     /// Two equal halves, height then width, each with the frequencies of `head_dim / 2`.
     Plane,
+    /// Two equal halves, height then width; of the frequencies of `head_dim`, height has those of even number, width the others.
+    AlternatingPlane,
 }

@@ -24,12 +24,56 @@ pub struct ProjectorSpec {
     pub activation: Activation,
     /// Names of its tensors.
     pub names: &'static ProjectorNames,
+    /// A linear layer of joined rows before the others; `None`: there is none.
+    pub merging: Option<MergingSpec>,
+    /// A gated feed-forward behind the linear layers; `None`: there is none.
+    pub gated: Option<GatedSpec>,
+}
+
+/// A linear layer of joined rows, without activation. Its inputs are stored channel by channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergingSpec {
+    /// Outputs.
+    pub width: usize,
+    /// Form of the stored weight.
+    pub form: MergingForm,
+    /// Name, under the prefix of the projector.
+    pub name: &'static str,
+}
+
+/// Form of the stored weight of a [`MergingSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergingForm {
+    /// `[out, hidden · side²]`, without bias.
+    Matrix,
+    /// A convolution `[out, hidden, side, side]`, with bias.
+    Convolution,
+}
+
+/// A norm with an activation, then a gated feed-forward without biases.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedSpec {
+    /// The norm.
+    pub norm: NormSpec,
+    /// Activation of normalised values.
+    pub normed: Activation,
+    /// Inner width of the feed-forward.
+    pub width: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Names of the norm, of gate and up, and of the outer layer.
+    pub names: [&'static str; 4],
 }
 
 impl ProjectorSpec {
     /// Width of an output row, from that of a row of the stack.
     pub fn out(&self, hidden: usize) -> usize {
-        self.widths.last().copied().unwrap_or_else(|| self.joined(hidden))
+        self.widths.last().copied().unwrap_or_else(|| self.merged(hidden))
+    }
+
+    /// Width of merged rows, which the first linear layer reads, from that of a row of the stack.
+    pub fn merged(&self, hidden: usize) -> usize {
+        self.merging.map_or_else(|| self.joined(hidden), |merging| merging.width)
     }
 
     /// Width of joined rows, from that of a row of the stack.

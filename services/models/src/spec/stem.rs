@@ -16,7 +16,8 @@ pub enum StemSpec {
     },
     /// One linear layer over the values of a patch.
     Patches {
-        /// Dimensions of a patch, in the order of its stored weight: channels, frames, height, width.
+        /// Dimensions of a patch, in the order of its stored weight, which has no frames if they are one: channels, frames,
+        /// height, width.
         patch: [usize; 4],
         /// True if the layer has a bias.
         bias: bool,

@@ -28,7 +28,7 @@ impl FeedForwardSpec {
     fn n_weights(&self, hidden: usize) -> usize {
         let n_matrices = match self.kind {
             FeedForwardKind::Plain => 2,
-            FeedForwardKind::Gated | FeedForwardKind::UpGate => 3,
+            FeedForwardKind::Gated | FeedForwardKind::UpGate | FeedForwardKind::GateUp => 3,
         };
         n_matrices * self.width * hidden
     }

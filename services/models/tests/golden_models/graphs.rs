@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 21] = [
+const CASES: [(&str, Modality); 23] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -32,6 +32,8 @@ const CASES: [(&str, Modality); 21] = [
     ("llava_next_mistral", Modality::Image),
     ("smolvlm_split", Modality::Image),
     ("gemma3_pan_and_scan", Modality::Image),
+    ("mistral3_merged", Modality::Image),
+    ("glm_ocr_mrope", Modality::Image),
     ("trocr_vit", Modality::Image),
     ("trocr_beit", Modality::Image),
     ("donut_odd_padded", Modality::Image),

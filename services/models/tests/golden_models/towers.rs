@@ -1,6 +1,5 @@
-//! Cases of models with a tower, a projector and a text decoder (LLaVA, Idefics3, SmolVLM, InternVL, Qwen2-Audio,
-//! Voxtral): images or audio
-//! to rows by the model's own processor, rows and prompts to tokens.
+//! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, Idefics3, SmolVLM, InternVL, Gemma 3,
+//! GLM-OCR, Qwen2-Audio, Voxtral): images or audio to rows by the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -15,9 +14,9 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
-use triptych_models::spec::EncoderSpec;
+use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 24] = [
+pub const CASES: [&str; 31] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -33,6 +32,7 @@ pub const CASES: [&str; 24] = [
     "internvl_qwen2",
     "internvl_rms_qwen3",
     "internvl_normed_llama",
+    "internvl_row_norms",
     "gemma3_old_keys",
     "gemma3_pan_and_scan",
     "gemma3_narrow_window",
@@ -42,6 +42,12 @@ pub const CASES: [&str; 24] = [
     "voxtral_odd_heads",
     "voxtral_three_layers",
     "voxtral_long_window",
+    "pixtral_silu",
+    "mistral3_merged",
+    "mistral3_gelu_biased",
+    "glm_ocr_mrope",
+    "glm_ocr_odd_heads",
+    "glm_ocr_unbiased_tied",
 ];
 
 /// A value of a pixel that is a step of 255 away, after the least standard deviation of a processor.
@@ -72,7 +78,7 @@ impl Loaded {
     /// Values of an item by the reference's processor, as the stem reads them.
     fn exact_values(&self, item: &str) -> Vec<f32> {
         match self.encoder().stem.patch_side() {
-            Some(side) => patches(&self.case.values(&format!("image.{item}.pixel_values")), side),
+            Some(_) => patches(&self.case.values(&format!("image.{item}.pixel_values")), self.encoder()),
             None => self.case.values(&format!("audio.{item}.input_features")).1,
         }
     }
@@ -110,23 +116,36 @@ fn load(name: &str) -> Loaded {
     loaded
 }
 
-/// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · side · side]`, from planes.
-fn patches(pixels: &(Vec<usize>, Vec<f32>), side: usize) -> Vec<f32> {
+/// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · n_frames · side · side]`, from planes.
+fn patches(pixels: &(Vec<usize>, Vec<f32>), spec: &EncoderSpec) -> Vec<f32> {
+    let side = spec.stem.patch_side().expect("a patch");
+    let square = spec.contiguous_side();
+    let n_frames = match spec.stem {
+        StemSpec::Patches { patch: [_, n_frames, ..], .. } => n_frames,
+        _ => 1,
+    };
     let (shape, values) = pixels;
     let [n_tiles, height, width] = [shape[0], shape[2], shape[3]];
     let mut out = Vec::with_capacity(values.len());
     for tile in 0..n_tiles {
-        for y in (0..height / side).map(|y| y * side) {
-            for x in (0..width / side).map(|x| x * side) {
-                for channel in 0..3 {
-                    let plane = &values[(tile * 3 + channel) * height * width..][..height * width];
-                    let rows = (y..y + side).map(|row| &plane[row * width + x..][..side]);
-                    out.extend(rows.flatten());
-                }
+        for [y, x] in corners([height / side, width / side], square) {
+            for channel in 0..3 {
+                let plane = &values[(tile * 3 + channel) * height * width..][..height * width];
+                let rows = (y * side..(y + 1) * side).map(|row| &plane[row * width + x * side..][..side]);
+                // A still image is its own next frame.
+                (0..n_frames).for_each(|_| out.extend(rows.clone().flatten()));
             }
         }
     }
     out
+}
+
+/// Patches of a grid, line by line in squares of `square` a side, which go line by line too.
+fn corners([down, across]: [usize; 2], square: usize) -> impl Iterator<Item = [usize; 2]> {
+    let squares = (0..down / square).flat_map(move |y| (0..across / square).map(move |x| [y, x]));
+    squares.flat_map(move |[y, x]| {
+        (0..square * square).map(move |i| [y * square + i / square, x * square + i % square])
+    })
 }
 
 #[test]
@@ -179,6 +198,12 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     let prepared = loaded.model.prompts().prepare(&chat, &items).expect("a prompt").remove(0);
     let expected = loaded.case.ids(&format!("prompt.{k}.input_ids")).1;
     assert_eq!(prepared.tokens, expected, "{}", prompt["rendered"]);
+    let (shape, positions) = loaded.case.ids(&format!("prompt.{k}.position_ids"));
+    let n = shape[1];
+    let positions: Vec<[u32; 3]> = (0..n).map(|i| [0, 1, 2].map(|part| positions[part * n + i])).collect();
+    assert_eq!(prepared.positions, positions, "{}", prompt["rendered"]);
+    let delta = prompt["rope_delta"].as_i64().expect("a number");
+    assert_eq!(i64::from(prepared.next_position), n as i64 + delta, "{}", prompt["rendered"]);
     let rows = |span: &ItemSpan| {
         let first = span.first_row as usize * hidden;
         embeds[names[span.item.0 as usize]][first..][..span.n_tokens as usize * hidden].to_vec()

@@ -202,6 +202,75 @@ fn smolvlm_256m() {
     check("smolvlm-256m", &config, &differences);
 }
 
+const AS_STORED: LoadDifferences = LoadDifferences { not_as_stored: &[], more_tables: 0, n_computed: 0 };
+
+/// As published: whatever is the default of Mistral or of the tower is left out.
+#[test]
+fn pixtral_12b() {
+    let config = serde_json::json!({
+        "model_type": "llava", "ignore_index": -100, "image_seq_length": 1, "image_token_index": 10,
+        "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        "text_config": {
+            "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14_336,
+            "is_composition": true, "max_position_embeddings": 1_024_000, "num_hidden_layers": 40,
+            "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000_000.0, "sliding_window": null,
+            "vocab_size": 131_072,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "image_size": 1024,
+            "is_composition": true, "patch_size": 16, "rope_theta": 10_000.0, "tie_word_embeddings": false,
+        },
+    });
+    check("pixtral-12b", &config, &AS_STORED);
+}
+
+#[test]
+fn mistral_small_3_1_24b() {
+    let config = serde_json::json!({
+        "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": false,
+        "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+        "text_config": {
+            "model_type": "mistral", "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "intermediate_size": 32_768, "max_position_embeddings": 131_072,
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000_000.0, "sliding_window": null, "vocab_size": 131_072,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096, "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10_000.0,
+        },
+    });
+    check("mistral-small-3.1-24b", &config, &AS_STORED);
+}
+
+/// The layer that predicts a token further is left out.
+#[test]
+fn glm_ocr() {
+    let config = serde_json::json!({
+        "model_type": "glm_ocr", "image_start_token_id": 59_256, "image_end_token_id": 59_257,
+        "image_token_id": 59_280, "tie_word_embeddings": false, "video_token_id": 59_281,
+        "text_config": {
+            "model_type": "glm_ocr_text", "attention_bias": false, "attention_dropout": 0.0, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 4608,
+            "max_position_embeddings": 131_072, "num_attention_heads": 16, "num_hidden_layers": 16,
+            "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "vocab_size": 59_392,
+            "rope_parameters": {
+                "rope_type": "default", "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0,
+                "rope_theta": 10_000,
+            },
+        },
+        "vision_config": {
+            "model_type": "glm_ocr_vision", "attention_bias": true, "depth": 24, "hidden_act": "silu",
+            "hidden_size": 1024, "image_size": 336, "in_channels": 3, "intermediate_size": 4096, "num_heads": 16,
+            "out_hidden_size": 1536, "patch_size": 14, "rms_norm_eps": 1e-5, "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    });
+    // A row of ones.
+    check("glm-ocr", &config, &LoadDifferences { n_computed: 1536, ..AS_STORED });
+}
+
 #[test]
 fn internvl3_1b_hf() {
     let config = serde_json::json!({
@@ -219,9 +288,31 @@ fn internvl3_1b_hf() {
             "use_qk_norm": false,
         },
     });
-    // What scales a layer's output becomes part of its matrices.
-    let differences = LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
-    check("internvl3-1b-hf", &config, &differences);
+    check("internvl3-1b-hf", &config, &INTERNVL);
+}
+
+/// Factors on a layer's output, which become part of its matrices.
+const INTERNVL: LoadDifferences =
+    LoadDifferences { not_as_stored: &["lambda_"], more_tables: 0, n_computed: 0 };
+
+#[test]
+fn internvl3_38b_hf() {
+    let config = serde_json::json!({
+        "model_type": "internvl", "downsample_ratio": 0.5, "image_seq_length": 256, "image_token_id": 151_667,
+        "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+        "text_config": {
+            "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27_648, "num_attention_heads": 40,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 1_000_000.0, "vocab_size": 151_674,
+            "tie_word_embeddings": false, "use_sliding_window": false,
+        },
+        "vision_config": {
+            "model_type": "internvl_vision", "attention_bias": false, "hidden_size": 3200,
+            "image_size": [448, 448], "intermediate_size": 12_800, "layer_norm_eps": 1e-6,
+            "norm_type": "rms_norm", "num_attention_heads": 25, "num_hidden_layers": 45, "patch_size": [14, 14],
+            "use_mean_pooling": true, "use_qk_norm": true,
+        },
+    });
+    check("internvl3-38b-hf", &config, &INTERNVL);
 }
 
 #[test]

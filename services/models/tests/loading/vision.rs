@@ -47,6 +47,54 @@ fn unsupported_settings_are_refused_by_key() {
     check("florence_windows", "/vision_config/patch_prenorm", json!([true]), "2 truth values");
     check("florence_windows", "/vision_config/num_groups", json!([3, 4]), "a divisor of 8");
     check("florence_windows", "/vision_config/patch_stride", json!([4, 0]), "numbers from 1");
+    check("pixtral_silu", "/vision_feature_select_strategy", "default".into(), "full, for a tower without");
+    check("pixtral_silu", "/vision_feature_layer", json!([-1, -2]), "one layer");
+    check("pixtral_silu", "/vision_feature_layer", 4.into(), "one of 3 layers");
+    check("pixtral_silu", "/vision_config/head_dim", 8.into(), "16, hidden_size by heads");
+    check("pixtral_silu", "/vision_config/rope_type", "yarn".into(), "default or axial");
+    check("mistral3_merged", "/vision_config/model_type", "siglip_vision_model".into(), "expected pixtral");
+    check("glm_ocr_mrope", "/text_config/attention_bias", true.into(), "expected false");
+    check("glm_ocr_mrope", "/text_config/rms_norm_eps", Value::Null, "a value");
+    check("glm_ocr_mrope", "/vision_config/out_hidden_size", 32.into(), "48, hidden_size of text_config");
+    check("glm_ocr_mrope", "/vision_config/temporal_patch_size", 1.into(), "2 or more");
+    check("mistral3_merged", "/text_config/model_type", "ministral3".into(), "llama, mistral");
+}
+
+#[test]
+fn rotations_that_are_not_served_are_refused_by_key() {
+    let check = |key: &str, value: Value, expect: &str| {
+        let dir = without_weights("glm_ocr_mrope");
+        set(dir.path(), "config.json", &format!("/text_config/rope_parameters/{key}"), value);
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
+        let error = Model::open(&source).expect_err("refused").to_string();
+        assert_eq!(error, format!("config.json: text_config.{key} is {expect}"));
+    };
+    check("partial_rotary_factor", json!(0.5), "0.5, expected 1");
+    check("mrope_section", json!([4, 4]), "[4, 4], expected three numbers that add up to 8");
+    check(
+        "rope_type",
+        "longrope".into(),
+        "longrope, expected default, dynamic, mrope, linear, yarn or llama3",
+    );
+}
+
+#[test]
+fn a_processor_of_other_squares_than_the_encoders_is_refused() {
+    let check = |file: &str, pointer: &str, value: Value, expect: &str| {
+        let dir = without_weights("mistral3_merged");
+        set(dir.path(), file, pointer, value);
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
+        let error = Model::open(&source).expect_err("refused").to_string();
+        assert_eq!(error, format!("{file}: {expect}"));
+    };
+    let file = "processor_config.json";
+    check(file, "/patch_size", 14.into(), "patch_size is 14, expected 7, as in config.json");
+    check(file, "/spatial_merge_size", 1.into(), "spatial_merge_size is 1, expected 2, as in config.json");
+    let file = "preprocessor_config.json";
+    check(file, "/size/longest_edge", 0.into(), "size.longest_edge is 0, expected 1 to 8192");
+    check(file, "/size", json!({ "height": 8 }), "size is {\"height\":8}, expected a longest_edge");
+    check(file, "/do_resize", false.into(), "do_resize is false, expected true");
+    check(file, "/image_std", json!([0.0, 1.0, 1.0]), "image_std is [0.0,1.0,1.0], expected numbers above 0");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
 use triptych_models::ItemError;
-use triptych_models::preprocess::image::{ImageSize, smart_resize};
+use triptych_models::preprocess::image::{ImageSize, PixelCount, smart_resize};
 use triptych_models::preprocess::{EncoderInput, Features, ImageProcessor, ImageSettings, Preprocess};
 
 fn see(bytes: &[u8]) -> Result<EncoderInput, ItemError> {
@@ -98,6 +98,27 @@ fn sizes_are_the_references() {
             None => assert!(matches!(got, Err(ItemError::TooLarge { .. })), "{row}"),
         }
     }
+}
+
+/// Sizes are those of transformers' `Glm46VImageProcessorPil`, with its defaults.
+#[test]
+fn glms_sizes_count_the_frames_of_a_patch() {
+    let settings =
+        ImageSettings { count: PixelCount::OfFrames, ..image_settings(112 * 112, 14 * 14 * 8 * 6144) };
+    let check = |[height, width]: [u32; 2], expect: Option<[u32; 2]>| {
+        let got = smart_resize(ImageSize { width, height }, &settings);
+        assert_eq!(got.ok().map(|size| [size.height, size.width]), expect, "{height}x{width}");
+    };
+    check([28, 28], Some([84, 84]));
+    // A short side is enlarged, and the other with it.
+    check([10, 300], Some([28, 840]));
+    check([3, 4], Some([84, 112]));
+    check([1000, 999], Some([1008, 1008]));
+    check([97, 4000], Some([84, 4004]));
+    check([5000, 7000], Some([1848, 2576]));
+    check([112, 56], Some([112, 56]));
+    check([1000, 1], None);
+    check([14, 3000], None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! The target size of an image that keeps its shape: `smart_resize` of the Qwen-VL processors.
+//! The target size of an image that keeps its shape: `smart_resize` of the processors of Qwen-VL and GLM.
 
 use super::pixels::ImageSize;
-use super::settings::ImageSettings;
+use super::settings::{ImageSettings, PixelCount};
 use crate::error::ItemError;
 
 /// Sides may not differ more than this.
@@ -16,10 +16,16 @@ const MAX_ASPECT: f64 = 200.0;
 /// # Errors
 /// [`ItemError::TooLarge`] if one side is more than 200 times the other.
 pub fn smart_resize(size: ImageSize, settings: &ImageSettings) -> Result<ImageSize, ItemError> {
-    let height = f64::from(size.height);
-    let width = f64::from(size.width);
+    let mut height = f64::from(size.height);
+    let mut width = f64::from(size.width);
     let factor = f64::from(settings.factor());
-    let area = height * width;
+    if settings.count == PixelCount::OfFrames && height.min(width) < factor {
+        let scale = (factor / height).max(factor / width);
+        height = (height * scale).trunc();
+        width = (width * scale).trunc();
+    }
+    let frames = f64::from(settings.counted_frames());
+    let area = frames * height * width;
     let aspect = height.max(width) / height.min(width);
     if aspect.is_nan() || aspect > MAX_ASPECT {
         return Err(ItemError::TooLarge {
@@ -32,11 +38,11 @@ pub fn smart_resize(size: ImageSize, settings: &ImageSettings) -> Result<ImageSi
     let max = settings.max_pixels as f64;
     let mut h = (height / factor).round_ties_even() * factor;
     let mut w = (width / factor).round_ties_even() * factor;
-    if h * w > max {
+    if frames * h * w > max {
         let beta = (area / max).sqrt();
         h = factor.max((height / beta / factor).floor() * factor);
         w = factor.max((width / beta / factor).floor() * factor);
-    } else if h * w < min {
+    } else if frames * h * w < min {
         let beta = (min / area).sqrt();
         h = (height * beta / factor).ceil() * factor;
         w = (width * beta / factor).ceil() * factor;

@@ -25,6 +25,17 @@ pub struct ImageSettings {
     pub rescale: f32,
     /// The filter of the resize.
     pub filter: ResizeFilter,
+    /// Count of pixels.
+    pub count: PixelCount,
+}
+
+/// The pixels that limits count, and the treatment of a side shorter than a row's square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PixelCount {
+    /// Those of an image; a short side is brought to a square's alone. Qwen-VL.
+    OfImage,
+    /// Those of all frames of a patch; an image with a short side is enlarged before. GLM-4.1V and its successors.
+    OfFrames,
 }
 
 /// A filter of Pillow's, by the number that files know it by.
@@ -78,6 +89,12 @@ impl ImageSettings {
             let value = file.u32(key)?.unwrap_or(default);
             if (1..=256).contains(&value) { Ok(value) } else { Err(file.wrong(key, "1 to 256")) }
         };
+        let name = file.get("image_processor_type").and_then(|name| name.as_str()).unwrap_or_default();
+        let count = if name.starts_with("Glm4") { PixelCount::OfFrames } else { PixelCount::OfImage };
+        let [least, most] = match count {
+            PixelCount::OfImage => [56 * 56, 28 * 28 * 1280],
+            PixelCount::OfFrames => [112 * 112, 28 * 28 * 15_000],
+        };
         let pixels = |old: &str, new: &str, default: u32| -> Result<u64, ModelError> {
             Ok(u64::from(match file.u32(old)? {
                 Some(value) => value,
@@ -88,21 +105,30 @@ impl ImageSettings {
             patch_size: side("patch_size", 14)?,
             merge_size: side("merge_size", 2)?,
             temporal_patch_size: side("temporal_patch_size", 2)?,
-            min_pixels: pixels("min_pixels", "size.shortest_edge", 56 * 56)?,
-            max_pixels: pixels("max_pixels", "size.longest_edge", 28 * 28 * 1280)?,
+            min_pixels: pixels("min_pixels", "size.shortest_edge", least)?,
+            max_pixels: pixels("max_pixels", "size.longest_edge", most)?,
             mean: channels(&file, "image_mean", [0.48145466, 0.4578275, 0.40821073])?,
             std: channels(&file, "image_std", [0.26862954, 0.2613026, 0.2757771])?,
             rescale: file.f64("rescale_factor")?.unwrap_or(1.0 / 255.0) as f32,
             filter: ResizeFilter::of(&file, ResizeFilter::Bicubic)?,
+            count,
         };
         if settings.std.iter().any(|s| *s <= 0.0) {
             return Err(file.wrong("image_std", "numbers above 0"));
         }
-        let one_row = u64::from(settings.factor()).pow(2);
+        let one_row = u64::from(settings.factor()).pow(2) * u64::from(settings.counted_frames());
         if settings.max_pixels < settings.min_pixels.max(one_row) {
             return Err(file.wrong("max_pixels", "at least min_pixels, and the pixels of one row"));
         }
         Ok(settings)
+    }
+
+    /// Times that limits count a pixel.
+    pub fn counted_frames(&self) -> u32 {
+        match self.count {
+            PixelCount::OfImage => 1,
+            PixelCount::OfFrames => self.temporal_patch_size,
+        }
     }
 
     /// Sides of a resized image are multiples of this.
