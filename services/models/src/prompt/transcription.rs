@@ -1,7 +1,7 @@
 //! The prompt of a transcript, for models that read audio among their tokens.
 
 use crate::error::PromptError;
-use triptych_core::prompt::{LongForm, SpeechKind, SpeechTask};
+use triptych_core::prompt::{LongForm, SpeechFallback, SpeechKind, SpeechTask};
 
 /// Text of a transcription: control tokens around the audio, and the language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ impl TranscriptionSpec {
     /// # Errors
     /// [`PromptError`] for what the model cannot be asked for.
     pub(super) fn text(&self, task: &SpeechTask, audio: &str) -> Result<String, PromptError> {
+        // Transcriptions ask for Whisper's own thresholds unless a client has others.
+        let asks_again = task.fallback.as_ref().is_some_and(|asked| *asked != SpeechFallback::default());
         let refused = [
             (task.kind == SpeechKind::Translate, "has no task of its own for translations"),
             (task.prompt.is_some(), "reads no prompt with a transcription"),
@@ -29,7 +31,7 @@ impl TranscriptionSpec {
             (task.timestamps || task.word_timestamps, "writes no times: response_format may be json or text"),
             (task.long_form == LongForm::Sequential, "reads long audio at once"),
             (task.condition_on_previous, "does not condition on previous text"),
-            (task.fallback.is_some(), "decodes a transcript once"),
+            (asks_again, "decodes a transcript once, whatever its thresholds"),
             (task.resume.is_some(), "does not resume in the middle of the audio"),
         ];
         if let Some((_, why)) = refused.iter().find(|(asked, _)| *asked) {

@@ -202,7 +202,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     let n = shape[1];
     let positions: Vec<[u32; 3]> = (0..n).map(|i| [0, 1, 2].map(|part| positions[part * n + i])).collect();
     assert_eq!(prepared.positions, positions, "{}", prompt["rendered"]);
-    let delta = prompt["rope_delta"].as_i64().expect("a number");
+    let delta = prompt["rope_delta"].as_i64().unwrap_or(0);
     assert_eq!(i64::from(prepared.next_position), n as i64 + delta, "{}", prompt["rendered"]);
     let rows = |span: &ItemSpan| {
         let first = span.first_row as usize * hidden;
