@@ -21,6 +21,7 @@ from common import (
     byte_bpe,
     case_dir,
     first_good_seed,
+    give_beams_their_items,
     randomise,
     round_weights,
     smallest_gap,
@@ -183,6 +184,7 @@ def run_prompt(model, proc, maker, names, words):
 
 def attempt(shape, seed, tok, maker):
     config, model = maker.build(shape, seed, tok)
+    give_beams_their_items(model)
     model.generation_config.eos_token_id = [tok.token_to_id(t) for t in maker.ends]
     model.generation_config.pad_token_id = tok.token_to_id(maker.ends[0])
     proc = maker.processor(shape, tok)

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 import zlib
 
 import numpy as np
@@ -73,6 +74,30 @@ def round_weights(model, dtype):
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.to(dtype).to(p.dtype))
+
+
+def expanded(model, expand_size=1, is_encoder_decoder=False, input_ids=None, **inputs):
+    """Inputs of so many beams of one prompt, each with all of its items."""
+    items = ("pixel_values", "image_grid_thw", "input_features", "feature_attention_mask")
+
+    def repeated(name, value):
+        if name == "mm_encoder_outputs" and value:
+            for output in value.values():
+                rows = output.pooler_output
+                output.pooler_output = torch.cat([rows] * expand_size) if torch.is_tensor(rows) else tuple(rows) * expand_size
+        if not torch.is_tensor(value):
+            return value
+        if name in items:
+            return torch.cat([value] * expand_size)
+        return value.repeat_interleave(expand_size, dim=1 if name == "position_ids" and value.ndim == 3 else 0)
+
+    assert len(input_ids) == 1
+    return repeated("input_ids", input_ids), {name: repeated(name, value) for name, value in inputs.items()}
+
+
+def give_beams_their_items(model):
+    """transformers gives some beams the items of others where a prompt has several."""
+    model._expand_inputs_for_generation = types.MethodType(expanded, model)
 
 
 def byte_bpe(n_merges, specials, qwen):

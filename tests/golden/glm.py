@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import types
 
 import torch
 from tokenizers import processors
@@ -15,7 +14,7 @@ from transformers import (
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor
 
-from common import byte_bpe, randomise, round_weights
+from common import byte_bpe, give_beams_their_items, randomise, round_weights
 from llava import N_MERGES, Maker, make_case
 
 SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
@@ -80,24 +79,6 @@ def forget_positions(model, args, kwargs):
         model.model.rope_deltas = None
 
 
-def expanded(model, expand_size=1, is_encoder_decoder=False, input_ids=None, **inputs):
-    """Inputs of so many beams of one prompt: transformers gives some beams the images of others where there are several."""
-    images = ("pixel_values", "image_grid_thw")
-
-    def repeated(name, value):
-        if name == "mm_encoder_outputs" and value:
-            for output in value.values():
-                output.pooler_output = tuple(output.pooler_output) * expand_size
-        if not torch.is_tensor(value):
-            return value
-        if name in images:
-            return torch.cat([value] * expand_size)
-        return value.repeat_interleave(expand_size, dim=1 if name == "position_ids" and value.ndim == 3 else 0)
-
-    assert len(input_ids) == 1
-    return repeated("input_ids", input_ids), {name: repeated(name, value) for name, value in inputs.items()}
-
-
 def build(shape, seed, tok):
     i = tok.token_to_id
     config = {
@@ -113,7 +94,7 @@ def build(shape, seed, tok):
               gains=[("q_proj", 1.4), ("k_proj", 1.4), ("v_proj", 1.3), ("merger.down_proj", 3.0)])
     model.model.language_model.norm.weight.data *= 3
     round_weights(model, shape.disk)
-    model._expand_inputs_for_generation = types.MethodType(expanded, model)
+    give_beams_their_items(model)
     model.register_forward_pre_hook(forget_positions, with_kwargs=True)
     return config, model
 

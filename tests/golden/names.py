@@ -313,17 +313,13 @@ def make():
         is_tied = kind in (LlavaOnevisionForConditionalGeneration, Gemma3ForConditionalGeneration)
         is_audio = kind in (Qwen2AudioForConditionalGeneration, VoxtralForConditionalGeneration)
         own_head = not is_tied and (is_llava or is_audio or kind in (
-            InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
-        tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
-        as_it_is = kind in (Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
-        rename = (audio_name if is_audio else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
-        own_head = not is_tied and (is_llava or kind in (
-            GlmOcrForConditionalGeneration, Mistral3ForConditionalGeneration, InternVLForConditionalGeneration, MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
+            GlmOcrForConditionalGeneration, Mistral3ForConditionalGeneration, InternVLForConditionalGeneration,
+            MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
         as_it_is = kind in (GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
-        rename = (pixtral_name if name in ("pixtral-12b", "mistral-small-3.1-24b")
-                  else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration else (lambda n: n) if as_it_is else mllama_name if own_head
-                  else published_name)
+        rename = (audio_name if is_audio else pixtral_name if name in ("pixtral-12b", "mistral-small-3.1-24b")
+                  else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration
+                  else (lambda n: n) if as_it_is else mllama_name if own_head else published_name)
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
