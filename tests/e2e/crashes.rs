@@ -21,11 +21,16 @@ fn image_request(file: &str) -> v1::GenerateRequest {
     about_images("What is in this picture?", vec![heldout(file)])
 }
 
-/// A request that generates to the end of the context.
+/// A request whose answers are much longer than the model's own limit, so that a kill comes in their middle.
 fn endless() -> v1::GenerateRequest {
     let mut request = image_request("scene.png");
-    request.sampling =
-        Some(v1::Sampling { ignore_eos: true, temperature: Some(0.0), n: Some(4), ..Default::default() });
+    request.sampling = Some(v1::Sampling {
+        ignore_eos: true,
+        max_tokens: Some(600),
+        temperature: Some(0.0),
+        n: Some(4),
+        ..Default::default()
+    });
     request
 }
 
@@ -204,7 +209,10 @@ async fn a_grpc_stream_is_unchanged_when_its_pd_worker_is_killed() {
 async fn an_http_stream_is_unchanged_when_its_pd_worker_is_killed() {
     let mut cluster = Cluster::start(&["--pds", "2"]).await;
     let mut body = ask_images("shapes-qwen2-vl", "What is in this picture?", &[&heldout("scene.png")]);
-    for (field, value) in [("stream", json!(true)), ("ignore_eos", json!(true)), ("n", json!(2))] {
+    // Long enough that a kill after its first words comes before its last.
+    let long =
+        [("stream", json!(true)), ("ignore_eos", json!(true)), ("n", json!(2)), ("max_tokens", json!(600))];
+    for (field, value) in long {
         body[field] = value;
     }
     (body["temperature"], body["seed"]) = (json!(0.9), json!(12));
