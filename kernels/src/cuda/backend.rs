@@ -1,4 +1,6 @@
 //! The back end: checks of each op, and the launches that it is made of.
+//!
+//! One file over 600 lines: one method for each op of the trait, in its order.
 
 use std::sync::Arc;
 
