@@ -71,7 +71,11 @@ pub const fn loopback(like: IpAddr) -> IpAddr {
 /// They lie below the range from which the kernel takes the ports of outgoing connections, so that none is
 /// taken while the worker that owns it is being restarted. A port is held until this value is dropped.
 #[derive(Debug, Default)]
-pub struct Ports(Vec<StdListener>);
+pub struct Ports {
+    held: Vec<StdListener>,
+    /// Ports that are spoken for although nobody listens on them yet.
+    reserved: Vec<u16>,
+}
 
 const FIRST_PORT: u16 = 20_000;
 const N_PORTS: u16 = 12_000;
@@ -79,6 +83,11 @@ const N_PORTS: u16 = 12_000;
 const OF_CLUSTER: u16 = 12;
 
 impl Ports {
+    /// Ports other than those that a process of this cluster is going to listen on.
+    pub const fn without(reserved: Vec<u16>) -> Self {
+        Self { held: Vec::new(), reserved }
+    }
+
     /// A port that nobody listens on.
     ///
     /// # Errors
@@ -87,8 +96,11 @@ impl Ports {
         let start = start(std::process::id());
         for i in 0..N_PORTS {
             let port = FIRST_PORT + (start + i) % N_PORTS;
+            if self.reserved.contains(&port) {
+                continue;
+            }
             if let Ok(listener) = StdListener::bind((IpAddr::V4(Ipv4Addr::LOCALHOST), port)) {
-                self.0.push(listener);
+                self.held.push(listener);
                 return Ok(port);
             }
         }
@@ -158,5 +170,13 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 20);
+    }
+
+    #[test]
+    fn reserved_ports_are_not_given() {
+        let first = Ports::default().next().unwrap();
+        let mut ports = Ports::without(vec![first, first + 1]);
+        let given: Vec<u16> = (0..20).map(|_| ports.next().unwrap()).collect();
+        assert!(!given.contains(&first) && !given.contains(&(first + 1)), "{given:?}");
     }
 }

@@ -14,8 +14,8 @@ pub(super) const AGREE_LIMIT: Duration = Duration::from_secs(60);
 /// Poll interval.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Range of the ports.
-const FIRST_PORT: u16 = 20_000;
-const N_PORTS: u16 = 12_000;
+const FIRST_PORT: u16 = 8_192;
+const N_PORTS: u16 = 11_808;
 
 /// A running server. Dropping it kills it.
 #[derive(Debug)]
@@ -136,7 +136,8 @@ pub(super) fn becomes(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool 
 /// A port of the loopback address that nobody listened on a moment ago, and that this process was not given before.
 ///
 /// It lies below the range from which the kernel takes the ports of outgoing connections (32 768 and up on Linux), so
-/// that none of them has it while its server is being restarted.
+/// that none of them has it while its server is being restarted; and below the ports from 20 000 up that `triptych up`
+/// chooses from, since a cluster's processes start a moment after their ports were found free.
 ///
 /// # Panics
 /// If all of them are taken.

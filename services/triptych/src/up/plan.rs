@@ -108,7 +108,8 @@ impl ClusterPlan {
         models: &[CheckedModel],
         endpoints: Endpoints,
     ) -> Result<Self, CliError> {
-        let mut ports = Ports::default();
+        // Nobody listens on the users' ports before the proxy does.
+        let mut ports = Ports::without(vec![endpoints.http.port(), endpoints.grpc.port()]);
         let mut children = Vec::new();
         let shown = ec.setting.to_string();
         let mut store_address = shown.clone();
