@@ -5,7 +5,9 @@
 
 use triptych_core::EncodedRows;
 
-use crate::ops::{Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape};
+use crate::ops::{
+    Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape, Routing,
+};
 
 mod attention;
 mod conv;
@@ -76,6 +78,32 @@ pub(crate) fn linear(x: Dims, in_out: Dims, residual: Option<Dims>) -> Result<()
     match residual {
         Some(r) => same("linear", "residual", &[r.0, r.1], &[x.0, in_out.1]),
         None => Ok(()),
+    }
+}
+
+/// Checks of `load_experts`, by `(n_in, n_out)` of both layers of each expert. Returns those of the experts.
+pub(crate) fn experts(mut layers: impl Iterator<Item = [Dims; 2]>) -> Result<[Dims; 2]> {
+    let op = "load_experts";
+    let Some(first) = layers.next() else {
+        return Err(KernelError::Shape { op, what: "experts", expected: vec![1], actual: vec![0] });
+    };
+    let [(hidden, inner), (width, out)] = first;
+    same(op, "gate and up, and what comes out", &[inner, out], &[2 * width, hidden])?;
+    layers.try_for_each(|[gate_up, down]| {
+        same(op, "gate and up", &[gate_up.0, gate_up.1], &[hidden, inner])?;
+        same(op, "down", &[down.0, down.1], &[width, out])
+    })?;
+    Ok(first)
+}
+
+/// Checks of `fused_experts` but of the layers, whose dimensions those of its products are checked against.
+pub(crate) fn fused_experts(x: Dims, logits: Dims, n_experts: usize, routing: Routing) -> Result<()> {
+    let op = "fused_experts";
+    same(op, "logits", &[logits.0, logits.1], &[x.0, n_experts])?;
+    let most = n_experts.min(Routing::MAX_TOP_K);
+    match routing.top_k {
+        k if (1..=most).contains(&k) => Ok(()),
+        k => Err(KernelError::Index { op, what: "experts of a token", index: k, len: most + 1 }),
     }
 }
 

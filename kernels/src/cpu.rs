@@ -14,11 +14,12 @@ use std::sync::Arc;
 use triptych_core::EncodedRows;
 
 use crate::check::{self, Attended, Dims};
+use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
-    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
-    StoredBias, Unfold, Varlen, WeightView, WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ExpertLayers, HostStep, Indices,
+    KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed, ScoreBias,
+    Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -145,6 +146,7 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Linear = CpuLinear;
+    type Experts = HostExperts<CpuLinear>;
     type Table = CpuTable;
     type Norm = CpuNorm;
     type Depthwise = CpuDepthwise;
@@ -170,6 +172,14 @@ impl Backend for CpuBackend {
 
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<CpuLinear> {
         Ok(CpuLinear::new(&self.context, self.context.precision.at_least_bytes(), stored::stack(parts)?))
+    }
+
+    fn load_router(&self, router: LinearPart<'_>) -> Result<CpuLinear> {
+        Ok(CpuLinear::new(&self.context, self.context.precision.of_routers(), stored::stack(&[router])?))
+    }
+
+    fn load_experts(&self, experts: Vec<ExpertLayers<CpuLinear>>) -> Result<Self::Experts> {
+        HostExperts::new(experts, CpuLinear::dims)
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CpuTable> {
@@ -299,6 +309,10 @@ impl Backend for CpuBackend {
     fn gate(&self, x: &CpuTensor, act: Activation) -> Result<CpuTensor> {
         let width = check::divides("gate", "x width", 2, x.dims().1)?;
         Ok(rows::gate(&self.context, x, width, act))
+    }
+
+    fn fused_experts(&self, experts: &Self::Experts, routed: Routed<'_, CpuTensor>) -> Result<CpuTensor> {
+        experts::fused_experts(self, experts, routed)
     }
 
     fn group_norm(&self, step: &HostStep, x: &CpuTensor, norm: &CpuNorm, seqs: Offsets) -> Result<CpuTensor> {

@@ -13,6 +13,7 @@ pub mod logits;
 pub mod sampling;
 
 mod check;
+mod experts;
 mod host;
 mod stored;
 
@@ -24,6 +25,7 @@ pub mod cuda;
 
 pub use cpu::{CpuBackend, CpuConfig, Isa};
 pub use cuda::{CudaBackend, CudaConfig};
+pub use experts::HostExperts;
 pub use host::HostBias;
 pub use ops::{Backend, KernelError};
 pub use precision::Precision;

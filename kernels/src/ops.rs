@@ -19,6 +19,7 @@ mod bias;
 mod choose;
 mod conv;
 mod error;
+mod experts;
 mod graph;
 mod pending;
 mod rotary;
@@ -35,6 +36,7 @@ pub use choose::{
 };
 pub use conv::{Conv2d, Unfold};
 pub use error::{KernelError, Result};
+pub use experts::{ExpertLayers, Routed, RouterScores, Routing};
 pub use graph::{Captured, CapturedForward, DeviceForward, ForwardInputs, Prepare};
 pub use pending::{CarriedToken, PendingChoices, Submitted};
 pub use rotary::{RopePairs, RopeShape, Rotation};
@@ -88,6 +90,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Tensor: Clone + Send + Sync;
     /// A linear layer in the back end's own layout.
     type Linear: Send + Sync;
+    /// The experts of a layer.
+    type Experts: Send + Sync;
     /// An embedding table.
     type Table: Send + Sync;
     /// Scale and bias of a norm.
@@ -127,6 +131,23 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear> {
         self.load_linear(parts)
     }
+    /// The same for the layer that gives the logits of a router, `[n_experts, hidden]`: kept in as many bits as activations are,
+    /// since an error there is another choice.
+    ///
+    /// # Errors
+    /// As [`Self::load_linear`].
+    fn load_router(&self, router: LinearPart<'_>) -> Result<Self::Linear> {
+        self.load_linear(&[router])
+    }
+    /// The same for a layer of an expert, which is multiplied with the rows of few tokens.
+    ///
+    /// # Errors
+    /// As [`Self::load_linear`].
+    fn load_expert(&self, parts: &[LinearPart<'_>]) -> Result<Self::Linear> {
+        self.load_linear(parts)
+    }
+    /// Puts experts of equal shapes together, in the order of the router's logits.
+    fn load_experts(&self, experts: Vec<ExpertLayers<Self::Linear>>) -> Result<Self::Experts>;
     /// Takes a table `[n_rows, width]`, whose rows are given times `scale`.
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Self::Table>;
     /// Takes a weight that is both: a layer that gives logits, and a table whose rows are those of the stored weight times
@@ -225,6 +246,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
     /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
+    /// Sums of the experts that each row is routed to, plus `residual` if there is one: `[n_tokens, hidden]`. A row's value is
+    /// `Σ weight · down(act(gate x) · up x)` over its experts in the order of their numbers.
+    fn fused_experts(
+        &self,
+        experts: &Self::Experts,
+        routed: Routed<'_, Self::Tensor>,
+    ) -> Result<Self::Tensor>;
     /// Normalises each sequence as a whole: mean and variance over all its rows and columns (a group norm of one
     /// group), scale and bias of each column. `seqs`: offsets of the sequences in the rows.
     fn group_norm(

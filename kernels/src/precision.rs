@@ -9,7 +9,7 @@ pub enum Precision {
     /// bf16; the other operand of a product (rows, queries, attention weights) is rounded to bf16 too, and so are embedding
     /// tables.
     Bf16,
-    /// Linear layers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
+    /// Linear layers but routers int8 with a scale for each output, their rows int8 with a scale for each row and call; caches int8
     /// with a scale for each head of a token, and keys and values of whole items too where bytes have a dot product; large
     /// embedding tables int8 with a scale for each row, others bf16; all else f32.
     Int8,
@@ -38,6 +38,15 @@ impl Precision {
     #[must_use]
     pub const fn of_encoders(self) -> Self {
         self.at_least_bytes()
+    }
+
+    /// The same for routers of experts, whose layers are few and whose rounding changes what is computed.
+    #[must_use]
+    pub const fn of_routers(self) -> Self {
+        match self {
+            Self::F32 => Self::F32,
+            Self::Bf16 | Self::Int8 | Self::Int4 => Self::Bf16,
+        }
     }
 
     /// The same for caches and logits, of which nothing is kept below a byte.

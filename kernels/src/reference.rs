@@ -9,11 +9,12 @@ use candle_core::Tensor;
 use triptych_core::EncodedRows;
 
 use crate::check::{self, Attended, Dims};
+use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, HostStep, Indices, KvLayer, KvLayout,
-    KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, ScoreBias, Sequences, StageBuilder,
-    StoredBias, Unfold, Varlen, WeightView, WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ExpertLayers, HostStep, Indices,
+    KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed, ScoreBias,
+    Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::stored;
 
@@ -43,6 +44,7 @@ impl ReferenceBackend {
 impl Backend for ReferenceBackend {
     type Tensor = Tensor;
     type Linear = ReferenceLinear;
+    type Experts = HostExperts<ReferenceLinear>;
     type Table = Tensor;
     type Norm = ReferenceNorm;
     type Depthwise = ReferenceDepthwise;
@@ -63,6 +65,10 @@ impl Backend for ReferenceBackend {
         let weight = weight.t().and_then(|w| w.contiguous()).op("load_linear")?;
         let bias = stacked.bias.map(|b| vector("load_linear", b)).transpose()?;
         Ok(ReferenceLinear { n_in, n_out, weight, bias })
+    }
+
+    fn load_experts(&self, experts: Vec<ExpertLayers<ReferenceLinear>>) -> Result<Self::Experts> {
+        HostExperts::new(experts, |layer| (layer.n_in, layer.n_out))
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<Tensor> {
@@ -185,6 +191,10 @@ impl Backend for ReferenceBackend {
     fn gate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
         let width = check::divides("gate", "x width", 2, dims(x).1)?;
         rows::gate(x, width, act)
+    }
+
+    fn fused_experts(&self, experts: &Self::Experts, routed: Routed<'_, Tensor>) -> Result<Tensor> {
+        experts::fused_experts(self, experts, routed)
     }
 
     fn group_norm(&self, step: &HostStep, x: &Tensor, norm: &ReferenceNorm, seqs: Offsets) -> Result<Tensor> {

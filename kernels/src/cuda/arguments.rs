@@ -82,6 +82,34 @@ plain! {
 
     /// `Product` of `linear.cu`.
     struct Product { x: u64, n_tokens: u32, n_in: u32, n_out: u32, gap: u32 }
+
+    /// `Routing` of `experts.cu`.
+    struct Router {
+        n_tokens: u32,
+        n_experts: u32,
+        top_k: u32,
+        is_sigmoid: u32,
+        renormalize: u32,
+        scale: f32,
+    }
+
+    /// `Routes` of `experts.cu`.
+    struct RouteArrays { experts: u64, weights: u64, places: u64, order: u64, counts: u64, tiles: u64 }
+
+    /// `Grouped` of `experts.cu`.
+    struct Grouped {
+        x: u64,
+        rows: u64,
+        sums: u64,
+        weights: u64,
+        scales: u64,
+        order: u64,
+        tiles: u64,
+        top_k: u32,
+        is_by_token: u32,
+        n_in: u32,
+        n_out: u32,
+    }
 }
 
 impl Rotation {

@@ -14,6 +14,7 @@ use super::choose::{self, CudaPending};
 use super::cublaslt::Cublaslt;
 use super::device::{Device, DeviceMemory};
 use super::element::Element;
+use super::experts::CudaExperts;
 use super::graph;
 use super::kv::{CudaHostKvCache, CudaKvCache, FusedRows, KvRows, SlotRows, block_bytes};
 use super::linear::{CudaLinear, Finish, Use};
@@ -24,9 +25,9 @@ use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, Captured, Choices, ChooseBatch, ChosenHeads, Conv2d,
-    Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots, LinearPart, NormKind,
-    Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Sequences, StageBuilder, StoredBias,
-    Submitted, Unfold, Varlen, WeightView, WeightedRows,
+    ExpertLayers, Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots,
+    LinearPart, NormKind, Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Routed, Sequences,
+    StageBuilder, StoredBias, Submitted, Unfold, Varlen, WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -174,6 +175,7 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     type Tensor = CudaTensor;
     type Linear = CudaLinear;
+    type Experts = CudaExperts;
     type Table = CudaTable;
     type Norm = CudaNorm;
     type Depthwise = CudaDepthwise;
@@ -200,6 +202,20 @@ impl Backend for CudaBackend {
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<CudaLinear> {
         let weights = stored::stack(parts)?;
         CudaLinear::load(&self.queue, &self.cublaslt, self.precision, Use::Logits, &weights)
+    }
+
+    fn load_router(&self, router: LinearPart<'_>) -> Result<CudaLinear> {
+        let (precision, weights) = (self.precision.of_routers(), stored::stack(&[router])?);
+        CudaLinear::load(&self.queue, &self.cublaslt, precision, Use::Hidden, &weights)
+    }
+
+    fn load_expert(&self, parts: &[LinearPart<'_>]) -> Result<CudaLinear> {
+        let weights = stored::stack(parts)?;
+        CudaLinear::load(&self.queue, &self.cublaslt, self.precision, Use::Expert, &weights)
+    }
+
+    fn load_experts(&self, experts: Vec<ExpertLayers<CudaLinear>>) -> Result<CudaExperts> {
+        CudaExperts::new(&self.queue, experts)
     }
 
     fn load_table(&self, table: WeightView<'_>, scale: f32) -> Result<CudaTable> {
@@ -391,6 +407,10 @@ impl Backend for CudaBackend {
         let arguments: [&dyn Argument; 5] = [&y.address(), &x.address(), &act, &n_rows, &width];
         self.queue.launch(op, function, shared_work(y.n_values()), arguments)?;
         Ok(y)
+    }
+
+    fn fused_experts(&self, experts: &CudaExperts, routed: Routed<'_, CudaTensor>) -> Result<CudaTensor> {
+        experts.apply(&self.queue, routed)
     }
 
     fn group_norm(

@@ -17,7 +17,7 @@ macro_rules! image {
 }
 
 /// One for each source.
-pub static IMAGES: [Image; 13] = [
+pub static IMAGES: [Image; 14] = [
     image!("attention"),
     image!("attention_f32"),
     image!("attention_weights"),
@@ -25,6 +25,7 @@ pub static IMAGES: [Image; 13] = [
     image!("choose"),
     image!("conv"),
     image!("decode"),
+    image!("experts"),
     image!("linear"),
     image!("norm"),
     image!("rope"),

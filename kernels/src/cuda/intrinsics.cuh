@@ -159,6 +159,14 @@ DEVICE uint32_t warp_ballot(bool predicate SITE) {
 #endif
 }
 
+DEVICE uint32_t count_bits(uint32_t bits) {
+#if defined(__CUDACC__)
+  return static_cast<uint32_t>(__popc(bits));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+}
+
 // d += a b: `mma.sync.m16n8k16` of bf16, f32 sums. A is row-major, B column-major; fragments as in the PTX ISA.
 DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2] SITE) {
 #if defined(__CUDACC__)

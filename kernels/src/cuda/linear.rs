@@ -2,6 +2,7 @@
 
 use super::arguments::{Epilogue, Product};
 use super::cublaslt::{Algorithm, Cublaslt, Operands};
+use super::device::{Function, Kernels};
 use super::element::Element;
 use super::memory::Fixed;
 use super::packing::{bf16_fragments, int4_fragments, int8_fragments};
@@ -9,7 +10,7 @@ use super::queue::{Launch, Queue, as_bytes};
 use super::rows::{activation_number, finish_linear};
 use super::tensor::CudaTensor;
 use crate::check::Dims;
-use crate::ops::{Activation, Result};
+use crate::ops::{Activation, KernelError, Result};
 use crate::precision::Precision;
 use crate::stored::Stacked;
 
@@ -28,6 +29,8 @@ pub struct CudaLinear {
 enum Kept {
     /// `[n_out, n_in]` in the element of activations, for cublasLt. `None`: no inputs or no outputs.
     Plain(Option<(Fixed, Algorithm)>),
+    /// f32, `[n_out, n_in]`, of an expert.
+    Rows(Fixed),
     /// Fragments of bf16.
     Bf16(Fixed),
     /// Fragments of int8, and their scales.
@@ -51,6 +54,8 @@ pub(super) enum Use {
     Hidden,
     /// A few rows of each step.
     Logits,
+    /// The rows that are routed to one expert.
+    Expert,
 }
 
 impl CudaLinear {
@@ -66,14 +71,17 @@ impl CudaLinear {
         let fixed = |bytes: &[u8]| queue.fixed(op, bytes);
         let (n_in, n_out) = (weights.n_in, weights.n_out);
         let kept = match (precision, used) {
+            (Precision::F32, Use::Expert) => Kept::Rows(fixed(&rows_of(Element::F32, weights))?),
             (Precision::F32, _) => plain(queue, cublaslt, Element::F32, weights)?,
             (Precision::Bf16, Use::Hidden) => plain(queue, cublaslt, Element::Bf16, weights)?,
-            (Precision::Bf16, Use::Logits) => Kept::Bf16(fixed(as_bytes(&bf16_fragments(weights)))?),
+            (Precision::Bf16, Use::Logits | Use::Expert) => {
+                Kept::Bf16(fixed(as_bytes(&bf16_fragments(weights)))?)
+            }
             (Precision::Int8, _) | (Precision::Int4, Use::Logits) => {
                 let (bytes, scales) = int8_fragments(weights);
                 Kept::Int8(fixed(&bytes)?, fixed(as_bytes(&scales))?)
             }
-            (Precision::Int4, Use::Hidden) => {
+            (Precision::Int4, Use::Hidden | Use::Expert) => {
                 let (bytes, scales) = int4_fragments(weights);
                 Kept::Int4(fixed(&bytes)?, fixed(as_bytes(&scales))?)
             }
@@ -85,6 +93,26 @@ impl CudaLinear {
     /// `(n_in, n_out)`.
     pub(super) fn dims(&self) -> Dims {
         (self.n_in, self.n_out)
+    }
+
+    /// Addresses of the weights, and of the scales that quantised ones have, of an expert's layer.
+    pub(super) fn expert_addresses(&self, op: &'static str) -> Result<[u64; 2]> {
+        match &self.kept {
+            _ if self.bias.is_some() => Err(not_of(op, "an expert without biases")),
+            Kept::Plain(_) => Err(not_of(op, "an expert's layer")),
+            Kept::Rows(w) | Kept::Bf16(w) => Ok([w.address(), 0]),
+            Kept::Int8(w, scales) | Kept::Int4(w, scales) => Ok([w.address(), scales.address()]),
+        }
+    }
+
+    /// The kernel that multiplies with an expert's layer like this one.
+    pub(super) fn expert_kernel(&self, kernels: &Kernels) -> Function {
+        match &self.kept {
+            Kept::Plain(_) | Kept::Rows(_) => kernels.experts_f32,
+            Kept::Bf16(_) => kernels.experts_bf16,
+            Kept::Int8(..) => kernels.experts_int8,
+            Kept::Int4(..) => kernels.experts_int4,
+        }
     }
 
     /// `act(x Wᵀ + b)`, plus `residual`; the arguments are checked.
@@ -131,7 +159,7 @@ impl CudaLinear {
         let launch = Launch { grid, threads: 128, shared_bytes: 0 };
         let kernels = &queue.device().kernels;
         match &self.kept {
-            Kept::Plain(_) => Ok(()),
+            Kept::Plain(_) | Kept::Rows(_) => Err(not_of(op, "a layer that is no expert's")),
             Kept::Bf16(w) => {
                 queue.launch(op, kernels.linear_bf16, launch, [&epilogue, &product, &w.address()])
             }
@@ -156,11 +184,22 @@ fn plain(queue: &Queue, cublaslt: &Cublaslt, element: Element, weights: &Stacked
     if n_in == 0 || n_out == 0 {
         return Ok(Kept::Plain(None));
     }
+    let weight = queue.fixed("load_linear", &rows_of(element, weights))?;
+    Ok(Kept::Plain(Some((weight, cublaslt.choose(element, n_in, n_out)?))))
+}
+
+/// Weights in an element, `[n_out, n_in]`.
+fn rows_of(element: Element, weights: &Stacked<'_>) -> Vec<u8> {
+    let (n_in, n_out) = (weights.n_in, weights.n_out);
     let (mut bytes, mut row) = (Vec::with_capacity(n_in * n_out * element.size()), vec![0.0; n_in]);
     for out in 0..n_out {
         weights.row(out, &mut row);
         element.encode(row.iter().copied(), &mut bytes);
     }
-    let weight = queue.fixed("load_linear", &bytes)?;
-    Ok(Kept::Plain(Some((weight, cublaslt.choose(element, n_in, n_out)?))))
+    bytes
+}
+
+/// The error of a layer that was loaded for another use.
+fn not_of(op: &'static str, what: &'static str) -> KernelError {
+    KernelError::Library { op, message: format!("this is not {what}") }
 }

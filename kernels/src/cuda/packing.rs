@@ -1,4 +1,4 @@
-//! Weights as `linear.cu` reads them: fragments of `mma.m16n8k16`, a lane's side by side. Described at the top of that file.
+//! Weights as `fragments.cuh` reads them: fragments of `mma.m16n8k16`, a lane's side by side. Described at the top of that file.
 
 use half::bf16;
 

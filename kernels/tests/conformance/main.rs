@@ -20,6 +20,7 @@ mod bias;
 mod choosing;
 mod conv;
 mod errors;
+mod experts;
 mod invariance;
 mod linear;
 mod moving;
@@ -57,6 +58,12 @@ on_every_backend! {
         stacked_layers_stand_side_by_side,
         a_scale_is_a_factor_on_weight_and_bias,
         weights_are_read_in_every_dtype_from_unaligned_bytes;
+    experts:
+        experts_are_the_oracles_over_odd_sizes,
+        every_kind_of_routing_is_the_oracles,
+        a_row_among_others_goes_to_its_experts_as_alone,
+        equal_logits_choose_the_first_experts_and_no_number_is_the_lowest,
+        experts_and_rows_that_do_not_fit_are_refused;
     moving:
         upload_and_download_are_inverse,
         stored_rows_are_widened_from_every_dtype,

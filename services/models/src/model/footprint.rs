@@ -91,6 +91,7 @@ fn refuse<T>(op: &'static str) -> Result<T> {
 impl Backend for FootprintBackend {
     type Tensor = ();
     type Linear = ();
+    type Experts = ();
     type Table = ();
     type Norm = ();
     type Depthwise = ();
@@ -112,6 +113,12 @@ impl Backend for FootprintBackend {
     fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<()> {
         // Logits are kept as encoders' layers are.
         self.linear(self.precision.of_encoders(), parts)
+    }
+    fn load_router(&self, router: LinearPart<'_>) -> Result<()> {
+        self.linear(self.precision.of_routers(), &[router])
+    }
+    fn load_experts(&self, _: Vec<ExpertLayers<()>>) -> Result<()> {
+        Ok(())
     }
     fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
         let n = n_elements(table);
@@ -213,6 +220,9 @@ impl Backend for FootprintBackend {
     }
     fn gate(&self, _: &(), _: Activation) -> Result<()> {
         refuse("gate")
+    }
+    fn fused_experts(&self, _: &(), _: Routed<'_, ()>) -> Result<()> {
+        refuse("fused_experts")
     }
     fn group_norm(&self, _: &(), _: &(), _: &(), _: Offsets) -> Result<()> {
         refuse("group_norm")
