@@ -9,6 +9,7 @@ use crate::spec::ModelSpec;
 mod bart;
 mod causal;
 mod config;
+mod experts;
 mod fairseq;
 mod florence;
 mod gemma;
@@ -47,6 +48,12 @@ pub enum Family {
     Qwen2,
     /// Qwen3, dense, text.
     Qwen3,
+    /// Mixtral, text.
+    Mixtral,
+    /// Qwen1.5-MoE and Qwen2-MoE, text.
+    Qwen2Moe,
+    /// Qwen3-MoE, text.
+    Qwen3Moe,
     /// Llama 3.2 Vision.
     Mllama,
     /// Moonshine, any size.
@@ -57,6 +64,8 @@ pub enum Family {
     Qwen25Vl,
     /// Qwen3-VL, dense.
     Qwen3Vl,
+    /// Qwen3-VL with experts.
+    Qwen3VlMoe,
     /// Qwen2-Audio.
     Qwen2Audio,
     /// Voxtral.
@@ -107,12 +116,13 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 37] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
+        Self::Qwen3VlMoe,
         Self::Qwen2Audio,
         Self::Voxtral,
         Self::GlmOcr,
@@ -129,6 +139,9 @@ impl Family {
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
+        Self::Mixtral,
+        Self::Qwen2Moe,
+        Self::Qwen3Moe,
         Self::Bart,
         Self::MBart,
         Self::M2M100,
@@ -151,11 +164,15 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Mixtral => "mixtral",
+            Self::Qwen2Moe => "qwen2_moe",
+            Self::Qwen3Moe => "qwen3_moe",
             Self::Mllama => "mllama",
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Qwen3VlMoe => "qwen3_vl_moe",
             Self::Qwen2Audio => "qwen2_audio",
             Self::Voxtral => "voxtral",
             Self::GlmOcr => "glm_ocr",
@@ -205,11 +222,15 @@ impl Family {
             Self::Mistral => causal::text_spec(config, CausalKind::Mistral),
             Self::Qwen2 => causal::text_spec(config, CausalKind::Qwen2),
             Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
+            Self::Mixtral => causal::text_spec(config, CausalKind::Mixtral),
+            Self::Qwen2Moe => causal::text_spec(config, CausalKind::Qwen2Moe),
+            Self::Qwen3Moe => causal::text_spec(config, CausalKind::Qwen3Moe),
             Self::Mllama => mllama::spec(config),
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
+            Self::Qwen3VlMoe => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeMoe),
             Self::Qwen2Audio => qwen_audio::spec(config),
             Self::Voxtral => voxtral::spec(config),
             Self::GlmOcr => glm::spec(config),

@@ -4,13 +4,15 @@
 //! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
 mod attention;
-mod input;
+mod experts;
 mod feed_forward;
+mod input;
 mod loader;
 mod residual;
 mod rotary;
 
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
+pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
 pub use input::{InputLayer, StackAndNames, StagedPositions};
 pub use loader::{LinearShape, Loader, StoredLinear};

@@ -4,6 +4,7 @@
 //! reads a file or names a model. The idea, one encoder and one decoder with models as specs, is that of
 //! CTranslate2 (<https://github.com/OpenNMT/CTranslate2/blob/v4.6.0/CONTRIBUTING.md>).
 
+mod experts;
 mod image;
 mod names;
 mod positions;
@@ -11,6 +12,7 @@ mod projector;
 mod stem;
 mod work;
 
+pub use experts::*;
 pub use image::*;
 pub use names::*;
 pub use positions::*;
@@ -246,6 +248,8 @@ pub struct LayerSpec {
     pub window: Option<NonZeroU32>,
     /// Rotation of queries and keys; `None`: that of the stack's positions.
     pub rotary: Option<RotarySpec>,
+    /// Experts in the place of the stack's feed-forward block; `None`: that block.
+    pub experts: Option<ExpertsSpec>,
 }
 
 /// Heads and biases of an attention.

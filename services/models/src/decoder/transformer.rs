@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::layers::{
-    CachedRows, CrossAttention, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
+    CachedRows, CrossAttention, FeedForwardLayer, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
@@ -62,7 +62,7 @@ struct DecoderLayer<B: Backend> {
     // The index is that in the cross-attention cache.
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
-    feed_forward: FeedForward<B>,
+    feed_forward: FeedForwardLayer<B>,
     // Keys that a query of self-attention attends to at most.
     window: Option<NonZeroU32>,
 }
@@ -386,7 +386,7 @@ impl<B: Backend> DecoderLayer<B> {
             attention,
             cross,
             feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
-            feed_forward: FeedForward::load_gated(&loader, names, stack, gate)?,
+            feed_forward: FeedForwardLayer::load(&loader, names, stack, (idx, gate))?,
             window: stack.layer(idx).window,
         })
     }

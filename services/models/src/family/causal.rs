@@ -1,12 +1,13 @@
-//! Causal text decoders of the Llama line: Llama, Mistral, Qwen2, Qwen3; by themselves, or as the decoder of a model of several
-//! modalities.
+//! Causal text decoders of the Llama line: Llama, Mistral, Qwen2, Qwen3, and those of them whose layers have experts; by themselves,
+//! or as the decoder of a model of several modalities.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/llama/modeling_llama.py> and
 //! `mistral`, `qwen2`, `qwen3` beside it. Quirks: Qwen2 has a bias on queries, keys and values; Qwen3 a norm of each head; a
 //! configuration leaves out what its class has as a default. All layers of Mistral attend to a window, of Qwen2 and Qwen3 those
-//! behind a number of layers, where a configuration has one.
+//! behind a number of layers, where a configuration has one, and of Qwen2-MoE every second one before it.
 
 use super::Config;
+use super::experts::ExpertsKind;
 use crate::error::ModelError;
 use crate::spec::*;
 use std::num::NonZeroU32;
@@ -23,6 +24,14 @@ pub(super) enum CausalKind {
     Qwen2,
     /// Qwen3, and the decoder of Qwen3-VL.
     Qwen3,
+    /// Mistral with experts.
+    Mixtral,
+    /// Qwen2 with experts.
+    Qwen2Moe,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+    /// The decoder of Qwen3-VL with experts.
+    Qwen3VlMoe,
 }
 
 /// Values that a class has where a configuration is silent.
@@ -46,6 +55,10 @@ const LLAMA: Defaults = Defaults {
     max_context: 2048,
 };
 const MISTRAL: Defaults = Defaults { width: 14_336, n_kv_heads: 8, max_context: 131_072, ..LLAMA };
+const MIXTRAL: Defaults = MISTRAL;
+const QWEN_MOE: Defaults =
+    Defaults { hidden: 2048, width: 5632, n_layers: 24, n_heads: 16, n_kv_heads: 16, ..QWEN };
+const QWEN_3_MOE: Defaults = Defaults { width: 6144, n_heads: 32, n_kv_heads: 4, ..QWEN_MOE };
 const QWEN: Defaults = Defaults { vocab: 151_936, width: 22_016, max_context: 32_768, ..LLAMA };
 
 /// Names of the norms of queries and of keys.
@@ -98,6 +111,9 @@ impl CausalKind {
             "mistral" => Some(Self::Mistral),
             "qwen2" => Some(Self::Qwen2),
             "qwen3" => Some(Self::Qwen3),
+            "mixtral" => Some(Self::Mixtral),
+            "qwen2_moe" => Some(Self::Qwen2Moe),
+            "qwen3_moe" => Some(Self::Qwen3Moe),
             _ => None,
         }
     }
@@ -109,7 +125,13 @@ impl CausalKind {
     pub(super) fn of_section(config: &Config<'_>) -> Result<Self, ModelError> {
         // The section of early files is Llama's without saying so.
         let name = if config.get("model_type").is_some() { config.text("model_type")? } else { "llama" };
-        Self::of(name).ok_or_else(|| config.unsupported("model_type", name, "llama, mistral, qwen2 or qwen3"))
+        Self::of(name).ok_or_else(|| {
+            config.unsupported(
+                "model_type",
+                name,
+                "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3 or qwen3_moe",
+            )
+        })
     }
 
     /// The class of a model by itself.
@@ -119,6 +141,9 @@ impl CausalKind {
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::Qwen2Moe => "Qwen2MoeForCausalLM",
+            Self::Qwen3Moe | Self::Qwen3VlMoe => "Qwen3MoeForCausalLM",
         }
     }
 
@@ -127,6 +152,20 @@ impl CausalKind {
             Self::Llama => LLAMA,
             Self::Mistral => MISTRAL,
             Self::Qwen2 | Self::Qwen3 => QWEN,
+            Self::Mixtral => MIXTRAL,
+            Self::Qwen2Moe | Self::Qwen3VlMoe => QWEN_MOE,
+            Self::Qwen3Moe => QWEN_3_MOE,
+        }
+    }
+
+    /// The mixture that its layers have.
+    fn experts(self) -> Option<ExpertsKind> {
+        match self {
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 => None,
+            Self::Mixtral => Some(ExpertsKind::Mixtral),
+            Self::Qwen2Moe => Some(ExpertsKind::Qwen2),
+            Self::Qwen3Moe => Some(ExpertsKind::Qwen3),
+            Self::Qwen3VlMoe => Some(ExpertsKind::Qwen3Vl),
         }
     }
 
@@ -134,23 +173,46 @@ impl CausalKind {
     fn bias(self, config: &Config<'_>) -> Result<AttentionBias, ModelError> {
         let all = config.flag_or("attention_bias", false)?;
         Ok(match self {
-            Self::Mistral => AttentionBias { q: false, k: false, v: false, out: false },
+            Self::Mistral | Self::Mixtral => AttentionBias { q: false, k: false, v: false, out: false },
             Self::Qwen2 => AttentionBias { q: true, k: true, v: true, out: false },
-            Self::Llama | Self::Qwen3 => AttentionBias { q: all, k: all, v: all, out: all },
+            Self::Qwen2Moe => {
+                let qkv = config.flag_or("qkv_bias", true)?;
+                AttentionBias { q: qkv, k: qkv, v: qkv, out: false }
+            }
+            Self::Llama | Self::Qwen3 | Self::Qwen3Moe | Self::Qwen3VlMoe => {
+                AttentionBias { q: all, k: all, v: all, out: all }
+            }
         })
     }
 
-    /// The layers that attend to a window, and those that do not; empty if none does.
+    /// The layers that attend to a window or have experts, and those that do not; empty if none does.
     fn layers(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
+        let mut layers = self.windows(config, n_layers)?;
+        if let Some(kind) = self.experts() {
+            let experts = kind.spec(config, silu(config)?)?;
+            layers.resize(n_layers, LayerSpec::default());
+            for (layer, has_experts) in layers.iter_mut().zip(kind.layers(config, n_layers)?) {
+                layer.experts = has_experts.then(|| experts.clone());
+            }
+        }
+        Ok(layers)
+    }
+
+    /// The layers that attend to a window, and those that do not; empty if none does.
+    fn windows(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
-            Self::Llama => return Ok(Vec::new()),
+            Self::Llama | Self::Qwen3VlMoe => return Ok(Vec::new()),
             Self::Mistral if config.is_null(WINDOW) => return Ok(Vec::new()),
-            Self::Mistral => vec![true; n_layers],
+            Self::Mixtral if config.get(WINDOW).is_none() => return Ok(Vec::new()),
+            Self::Mistral | Self::Mixtral => vec![true; n_layers],
+            _ if !config.flag_or("use_sliding_window", false)? => return Ok(Vec::new()),
+            Self::Qwen3Moe => vec![true; n_layers],
+            Self::Qwen2Moe => {
+                let n = config.size_or("max_window_layers", QWEN_FULL_LAYERS)?;
+                windowed_layers(config, n_layers, |layer| layer % 2 == 0 && layer < n)?
+            }
             Self::Qwen2 | Self::Qwen3 => {
-                if !config.flag_or("use_sliding_window", false)? {
-                    return Ok(Vec::new());
-                }
                 // Zero is a number of layers too.
                 let n_full = match config.get("max_window_layers").and_then(|n| n.as_u64()) {
                     Some(n) => n as usize,
@@ -160,7 +222,8 @@ impl CausalKind {
             }
         };
         let window = window(config, 4096)?;
-        let of = |is_windowed: bool| LayerSpec { window: window.filter(|_| is_windowed), rotary: None };
+        let of =
+            |is_windowed: bool| LayerSpec { window: window.filter(|_| is_windowed), ..LayerSpec::default() };
         Ok(is_windowed.into_iter().map(of).collect())
     }
 }
@@ -247,17 +310,19 @@ pub(super) fn spec(
         Some(_) => config.size("head_dim")?,
         None => config.share("num_attention_heads", hidden, n_heads)?,
     };
-    let eps = if config.get("rms_norm_eps").is_some() { config.number("rms_norm_eps")? } else { 1e-6 };
+    let eps = match (config.get("rms_norm_eps"), kind) {
+        (Some(_), _) => config.number("rms_norm_eps")?,
+        (None, CausalKind::Mixtral) => 1e-5,
+        (None, _) => 1e-6,
+    };
     let norm = NormSpec::rms(eps);
     if config.flag_or("mlp_bias", false)? {
         return Err(config.unsupported("mlp_bias", true, "false"));
     }
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let head_norms = (kind == CausalKind::Qwen3).then_some(HeadNormsSpec {
-        norm,
-        part: NormedPart::Head,
-        names: HEAD_NORMS,
-    });
+    let has_head_norms = matches!(kind, CausalKind::Qwen3 | CausalKind::Qwen3Moe | CausalKind::Qwen3VlMoe);
+    let head_norms =
+        has_head_norms.then_some(HeadNormsSpec { norm, part: NormedPart::Head, names: HEAD_NORMS });
     Ok(DecoderSpec {
         vocab: config.size_or("vocab_size", defaults.vocab)?,
         max_context,

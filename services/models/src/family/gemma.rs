@@ -160,7 +160,7 @@ fn layers(config: &Config<'_>, n_layers: usize, rotary: &RotarySpec) -> Result<V
     let pattern = config.size_or("sliding_window_pattern", 6)?;
     let is_windowed = causal::windowed_layers(config, n_layers, |layer| (layer + 1) % pattern != 0)?;
     let layer = |is_windowed: &bool| match is_windowed {
-        true => LayerSpec { window, rotary: Some(rotary.clone()) },
+        true => LayerSpec { window, rotary: Some(rotary.clone()), ..LayerSpec::default() },
         false => LayerSpec::default(),
     };
     Ok(is_windowed.iter().map(layer).collect())

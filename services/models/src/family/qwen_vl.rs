@@ -1,4 +1,4 @@
-//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without experts: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_vl/modeling_qwen2_vl.py>
 //! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it, and
@@ -23,6 +23,8 @@ pub(super) enum QwenVlVersion {
     TwoAndHalf,
     /// Qwen3-VL.
     Three,
+    /// Qwen3-VL whose decoder has experts.
+    ThreeMoe,
 }
 
 /// Not in the configuration of the vision towers.
@@ -75,7 +77,7 @@ pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelS
     let encoder = match version {
         QwenVlVersion::Two => vision_2(&vision)?,
         QwenVlVersion::TwoAndHalf => vision_2_5(&vision)?,
-        QwenVlVersion::Three => vision_3(&vision)?,
+        QwenVlVersion::Three | QwenVlVersion::ThreeMoe => vision_3(&vision)?,
     };
     let levels = encoder.extras.levels.as_ref().map_or(0, |levels| levels.layers.len());
     let decoder = text(config, version, levels)?;
@@ -98,6 +100,7 @@ fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<De
     let kind = match version {
         QwenVlVersion::Two | QwenVlVersion::TwoAndHalf => CausalKind::Qwen2,
         QwenVlVersion::Three => CausalKind::Qwen3,
+        QwenVlVersion::ThreeMoe => CausalKind::Qwen3VlMoe,
     };
     let place = CausalPlace { items: ItemsSpec::Embedded { levels, is_mutual: false }, tied_head };
     let spec = causal::spec(config, kind, place)?;

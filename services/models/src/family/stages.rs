@@ -90,10 +90,14 @@ impl Family {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
-            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 => {
-                Arc::new(ChatText::from_dir(dir, tokenizer, limits)?)
-            }
-            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl => {
+            Self::Llama
+            | Self::Mistral
+            | Self::Mixtral
+            | Self::Qwen2
+            | Self::Qwen2Moe
+            | Self::Qwen3
+            | Self::Qwen3Moe => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
+            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
             }
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),

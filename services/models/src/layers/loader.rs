@@ -38,6 +38,15 @@ pub struct StoredLinear<'a> {
 }
 
 impl StoredLinear<'_> {
+    /// The layer as a back end takes it.
+    fn part(&self) -> LinearPart<'_> {
+        LinearPart {
+            weight: self.weight.view(),
+            bias: self.bias.as_ref().map(Tensor::view),
+            scale: self.scale,
+        }
+    }
+
     /// The layer with outputs `rows` only.
     #[must_use]
     pub fn outputs(&self, rows: Range<usize>) -> StoredLinear<'_> {
@@ -56,6 +65,12 @@ impl StoredLinear<'_> {
     #[must_use]
     pub fn without_bias(self) -> Self {
         Self { bias: None, ..self }
+    }
+
+    /// Element `idx` of a stack of layers that is stored inputs first, `[n, in, out]`: a layer without bias.
+    #[must_use]
+    pub fn element_transposed(&self, idx: usize) -> StoredLinear<'static> {
+        StoredLinear { weight: self.weight.element(idx).transposed(), bias: None, scale: self.scale }
     }
 
     /// The layer with every output times `factor`.
@@ -115,15 +130,34 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// # Errors
     /// [`ModelError::Kernel`] if their inputs differ.
     pub fn pack(&self, parts: &[StoredLinear<'_>]) -> Result<B::Linear, ModelError> {
-        let views: Vec<LinearPart<'_>> = parts
-            .iter()
-            .map(|p| LinearPart {
-                weight: p.weight.view(),
-                bias: p.bias.as_ref().map(Tensor::view),
-                scale: p.scale,
-            })
-            .collect();
-        Ok(self.backend.load_linear(&views)?)
+        let parts: Vec<LinearPart<'_>> = parts.iter().map(StoredLinear::part).collect();
+        Ok(self.backend.load_linear(&parts)?)
+    }
+
+    /// Packs layers of one expert that read the same input as one, outputs side by side.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if their inputs differ.
+    pub fn expert(&self, parts: &[StoredLinear<'_>]) -> Result<B::Linear, ModelError> {
+        let parts: Vec<LinearPart<'_>> = parts.iter().map(StoredLinear::part).collect();
+        Ok(self.backend.load_expert(&parts)?)
+    }
+
+    /// Loads a layer that gives the logits of a router, without bias; `shape: [n_experts, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn router(&self, name: &str, shape: [usize; 2]) -> Result<B::Linear, ModelError> {
+        let router = self.stored(&LinearShape { name, shape: &shape, bias: false })?;
+        Ok(self.backend.load_router(router.part())?)
+    }
+
+    /// Finds a stack of linear layers without biases that is a bare parameter, inputs first: `[n, in, out]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn stacked(&self, name: &str, shape: [usize; 3]) -> Result<StoredLinear<'a>, ModelError> {
+        Ok(StoredLinear { weight: self.bare(name, &shape, TensorRole::Matrix)?, bias: None, scale: 1.0 })
     }
 
     /// Finds a layer without packing it.

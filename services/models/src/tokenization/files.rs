@@ -88,9 +88,11 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
         "pegasus" => "Pegasus",
         "whisper" => "Whisper",
         "xlm-roberta" => "XLMRoberta",
-        "llama" | "mistral" => "Llama",
+        "llama" | "mistral" | "mixtral" => "Llama",
         "bert" => "Bert",
-        "qwen2" | "qwen3" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" => "Qwen2",
+        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" => {
+            "Qwen2"
+        }
         _ => "",
     };
     Ok(class.to_owned())

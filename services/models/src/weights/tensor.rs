@@ -111,6 +111,14 @@ impl Tensor<'_> {
         Tensor { dtype: self.dtype, shape, data, surveyed: self.surveyed }
     }
 
+    /// Element `idx` of the outermost dimension, which must exist, without that dimension.
+    #[must_use]
+    pub fn element(&self, idx: usize) -> Tensor<'_> {
+        let mut element = self.rows(idx..idx + 1);
+        element.shape.remove(0);
+        element
+    }
+
     /// Columns `columns` of a matrix, which must exist, in that order: `[n_rows, columns.len()]`.
     #[must_use]
     pub fn columns(&self, columns: impl Iterator<Item = usize>) -> Tensor<'static> {

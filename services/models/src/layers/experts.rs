@@ -1,0 +1,126 @@
+//! Mixtures of experts: a router, the experts that it chooses among for each token, and one that all tokens share.
+
+use super::{FeedForward, LinearShape, Loader};
+use crate::error::ModelError;
+use crate::spec::{ExpertStorage, ExpertsSpec, StackNames, StackSpec};
+use triptych_kernels::Backend;
+use triptych_kernels::ops::{Activation, ExpertLayers, Routed, RouterScores, Routing};
+
+/// The feed-forward of one layer: one block for all tokens, or a mixture of experts.
+pub enum FeedForwardLayer<B: Backend> {
+    /// One block.
+    Dense(FeedForward<B>),
+    /// A mixture.
+    Experts(Experts<B>),
+}
+
+/// A mixture of experts with its weights.
+pub struct Experts<B: Backend> {
+    router: B::Linear,
+    experts: B::Experts,
+    // A gate of one output, and a mixture of one expert.
+    shared: Option<(B::Linear, B::Experts)>,
+    routing: Routing,
+    activation: Activation,
+}
+
+/// Every token goes to the one expert, weighted by the logistic function of its gate.
+const SHARED: Routing = Routing { top_k: 1, scores: RouterScores::Sigmoid, renormalize: false, scale: 1.0 };
+
+impl<B: Backend> FeedForwardLayer<B> {
+    /// Loads layer `idx` of a stack, whose output a gate multiplies with `factor`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        names: &StackNames,
+        stack: &StackSpec,
+        (idx, factor): (usize, f32),
+    ) -> Result<Self, ModelError> {
+        Ok(match &stack.layer(idx).experts {
+            Some(experts) => Self::Experts(Experts::load(loader, experts, stack.hidden)?),
+            None => Self::Dense(FeedForward::load_gated(loader, names, stack, factor)?),
+        })
+    }
+
+    /// The layer applied to `x`, plus `residual` if there is one. All are `[n_tokens, hidden]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        residual: Option<&B::Tensor>,
+    ) -> Result<B::Tensor, ModelError> {
+        match self {
+            Self::Dense(block) => block.forward(backend, x, residual),
+            Self::Experts(experts) => experts.forward(backend, x, residual),
+        }
+    }
+}
+
+impl<B: Backend> Experts<B> {
+    fn load(loader: &Loader<'_, B>, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
+        let names = spec.names;
+        let layers = match names.storage {
+            ExpertStorage::List { list, parts } => (0..spec.n_experts)
+                .map(|idx| listed(&loader.layer(list, idx), parts, [hidden, spec.width]))
+                .collect::<Result<_, _>>()?,
+            ExpertStorage::Stacked { gate_up, down } => {
+                let gate_up = loader.stacked(gate_up, [spec.n_experts, hidden, 2 * spec.width])?;
+                let down = loader.stacked(down, [spec.n_experts, spec.width, hidden])?;
+                let expert = |idx: usize| {
+                    let gate_up = loader.expert(&[gate_up.element_transposed(idx)])?;
+                    let down = loader.expert(&[down.element_transposed(idx)])?;
+                    Ok(ExpertLayers { gate_up, down })
+                };
+                (0..spec.n_experts).map(expert).collect::<Result<_, ModelError>>()?
+            }
+        };
+        let shared = match (&names.shared, spec.shared_width) {
+            (Some(names), Some(width)) => {
+                let gate = loader.router(names.gate, [1, hidden])?;
+                let expert = listed(loader, names.parts, [hidden, width])?;
+                Some((gate, loader.backend().load_experts(vec![expert])?))
+            }
+            _ => None,
+        };
+        Ok(Self {
+            router: loader.router(names.router, [spec.n_experts, hidden])?,
+            experts: loader.backend().load_experts(layers)?,
+            shared,
+            routing: spec.routing,
+            activation: spec.activation,
+        })
+    }
+
+    fn forward(
+        &self,
+        backend: &B,
+        x: &B::Tensor,
+        residual: Option<&B::Tensor>,
+    ) -> Result<B::Tensor, ModelError> {
+        let (routing, activation) = (self.routing, self.activation);
+        let logits = &backend.linear(x, &self.router, Activation::None, None)?;
+        let sum =
+            backend.fused_experts(&self.experts, Routed { x, logits, routing, activation, residual })?;
+        let Some((gate, expert)) = &self.shared else { return Ok(sum) };
+        let logits = &backend.linear(x, gate, Activation::None, None)?;
+        let residual = Some(&sum);
+        Ok(backend.fused_experts(expert, Routed { x, logits, routing: SHARED, activation, residual })?)
+    }
+}
+
+/// An expert whose gate, up and down are layers of their own.
+fn listed<B: Backend>(
+    loader: &Loader<'_, B>,
+    [gate, up, down]: [&'static str; 3],
+    [hidden, width]: [usize; 2],
+) -> Result<ExpertLayers<B::Linear>, ModelError> {
+    let stored = |name, shape: &[usize]| loader.stored(&LinearShape { name, shape, bias: false });
+    let gate_up = [stored(gate, &[width, hidden])?, stored(up, &[width, hidden])?];
+    let down = stored(down, &[hidden, width])?;
+    Ok(ExpertLayers { gate_up: loader.expert(&gate_up)?, down: loader.expert(&[down])? })
+}

@@ -1,0 +1,59 @@
+//! Mixtures of experts in the place of a layer's feed-forward block.
+
+use triptych_kernels::ops::{Activation, Routing};
+
+/// A mixture of experts: gated feed-forward blocks of which each token goes to a few.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    /// Number of experts.
+    pub n_experts: usize,
+    /// Inner width of an expert, in values.
+    pub width: usize,
+    /// Choice of a token's experts.
+    pub routing: Routing,
+    /// Activation of the gates.
+    pub activation: Activation,
+    /// Inner width of the expert that all tokens share; `None`: there is none.
+    pub shared_width: Option<usize>,
+    /// Names of its tensors, relative to the layer.
+    pub names: &'static ExpertsNames,
+}
+
+/// Names of the tensors of a mixture of experts.
+#[derive(Debug, PartialEq)]
+pub struct ExpertsNames {
+    /// Router, `[n_experts, hidden]`.
+    pub router: &'static str,
+    /// The experts.
+    pub storage: ExpertStorage,
+    /// The expert that all tokens share.
+    pub shared: Option<SharedExpertNames>,
+}
+
+/// Tensors that the experts of a layer are stored as.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertStorage {
+    /// Layers of each element of a list.
+    List {
+        /// The list.
+        list: &'static str,
+        /// Gate, up and down of an element.
+        parts: [&'static str; 3],
+    },
+    /// Bare parameters of all experts, inputs first, the first half of `gate_up` the gate.
+    Stacked {
+        /// `[n_experts, hidden, 2·width]`.
+        gate_up: &'static str,
+        /// `[n_experts, width, hidden]`.
+        down: &'static str,
+    },
+}
+
+/// Names of the expert that all tokens share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedExpertNames {
+    /// Gate on the whole expert, `[1, hidden]`.
+    pub gate: &'static str,
+    /// Gate, up and down.
+    pub parts: [&'static str; 3],
+}
