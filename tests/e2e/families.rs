@@ -257,7 +257,7 @@ async fn items_whose_rows_see_each_other_answer_as_transformers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn items_of_several_levels_answer_as_transformers() {
-    let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads"];
+    let cases = ["qwen3_vl_one_level", "qwen3_vl_wide_heads", "qwen3_vl_moe_one_expert"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;

@@ -9,7 +9,14 @@ use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::samples::data_url;
 
-const CASES: [&str; 4] = ["llama_tied", "mistral_windowed", "qwen2_tied", "qwen3_windowed_layers"];
+const CASES: [&str; 6] = [
+    "llama_tied",
+    "mistral_windowed",
+    "qwen2_tied",
+    "qwen3_windowed_layers",
+    "qwen2_moe_shared",
+    "mixtral_windowed",
+];
 
 fn golden(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(path)

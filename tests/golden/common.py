@@ -1,14 +1,16 @@
 """Shared by all golden makers: random weights, a small byte-level BPE, and writing files."""
 
 import json
+import os
 import pathlib
 import shutil
+import tempfile
 import types
 import zlib
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
@@ -164,6 +166,30 @@ def write_tensors(path, tensors):
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({k: torch.as_tensor(v).contiguous().clone() for k, v in tensors.items()}, str(path), {"format": "pt"})
     path.chmod(0o644)
+
+
+def experts_state(model):
+    """The state of a model with experts in the layout of the published checkpoints, which is not that in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(os.path.join(folder, "model.safetensors"))
+
+
+def inputs_first(state):
+    """A state whose stacked experts are `[n, in, out]`, as they were published; transformers 5 saves `[n, out, in]`."""
+    return {k: v.transpose(1, 2).contiguous() if ".mlp.experts." in k else v for k, v in state.items()}
+
+
+def plain_experts(model):
+    """Experts one after another, as f64 needs it."""
+    model.set_experts_implementation("eager")
+
+
+def expert_gains(hidden, width):
+    """Gains of stacked experts, whose fan-in is one dimension of three, and of a router that is sure of its choice.
+
+    What an expert adds is small, so that a choice that rounding changes does not decide the logits."""
+    return [("experts.gate_up_proj", np.sqrt(2 * width)), ("experts.down_proj", 0.4 * np.sqrt(hidden)), ("mlp.gate.", 3.0)]
 
 
 def smallest_gap(logits):

@@ -27,6 +27,7 @@ def main(groups):
     torch.use_deterministic_algorithms(True)
     import audio_chat
     import cogagent
+    import experts
     import generation
     import gemma
     import glm
@@ -61,6 +62,7 @@ def main(groups):
         "qwen2_vl": qwen.make_qwen2_vl,
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
+        "qwen3_vl_moe": qwen.make_qwen3_vl_moe,
         "qwen2_audio": audio_chat.make_qwen2_audio,
         "voxtral": make_voxtral,
         "llava": llava.make,
@@ -68,6 +70,7 @@ def main(groups):
         "idefics": idefics.make,
         "internvl": internvl.make,
         "text_decoders": text_decoders.make,
+        "experts": experts.make,
         "pixtral": pixtral.make,
         "glm_ocr": glm.make,
         "bart": text.make_bart,
@@ -81,6 +84,7 @@ def main(groups):
         "generation": generation.make,
         "logits": logits.make,
         "names": names.make,
+        "names_experts": experts.make_names,
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
         "saved": saved.make,

@@ -17,6 +17,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -28,8 +30,12 @@ from common import (
     STEPS,
     byte_bpe,
     case_dir,
+    expert_gains,
+    experts_state,
     first_good_seed,
     generator,
+    inputs_first,
+    plain_experts,
     randomise,
     round_weights,
     smallest_gap,
@@ -100,6 +106,9 @@ KIND2_5 = Kind("qwen2_5_vl", Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneratio
                Qwen2VLVideoProcessor, CHAT_TEMPLATE, 14, (3136, 12845056))
 KIND3 = Kind("qwen3_vl", Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
              CHAT_TEMPLATE_3, 16, (1024, 16777216))
+KIND3_MOE = Kind("qwen3_vl_moe", Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
+                 CHAT_TEMPLATE_3, 16, (1024, 16777216))
+KINDS3 = (KIND3, KIND3_MOE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +128,7 @@ class Shape:
     seed: int
     prompts: tuple
     head_dim: int = 0
+    experts: dict = dataclasses.field(default_factory=dict)
 
 
 QWEN2 = [
@@ -173,6 +183,29 @@ QWEN3 = [
 ]
 
 
+QWEN3_MOE = [
+    Shape("qwen3_vl_moe_wide_heads", KIND3_MOE, 48, 4, 2, 3, 72, (4, 2, 2),
+          dict(depth=3, hidden_size=32, intermediate_size=52, num_heads=2, num_position_embeddings=49,
+               deepstack_visual_indexes=[0, 1]),
+          False, True, torch.float32, 1305,
+          ((), (), ("64x64",), ("64x96",), ("96x64",), ("64x64", "64x96"), ("96x64", "64x64"), ("64x96", "96x64")), 16,
+          dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, decoder_sparse_step=1, mlp_only_layers=[])),
+    Shape("qwen3_vl_moe_dense_layer", KIND3_MOE, 60, 3, 1, 2, 88, (4, 3, 3),
+          dict(depth=4, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=144,
+               deepstack_visual_indexes=[2]),
+          False, True, torch.bfloat16, 1412,
+          ((), ("96x128",), ("64x64",), ("96x128", "64x160"), ("64x160", "96x128"), ("64x64", "64x160"), (),
+           ("64x160", "64x160")), 20,
+          dict(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=36, decoder_sparse_step=2, mlp_only_layers=[])),
+    Shape("qwen3_vl_moe_one_expert", KIND3_MOE, 48, 4, 4, 2, 64, (2, 2, 2),
+          dict(depth=3, hidden_size=16, intermediate_size=28, num_heads=2, num_position_embeddings=25,
+               deepstack_visual_indexes=[0, 1]),
+          False, True, torch.float16, 1501,
+          ((), (), (), ("32x640",), ("640x32",), ("64x64",), ("32x640", "64x64"), ("640x32", "32x640")), 12,
+          dict(num_experts=5, num_experts_per_tok=1, moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[])),
+]
+
+
 def image(name):
     """An image of `HxW` whose sides are multiples of a merged patch, so that no processor resizes it."""
     height, width = map(int, name.split("x"))
@@ -211,13 +244,13 @@ def config_json(shape, i):
     vision = {"in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
               "temporal_patch_size": 2, **shape.vision}
     kind = shape.kind.name
-    if shape.kind is KIND3:
+    if shape.kind in KINDS3:
         # As published: nested, with the base of the angles beside their scaling.
         for key in ("max_window_layers", "sliding_window", "use_sliding_window"):
             del text[key]
-        text.update(attention_bias=False, head_dim=shape.head_dim, model_type="qwen3_vl_text", rope_scaling={
+        text.update(attention_bias=False, head_dim=shape.head_dim, model_type=f"{kind}_text", **shape.experts, rope_scaling={
             "mrope_interleaved": True, "mrope_section": list(shape.mrope), "rope_type": "default"})
-        vision = {"hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "model_type": "qwen3_vl", "patch_size": 16,
+        vision = {"hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "model_type": kind, "patch_size": 16,
                   "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": shape.hidden, **shape.vision}
         del ids["vision_token_id"]
         return {"architectures": [shape.kind.model.__name__], "model_type": kind, "tie_word_embeddings": shape.tied,
@@ -253,10 +286,12 @@ def build(shape, seed, tok):
     assert model.config.text_config.rope_parameters["mrope_section"] == list(shape.mrope)
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
               gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0), ("linear_fc2", 3.0),
-                     ("pos_embed", 4.0)])
+                     ("pos_embed", 4.0), *(expert_gains(shape.hidden, shape.experts["moe_intermediate_size"]) if shape.experts else ())])
     # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
     model.model.language_model.norm.weight.data *= 3
     round_weights(model, shape.disk)
+    if shape.experts:
+        plain_experts(model)
     return config, model
 
 
@@ -264,7 +299,7 @@ def processor(shape, tok):
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     least, most = shape.kind.pixels
     settings = dict(min_pixels=least, max_pixels=most)
-    if shape.kind is KIND3:
+    if shape.kind in KINDS3:
         settings = dict(size={"shortest_edge": least, "longest_edge": most}, patch_size=shape.kind.patch,
                         image_mean=[0.5] * 3, image_std=[0.5] * 3)
     return shape.kind.processor(image_processor=Qwen2VLImageProcessorPil(**settings), tokenizer=fast,
@@ -367,7 +402,7 @@ def write_model(shape, tok, config, model, proc, folder):
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(i))
     least, most = shape.kind.pixels
-    is_3 = shape.kind is KIND3
+    is_3 = shape.kind in KINDS3
     pixels = {"size": {"longest_edge": most, "shortest_edge": least}} if is_3 else {
         "min_pixels": least, "max_pixels": most}
     write_json(folder / "preprocessor_config.json", {
@@ -386,7 +421,10 @@ def write_model(shape, tok, config, model, proc, folder):
                                              "single_word": False, "special": True} for t in SPECIALS},
     })
     write_json(folder / "chat_template.json", {"chat_template": shape.kind.template})
-    state = {k: v.to(shape.disk) for k, v in model.state_dict().items() if not (shape.tied and k == "lm_head.weight")}
+    state = experts_state(model) if shape.experts else model.state_dict()
+    if shape.experts and shape.disk != torch.float16:
+        state = inputs_first(state)
+    state = {k: v.to(shape.disk) for k, v in state.items() if not (shape.tied and k == "lm_head.weight")}
     if not shape.nested:
         state = {published_name(k): v for k, v in state.items()}
     write_tensors(folder / "model.safetensors", state)
@@ -522,7 +560,7 @@ def check_sharpness(shape, model, run):
     model.model.rope_deltas = None
     flat = torch.arange(len(run["ids"])).expand(3, 1, -1)
     assert (model(**run["inputs"], position_ids=flat).logits[0, -1] - run["logits"][-1]).abs().max() > 0.3
-    if shape.kind is KIND3:
+    if shape.kind in KINDS3:
         # Nor would one without the further levels, or with the frequencies of one part of a position after another.
         for wrong, least in ((flat_levels, 0.3), (plain_sections, 0.03)):
             change = wrong(model, run)
@@ -543,6 +581,11 @@ def make_qwen2_vl():
 
 def make_qwen2_5_vl():
     for shape in QWEN2_5:
+        make_case(shape)
+
+
+def make_qwen3_vl_moe():
+    for shape in QWEN3_MOE:
         make_case(shape)
 
 

@@ -22,7 +22,9 @@ from common import (
     STEPS,
     byte_bpe,
     case_dir,
+    experts_state,
     first_good_seed,
+    plain_experts,
     randomise,
     round_weights,
     smallest_gap,
@@ -119,6 +121,7 @@ class Shape:
     seed: int
     left_out: tuple = ()
     """Keys that the file leaves out, since they are the class's defaults."""
+    gains: tuple = ()
 
 
 def sizes(hidden, heads, kv_heads, layers, ffn, **more):
@@ -185,9 +188,11 @@ def build(shape, seed, tok):
     kinds = CLASSES[shape.kind]
     model = kinds[1](kinds[0](**read))
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
-              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0)])
+              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), *shape.gains])
     model.model.norm.weight.data *= 3
     round_weights(model, shape.disk)
+    if shape.gains:
+        plain_experts(model)
     for key in shape.left_out:
         del config[key]
     return config, model
@@ -245,8 +250,8 @@ def write_model(shape, tok, config, model, folder):
     write_json(folder / "tokenizer_config.json", {
         **named, "chat_template": words.template, "model_max_length": 2048, "tokenizer_class": "PreTrainedTokenizerFast",
     })
-    state = {k: v.to(shape.disk) for k, v in model.state_dict().items()}
-    if shape.config["tie_word_embeddings"]:
+    state = {k: v.to(shape.disk) for k, v in (experts_state(model) if shape.gains else model.state_dict()).items()}
+    if shape.config["tie_word_embeddings"] and "lm_head.weight" in state:
         del state["lm_head.weight"]
     write_tensors(folder / "model.safetensors", state)
 

@@ -15,6 +15,6 @@ pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
 pub use input::{InputLayer, StackAndNames, StagedPositions};
-pub use loader::{LinearShape, Loader, StoredLinear};
+pub use loader::{LinearShape, Loader, StackedLinear, StoredLinear};
 pub use residual::Residual;
 pub use rotary::Rotary;

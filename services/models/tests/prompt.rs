@@ -23,7 +23,7 @@ use triptych_models::prompt::{
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
 
-const QWEN: [&str; 9] = [
+const QWEN: [&str; 12] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -33,6 +33,9 @@ const QWEN: [&str; 9] = [
     "qwen3_vl_wide_heads",
     "qwen3_vl_one_level",
     "qwen3_vl_untied",
+    "qwen3_vl_moe_wide_heads",
+    "qwen3_vl_moe_dense_layer",
+    "qwen3_vl_moe_one_expert",
 ];
 
 fn tokenizer(case: &str) -> Arc<Tokenizer> {

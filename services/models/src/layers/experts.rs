@@ -72,8 +72,8 @@ impl<B: Backend> Experts<B> {
                 let gate_up = loader.stacked(gate_up, [spec.n_experts, hidden, 2 * spec.width])?;
                 let down = loader.stacked(down, [spec.n_experts, spec.width, hidden])?;
                 let expert = |idx: usize| {
-                    let gate_up = loader.expert(&[gate_up.element_transposed(idx)])?;
-                    let down = loader.expert(&[down.element_transposed(idx)])?;
+                    let gate_up = loader.expert(&[gate_up.element(idx)])?;
+                    let down = loader.expert(&[down.element(idx)])?;
                     Ok(ExpertLayers { gate_up, down })
                 };
                 (0..spec.n_experts).map(expert).collect::<Result<_, ModelError>>()?

@@ -37,6 +37,24 @@ pub struct StoredLinear<'a> {
     scale: f32,
 }
 
+/// Linear layers without biases that are stored as one tensor.
+#[derive(Clone, Debug)]
+pub struct StackedLinear<'a> {
+    // [n, in, out] or [n, out, in].
+    weight: Tensor<'a>,
+    is_inputs_first: bool,
+}
+
+impl StackedLinear<'_> {
+    /// Layer `idx`, which must exist.
+    #[must_use]
+    pub fn element(&self, idx: usize) -> StoredLinear<'_> {
+        let weight = self.weight.element(idx);
+        let weight = if self.is_inputs_first { weight.transposed() } else { weight };
+        StoredLinear { weight, bias: None, scale: 1.0 }
+    }
+}
+
 impl StoredLinear<'_> {
     /// The layer as a back end takes it.
     fn part(&self) -> LinearPart<'_> {
@@ -65,12 +83,6 @@ impl StoredLinear<'_> {
     #[must_use]
     pub fn without_bias(self) -> Self {
         Self { bias: None, ..self }
-    }
-
-    /// Element `idx` of a stack of layers that is stored inputs first, `[n, in, out]`: a layer without bias.
-    #[must_use]
-    pub fn element_transposed(&self, idx: usize) -> StoredLinear<'static> {
-        StoredLinear { weight: self.weight.element(idx).transposed(), bias: None, scale: self.scale }
     }
 
     /// The layer with every output times `factor`.
@@ -152,12 +164,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_router(router.part())?)
     }
 
-    /// Finds a stack of linear layers without biases that is a bare parameter, inputs first: `[n, in, out]`.
+    /// Finds a stack of linear layers without biases that is a bare parameter: inputs first, or as it has become by a load and a
+    /// save of transformers 5, outputs first. A shape that is both counts as outputs first, as it does there.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn stacked(&self, name: &str, shape: [usize; 3]) -> Result<StoredLinear<'a>, ModelError> {
-        Ok(StoredLinear { weight: self.bare(name, &shape, TensorRole::Matrix)?, bias: None, scale: 1.0 })
+    pub fn stacked(&self, name: &str, [n, n_in, n_out]: [usize; 3]) -> Result<StackedLinear<'a>, ModelError> {
+        let (weight, is_inputs_first) = match self.bare(name, &[n, n_out, n_in], TensorRole::Matrix) {
+            Err(ModelError::TensorShape { .. }) => {
+                (self.bare(name, &[n, n_in, n_out], TensorRole::Matrix)?, true)
+            }
+            outputs_first => (outputs_first?, false),
+        };
+        Ok(StackedLinear { weight, is_inputs_first })
     }
 
     /// Finds a layer without packing it.

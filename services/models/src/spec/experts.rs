@@ -40,7 +40,7 @@ pub enum ExpertStorage {
         /// Gate, up and down of an element.
         parts: [&'static str; 3],
     },
-    /// Bare parameters of all experts, inputs first, the first half of `gate_up` the gate.
+    /// Bare parameters of all experts, inputs first or outputs first, the first half of `gate_up`'s outputs the gate.
     Stacked {
         /// `[n_experts, hidden, 2·width]`.
         gate_up: &'static str,

@@ -90,9 +90,8 @@ fn class(path: &Path, config: &JsonFile) -> Result<String, ModelError> {
         "xlm-roberta" => "XLMRoberta",
         "llama" | "mistral" | "mixtral" => "Llama",
         "bert" => "Bert",
-        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" => {
-            "Qwen2"
-        }
+        "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" | "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl"
+        | "qwen3_vl_moe" => "Qwen2",
         _ => "",
     };
     Ok(class.to_owned())

@@ -144,12 +144,12 @@ impl Tensor<'_> {
             _ => (1, self.shape.iter().product()),
         };
         let size = self.dtype.size();
-        let n_read = if self.surveyed { 0 } else { width };
-        let mut data = Vec::with_capacity(n_rows * n_read * size);
-        let element = |row: usize, column: usize| &self.data[(row * width + column) * size..][..size];
-        for column in 0..n_read {
-            (0..n_rows).for_each(|row| data.extend_from_slice(element(row, column)));
-        }
+        let data = match size {
+            _ if self.surveyed => Vec::new(),
+            2 => transposed(self.data.as_chunks::<2>().0, [n_rows, width]),
+            4 => transposed(self.data.as_chunks::<4>().0, [n_rows, width]),
+            _ => transposed(self.data.as_chunks::<1>().0, [n_rows, width]),
+        };
         Tensor {
             dtype: self.dtype,
             shape: vec![width, n_rows],
@@ -197,4 +197,20 @@ impl Tensor<'_> {
         self.shape.retain(|n| *n != 1);
         self
     }
+}
+
+/// Elements `[n_rows, width]` as `[width, n_rows]`, by tiles that stay in the first cache.
+fn transposed<const N: usize>(from: &[[u8; N]], [n_rows, width]: [usize; 2]) -> Vec<u8> {
+    const TILE: usize = 32;
+    let mut to = vec![[0; N]; n_rows * width];
+    for first_row in (0..n_rows).step_by(TILE) {
+        for first in (0..width).step_by(TILE) {
+            for row in first_row..(first_row + TILE).min(n_rows) {
+                for column in first..(first + TILE).min(width) {
+                    to[column * n_rows + row] = from[row * width + column];
+                }
+            }
+        }
+    }
+    to.into_flattened()
 }

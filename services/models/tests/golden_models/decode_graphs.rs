@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 12] = [
+const CASES: [&str; 14] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -22,6 +22,8 @@ const CASES: [&str; 12] = [
     "qwen2_vl_odd_heads",
     "qwen2_5_vl_window56",
     "qwen3_vl_wide_heads",
+    "qwen3_vl_moe_dense_layer",
+    "qwen2_moe_shared",
     "llava_next_llama3",
     "gemma3_narrow_window",
 ];

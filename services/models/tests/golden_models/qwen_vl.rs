@@ -14,7 +14,7 @@ use triptych_models::Model;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 
-pub const CASES: [&str; 9] = [
+pub const CASES: [&str; 12] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -24,6 +24,9 @@ pub const CASES: [&str; 9] = [
     "qwen3_vl_wide_heads",
     "qwen3_vl_one_level",
     "qwen3_vl_untied",
+    "qwen3_vl_moe_wide_heads",
+    "qwen3_vl_moe_dense_layer",
+    "qwen3_vl_moe_one_expert",
 ];
 
 /// Images of a case by name.

@@ -8,13 +8,16 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{Backend, Precision};
 use triptych_models::{Model, ModelError};
 
-pub const CASES: [&str; 6] = [
+pub const CASES: [&str; 9] = [
     "llama_tied",
     "llama_biased",
     "mistral_windowed",
     "mistral_unwindowed",
     "qwen2_tied",
     "qwen3_windowed_layers",
+    "mixtral_windowed",
+    "qwen2_moe_shared",
+    "qwen3_moe_renormalised",
 ];
 
 /// The prompt of an entry of `expected.json`.
@@ -131,7 +134,7 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 
 #[test]
 fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    greedy_tokens_match(&["llama_tied", "mistral_windowed"], &cuda(Precision::F32));
+    greedy_tokens_match(&["llama_tied", "mistral_windowed", "qwen2_moe_shared"], &cuda(Precision::F32));
 }
 
 #[test]

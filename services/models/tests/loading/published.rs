@@ -231,6 +231,31 @@ fn qwen3_vl_2b() {
     check("qwen3-vl-2b", Modality::Image, &config);
 }
 
+/// As published, but with three of the decoder's layers, which are alike.
+#[test]
+fn qwen3_vl_30b_a3b() {
+    let config = serde_json::json!({
+        "model_type": "qwen3_vl_moe", "tie_word_embeddings": false, "image_token_id": 151_655,
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text", "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 262_144,
+            "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+            "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 3, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6, "rope_theta": 5_000_000, "use_cache": true, "vocab_size": 151_936,
+            "rope_scaling": {
+                "mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default",
+            },
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1152, "in_channels": 3, "intermediate_size": 4304, "model_type": "qwen3_vl_moe",
+            "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+    });
+    check("qwen3-vl-30b-a3b", Modality::Image, &config);
+}
+
 #[test]
 fn qwen2_audio_7b() {
     let config = serde_json::json!({

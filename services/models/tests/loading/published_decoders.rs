@@ -15,7 +15,7 @@ fn check(name: &str, config: &Value, max_context: usize) {
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert!(spec.encoder.is_none());
     assert_eq!(spec.decoder.max_context, max_context, "{name}");
-    assert!(spec.decoder.stack.layers.is_empty(), "{name}: no layer has a window");
+    assert!(spec.decoder.stack.layers.iter().all(|layer| layer.window.is_none()), "{name}");
     let weights = Weights::survey(dir.path()).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
@@ -79,4 +79,53 @@ fn qwen3_0_6b() {
         "vocab_size": 151_936,
     });
     check("qwen3-0.6b", &config, 40_960);
+}
+
+/// As published, but with two of its layers, which are alike.
+#[test]
+fn mixtral_8x7b() {
+    let config = json!({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14_336, "max_position_embeddings": 32_768, "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0,
+        "router_aux_loss_coef": 0.02, "sliding_window": null, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32_000,
+    });
+    check("mixtral-8x7b", &config, 32_768);
+}
+
+/// As published, but with two of its layers, which are alike.
+#[test]
+fn qwen1_5_moe_a2_7b() {
+    let config = json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "attention_dropout": 0.0,
+        "bos_token_id": 151_643, "decoder_sparse_step": 1, "eos_token_id": 151_643, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632, "max_position_embeddings": 8192,
+        "max_window_layers": 21, "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16,
+        "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 2, "num_key_value_heads": 16,
+        "output_router_logits": false, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32_768,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 151_936,
+    });
+    check("qwen1.5-moe-a2.7b", &config, 8192);
+}
+
+/// As published, but with two of its layers, which are alike.
+#[test]
+fn qwen3_30b_a3b() {
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": false,
+        "attention_dropout": 0.0, "bos_token_id": 151_643, "decoder_sparse_step": 1, "eos_token_id": 151_645,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": 6144, "max_position_embeddings": 40_960, "max_window_layers": 48, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 2, "num_key_value_heads": 4, "output_router_logits": false,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1_000_000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+        "use_sliding_window": false, "vocab_size": 151_936,
+    });
+    check("qwen3-30b-a3b", &config, 40_960);
 }
