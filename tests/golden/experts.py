@@ -25,8 +25,8 @@ CLASSES.update({
 WORDS.update({"mixtral": WORDS["mistral"], "qwen2_moe": WORDS["qwen2"], "qwen3_moe": WORDS["qwen3"]})
 
 
-def shape(case, kind, config, disk, seed, width, left_out=()):
-    return Shape(case, kind, config, disk, seed, left_out, tuple(expert_gains(config["hidden_size"], width)))
+def shape(case, kind, config, disk, seed, width, left_out=(), more=()):
+    return Shape(case, kind, config, disk, seed, left_out, (*expert_gains(config["hidden_size"], width), *more))
 
 
 SHAPES = [
@@ -38,7 +38,8 @@ SHAPES = [
           shared_expert_intermediate_size=44, tie_word_embeddings=False, use_sliding_window=False), torch.bfloat16, 7100, 28),
     shape("qwen3_moe_renormalised", "qwen3_moe", sizes(48, 4, 2, 3, 64, head_dim=16, rope_theta=1e6, rms_norm_eps=1e-6,
           num_experts=9, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True, mlp_only_layers=[],
-          decoder_sparse_step=1, tie_word_embeddings=False, use_sliding_window=False, attention_bias=False), torch.float16, 7200, 20),
+          decoder_sparse_step=1, tie_word_embeddings=False, use_sliding_window=False, attention_bias=False), torch.float16, 7200, 20,
+          more=(("experts.down_proj", 1.6),)),
 ]
 
 
