@@ -35,7 +35,7 @@ impl Element for f32 {
 /// A bf16 by its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Bf16(u16);
+pub struct Bf16(pub u16);
 
 // SAFETY: two bytes, of which any value is one.
 unsafe impl DeviceRepr for Bf16 {}

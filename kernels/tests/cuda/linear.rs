@@ -34,14 +34,14 @@ struct Product {
 impl Plain for Product {}
 
 /// Weights as their kernel has them, and what they stand for.
-enum Weights {
+pub enum Weights {
     Bf16(Vec<Bf16>),
     Int8(Vec<u8>, Vec<f32>),
     Int4(Vec<u8>, Vec<Bf16>),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub enum Kind {
     Bf16,
     Int8,
     Int4,
@@ -69,7 +69,7 @@ fn in_fragments(n_out: usize, n_in: usize, per_lane: usize, mut each: impl FnMut
 }
 
 /// Packs `w: [n_out, n_in]` and gives what it became.
-fn packed(kind: Kind, w: &[f32], n_out: usize, n_in: usize) -> (Weights, Vec<f32>) {
+pub fn packed(kind: Kind, w: &[f32], n_out: usize, n_in: usize) -> (Weights, Vec<f32>) {
     let at = |w: &[f32], out: usize, input: usize| {
         if out < n_out && input < n_in { w[out * n_in + input] } else { 0.0 }
     };

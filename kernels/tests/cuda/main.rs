@@ -31,6 +31,7 @@ mod cublaslt;
 mod decode_graph;
 mod device;
 mod element;
+mod experts;
 mod graph;
 mod linear;
 mod misuse;
