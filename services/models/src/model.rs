@@ -4,7 +4,9 @@ mod footprint;
 mod inventory;
 
 pub use footprint::{Footprint, FootprintBackend};
-pub use inventory::{BytesByPrecision, EncoderInventory, ExampleItem, Inventory, KvBytes, StageInventory};
+pub use inventory::{
+    BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBytes, StageInventory,
+};
 
 use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};

@@ -101,6 +101,21 @@ pub struct Inventory {
     pub unused: Vec<String>,
     /// Bytes of KV cache.
     pub kv: KvBytes,
+    /// Experts, where layers have some.
+    pub experts: Option<ExpertsInventory>,
+}
+
+/// The mixtures of experts of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsInventory {
+    /// Layers that have experts.
+    pub n_layers: usize,
+    /// Experts of such a layer.
+    pub n_experts: usize,
+    /// Those that a token goes to.
+    pub top_k: usize,
+    /// Parameters of the decoder that a token meets.
+    pub n_active: usize,
 }
 
 /// The encoder stage, and what leaves it.
@@ -147,6 +162,7 @@ impl Model {
         let used = |name: &str| encoder_names.contains(name) || decoder_names.contains(name);
         let unused = surveyed(&stored).stored().map(|(name, ..)| name).filter(|name| !used(name));
         let config = JsonFile::read(&self.source.dir, CONFIG)?;
+        let experts = self.experts_inventory(decoder.n_parameters);
         Ok(Inventory {
             architecture: config.get("architectures").and_then(|a| Some(a.get(0)?.as_str()?.to_owned())),
             weights: surveyed(&stored).format(),
@@ -156,6 +172,20 @@ impl Model {
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
             kv,
+            experts,
+        })
+    }
+
+    /// The experts of a decoder of so many parameters.
+    fn experts_inventory(&self, n_parameters: usize) -> Option<ExpertsInventory> {
+        let stack = &self.spec.decoder.stack;
+        let layers: Vec<_> = stack.layers.iter().filter_map(|layer| layer.experts.as_ref()).collect();
+        let idle: usize = layers.iter().map(|experts| experts.n_idle_weights(stack.hidden)).sum();
+        layers.first().map(|experts| ExpertsInventory {
+            n_layers: layers.len(),
+            n_experts: experts.n_experts,
+            top_k: experts.routing.top_k,
+            n_active: n_parameters.saturating_sub(idle),
         })
     }
 

@@ -19,6 +19,13 @@ pub struct ExpertsSpec {
     pub names: &'static ExpertsNames,
 }
 
+impl ExpertsSpec {
+    /// Weights of the layer's experts that a token does not meet, between rows of `hidden` values.
+    pub fn n_idle_weights(&self, hidden: usize) -> usize {
+        self.n_experts.saturating_sub(self.routing.top_k) * 3 * self.width * hidden
+    }
+}
+
 /// Names of the tensors of a mixture of experts.
 #[derive(Debug, PartialEq)]
 pub struct ExpertsNames {

@@ -156,5 +156,14 @@ fn a_model_without_an_encoder_says_so() {
     }
     let inventory = model.inventory().expect("an inventory");
     assert!(inventory.encoder.is_none() && inventory.unused.is_empty() && inventory.shared.is_empty());
-    assert!(inventory.decoder.n_tensors > 0);
+    assert!(inventory.decoder.n_tensors > 0 && inventory.experts.is_none());
+}
+
+#[test]
+fn the_inventory_tells_the_parameters_that_a_token_meets() {
+    let inventory = Case::open("qwen2_moe_shared").model().inventory().expect("an inventory");
+    let experts = inventory.experts.expect("layers with experts");
+    assert_eq!((experts.n_layers, experts.n_experts, experts.top_k), (2, 6, 2));
+    // Four experts of three matrices of 28 by 60 in each of two layers stay idle.
+    assert_eq!(inventory.decoder.n_parameters - experts.n_active, 2 * 4 * 3 * 28 * 60);
 }

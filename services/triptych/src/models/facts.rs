@@ -113,6 +113,10 @@ impl Facts {
             "stages": {
                 "encoder": i.encoder.as_ref().map(|encoder| stage(&encoder.stage)), "decoder": stage(&i.decoder),
             },
+            "experts": i.experts.map(|e| json!({
+                "layers": e.n_layers, "experts": e.n_experts, "experts_per_token": e.top_k,
+                "parameters_per_token": e.n_active,
+            })),
             "shared_tensors": i.shared, "unused_tensors": i.unused,
             "kv_bytes_per_token": sizes(i.kv.per_token),
             "cross_kv_bytes_per_row": i.kv.cross_per_row.map(sizes),

@@ -33,6 +33,14 @@ pub fn of(facts: &Facts) -> String {
     );
     line("encoder", i.encoder.as_ref().map_or_else(|| "   none".to_owned(), |encoder| stage(&encoder.stage)));
     line("decoder", stage(&i.decoder));
+    if let Some(e) = i.experts {
+        let (n, k, layers) = (count(e.n_experts), count(e.top_k), count(e.n_layers));
+        let active = count(e.n_active);
+        line(
+            "experts",
+            format!("{n} in each of {layers} layers, {k} for a token, which meets {active} parameters"),
+        );
+    }
     line("shared", names(&i.shared, "nothing"));
     line("unused", names(&i.unused, "nothing"));
     line("", String::new());
