@@ -115,6 +115,7 @@ fn description() -> v1::DescribeResponse {
         max_items: 16,
         created_s: 1,
         reads_encoder_prompt: false,
+        chat: None,
     };
     v1::DescribeResponse { worker_id: MODEL.into(), models: vec![model], ..Default::default() }
 }
@@ -169,6 +170,20 @@ impl EncoderWorker for NullWorker {
 impl PrefillDecodeWorker for NullWorker {
     type GenerateStream = ResponseStream<v1::PdGenerateResponse>;
     type WatchStream = ResponseStream<v1::WorkerState>;
+
+    async fn tokenize(
+        &self,
+        _: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
+
+    async fn detokenize(
+        &self,
+        _: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
 
     async fn describe(
         &self,

@@ -22,7 +22,7 @@ fn builder(case: &str) -> (ChatText, Tokenizer) {
 }
 
 /// A copy of a model directory whose `tokenizer_config.json` has another template, or none.
-fn with_template(case: &str, template: Option<&str>) -> tempfile::TempDir {
+pub fn with_template(case: &str, template: Option<&str>) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(golden::path(&format!("{case}/model"))).unwrap() {
         let from = entry.unwrap().path();
@@ -95,9 +95,9 @@ fn what_is_not_taken_is_refused_in_words() {
     };
     refused(&builder, &both, &[], "this model has no encoder");
     refused(&builder, &Prompt::Speech(task(None, false)), &[], "reads text, not speech");
-    let answered_first = Prompt::Chat(vec![Message { role: Role::Assistant, parts: vec![text("a")] }]);
+    let answered_first = Prompt::Chat(vec![Message { role: Role::Assistant, parts: vec![text("a")] }].into());
     refused(&builder, &answered_first, &[], "roles must alternate");
-    refused(&builder, &Prompt::Chat(vec![]), &[], "no messages");
+    refused(&builder, &Prompt::Chat(vec![].into()), &[], "no messages");
 }
 
 #[test]

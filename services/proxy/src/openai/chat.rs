@@ -4,6 +4,7 @@ mod input;
 mod message;
 mod response;
 mod schema;
+mod tools;
 
 use super::api::{AdmittedCall, HttpApi, request_id};
 use super::collected::CollectedLogprobs;
@@ -15,7 +16,7 @@ use crate::orchestrate::{Answer, Piece};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use input::ChatBody;
+pub(super) use input::ChatBody;
 use response::{ChatCollector, ChatEvents};
 use triptych_core::Failure;
 
