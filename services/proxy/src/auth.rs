@@ -140,16 +140,16 @@ impl JwtKeys {
 
 impl Auth {
     /// Reads the files, and reads them again when they change, until the process stops. A reload that fails leaves the
-    /// last good state in place and is logged.
+    /// last good state in place and is logged. A quota lets a body of `max_body_bytes` through, however low its rate.
     ///
     /// # Errors
     /// [`AuthError`] for a file that cannot be used.
-    pub fn start(config: AuthConfig, drain: &Drain) -> Result<Self, AuthError> {
+    pub fn start(config: AuthConfig, max_body_bytes: usize, drain: &Drain) -> Result<Self, AuthError> {
         let paths = config.keys.iter().chain(config.jwt.iter().map(|jwt| &jwt.keys));
         let files = WatchedFiles::new(paths.cloned().collect());
         let keys = config.keys.map(KeyFile::open).transpose()?;
         let jwt = config.jwt.map(JwtKeys::open).transpose()?;
-        let accounts = Accounts::default();
+        let accounts = Accounts::new(max_body_bytes);
         let auth = Self(Arc::new(AuthState { keys, jwt, quota: config.quota, accounts }));
         if auth.is_required() {
             let reloading = auth.clone();

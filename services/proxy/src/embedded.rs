@@ -61,7 +61,7 @@ impl Embedded {
         metrics: &MetricsRegistry,
     ) -> Result<Self, ProxyError> {
         let limits = config.limits;
-        let auth = Auth::start(AuthConfig::default(), &drain)?;
+        let auth = Auth::start(AuthConfig::default(), limits.max_body_bytes, &drain)?;
         let fleet = FleetSettings {
             encoders: config.encoders,
             pds: config.pds,

@@ -247,7 +247,7 @@ mod tests {
             prompt: Prompt::Singleton(TextOrTokens::Text("x".into())),
             items,
             sampling: v1::Sampling::default(),
-            caller: Caller::new(String::new(), Arc::new(Account::new(Quota::default()))),
+            caller: Caller::new(String::new(), Arc::new(Account::new(Quota::default(), 64 << 20))),
             priority: 0,
             encoder_prompt: None,
             src_lang: None,

@@ -41,7 +41,7 @@ pub fn run(
 async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
     let admission = Admission::new(config.max_in_flight);
-    let auth = Auth::start(config.auth, &drain)?;
+    let auth = Auth::start(config.auth, limits.max_body_bytes, &drain)?;
     let fleet = FleetSettings {
         encoders: config.encoders,
         pds: config.pds,

@@ -8,6 +8,7 @@ pub mod tls;
 pub mod discovery;
 pub mod drain;
 pub mod graphs;
+pub mod limits;
 pub mod rows;
 pub mod watchdog;
 

@@ -10,7 +10,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use triptych_core::limits::Limits;
 use triptych_core::{Failure, FailureClass};
 
 /// Longest name of a tenant in bytes.
@@ -49,10 +48,10 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account that has used nothing.
-    pub fn new(quota: Quota) -> Self {
+    /// An account that has used nothing, of requests of at most `max_body_bytes`.
+    pub fn new(quota: Quota, max_body_bytes: usize) -> Self {
         // A second's worth at once, and never less than one body may hold: what fits must not be refused for ever.
-        let largest = kib(Limits::default().max_body_bytes);
+        let largest = kib(max_body_bytes);
         let bytes =
             |rate: NonZeroU32| RateBucket::new(rate, rate.max(NonZeroU32::new(largest).unwrap_or(rate)));
         Self {
@@ -160,16 +159,24 @@ impl Drop for RequestSlot {
 }
 
 /// The accounts of all tenants, at most [`MAX_ACCOUNTS`].
-#[derive(Debug, Default)]
-pub struct Accounts(Mutex<HashMap<String, Arc<Account>>>);
+#[derive(Debug)]
+pub struct Accounts {
+    by_tenant: Mutex<HashMap<String, Arc<Account>>>,
+    max_body_bytes: usize,
+}
 
 impl Accounts {
+    /// No accounts yet, of requests of at most `max_body_bytes`.
+    pub fn new(max_body_bytes: usize) -> Self {
+        Self { by_tenant: Mutex::default(), max_body_bytes }
+    }
+
     /// The tenant's account. A changed quota starts a new one; requests of the old one end under the old quota.
     ///
     /// # Errors
     /// Overloaded if there are too many tenants at once.
     pub fn of(&self, tenant: &str, quota: Quota) -> Result<Arc<Account>, Failure> {
-        let mut accounts = self.0.lock();
+        let mut accounts = self.by_tenant.lock();
         if let Some(account) = accounts.get(tenant).filter(|account| account.quota == quota) {
             return Ok(Arc::clone(account));
         }
@@ -180,7 +187,7 @@ impl Accounts {
                 return Err(Failure::new(FailureClass::Overloaded, text));
             }
         }
-        let account = Arc::new(Account::new(quota));
+        let account = Arc::new(Account::new(quota, self.max_body_bytes));
         accounts.insert(tenant.to_owned(), Arc::clone(&account));
         Ok(account)
     }
@@ -190,6 +197,8 @@ impl Accounts {
 mod tests {
     use super::*;
 
+    const MAX_BODY: usize = 64 << 20;
+
     fn n(n: u32) -> Option<NonZeroU32> {
         NonZeroU32::new(n)
     }
@@ -197,7 +206,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_refusal_names_the_quota_and_the_pause_after_which_it_has_room() {
         let quota = Quota { requests_per_s: n(2), in_flight: n(3), body_mib: n(1), ..Quota::default() };
-        let account = Arc::new(Account::new(quota));
+        let account = Arc::new(Account::new(quota, MAX_BODY));
         let first = account.enter().unwrap();
         let _second = account.enter().unwrap();
         let failure = account.enter().unwrap_err();
@@ -218,9 +227,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn encoded_items_have_a_rate_of_their_own_and_a_full_body_always_fits_once() {
-        let account = Account::new(Quota { encode_kib_per_s: n(1024), ..Quota::default() });
+        let account = Account::new(Quota { encode_kib_per_s: n(1024), ..Quota::default() }, MAX_BODY);
         assert!(account.take_items(usize::MAX / 2).is_ok());
-        account.take_encode(Limits::default().max_body_bytes).unwrap();
+        account.take_encode(MAX_BODY).unwrap();
         let failure = account.take_encode(2 << 20).unwrap_err();
         let pause = failure.retry_after.unwrap();
         assert!((Duration::from_millis(1999)..=Duration::from_secs(2)).contains(&pause), "{pause:?}");
@@ -229,7 +238,7 @@ mod tests {
 
     #[tokio::test]
     async fn accounts_are_bounded_and_idle_ones_are_evicted() {
-        let accounts = Accounts::default();
+        let accounts = Accounts::new(MAX_BODY);
         let slot = accounts.of("busy", Quota::default()).unwrap().enter().unwrap();
         for i in 1..MAX_ACCOUNTS {
             accounts.of(&format!("t{i}"), Quota::default()).unwrap();

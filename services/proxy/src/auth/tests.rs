@@ -56,7 +56,7 @@ fn tenant_of(keys: &str, token: &str) -> Result<String, Failure> {
     let config = AuthConfig { jwt: Some(jwt_config(&path)), ..AuthConfig::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
-    let auth = Auth::start(config, &Drain::new()).unwrap();
+    let auth = Auth::start(config, 64 << 20, &Drain::new()).unwrap();
     auth.identify(&bearer(token)).map(|caller| caller.tenant)
 }
 
@@ -186,7 +186,7 @@ fn keyed() -> Keyed {
     let path = dir.path().join("keys");
     std::fs::write(&path, format!("key {hash} acme models=vl")).unwrap();
     let config = AuthConfig { keys: Some(path.clone()), ..AuthConfig::default() };
-    Keyed { _dir: dir, path, auth: Auth::start(config, &Drain::new()).unwrap(), key }
+    Keyed { _dir: dir, path, auth: Auth::start(config, 64 << 20, &Drain::new()).unwrap(), key }
 }
 
 #[tokio::test]

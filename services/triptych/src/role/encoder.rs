@@ -3,6 +3,7 @@
 use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::limits::LimitArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs};
@@ -11,7 +12,6 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use tokio::net::TcpListener;
-use triptych_core::limits::Limits;
 use triptych_ec::store::peer::{PeerCacheSettings, may_be_asked};
 use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
 use triptych_runtime::discovery::Role;
@@ -60,6 +60,9 @@ pub struct EncoderArgs {
     /// Limits
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
+    /// Limits of a request
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -86,7 +89,7 @@ impl EncoderArgs {
 /// [`CliError`] if it cannot start, or its server ends.
 pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let process = Process::start("encoder", &args.log, &args.drain)?;
-    let limits = Limits::default();
+    let limits = args.limits.limits();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "encoder", &grpc);

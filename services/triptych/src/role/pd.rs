@@ -3,6 +3,7 @@
 use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::limits::LimitArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg, ToolParserArg};
@@ -11,7 +12,6 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use triptych_core::limits::Limits;
 use triptych_encoder::{BatchLimits, EmbeddedConfig};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
@@ -85,6 +85,9 @@ pub struct PdArgs {
     /// Limits
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
+    /// Limits of a request
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -210,7 +213,7 @@ impl PdArgs {
 /// [`CliError`] if it cannot start, or its server or an engine ends.
 pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let process = Process::start("pd", &args.log, &args.drain)?;
-    let limits = Limits::default();
+    let limits = args.limits.limits();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "pd", &grpc);

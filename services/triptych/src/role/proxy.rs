@@ -5,6 +5,7 @@ use crate::args::api::ApiArgs;
 use crate::args::auth::AuthArgs;
 use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::limits::LimitArgs;
 use crate::args::tls::{PublicTlsArgs, TlsArgs};
 use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::ec_choice::Others;
@@ -13,7 +14,6 @@ use crate::listen;
 use clap::Args;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use triptych_core::limits::Limits;
 use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
 use triptych_runtime::discovery::setting::WorkerSetting;
 use triptych_runtime::discovery::{Role, Source};
@@ -78,6 +78,9 @@ pub struct ProxyArgs {
     /// TLS with clients
     #[command(flatten)]
     pub public_tls: PublicTlsArgs,
+    /// Limits of a request
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -116,7 +119,7 @@ impl ProxyArgs {
 /// [`CliError`] if it cannot start, or one of its servers ends.
 pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     let process = Process::start("proxy", &with_requests(&args), &args.drain)?;
-    let limits = Limits::default();
+    let limits = args.limits.limits();
     let others = args.others();
     let mut discovery = args.discover.sources()?;
     let encoders = workers(Role::Encoder, args.encoders, &mut discovery)?;

@@ -3,12 +3,12 @@
 use super::{Process, bind_admin};
 use crate::args::LogArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::limits::ObjectLimitArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
 use std::sync::Arc;
-use triptych_core::limits::Limits;
 use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::memory::MemoryStore;
 use triptych_runtime::admin::{self, Readiness};
@@ -27,6 +27,9 @@ pub struct StoreArgs {
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_STORE_MIB", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget_mib: u64,
+    /// Limits
+    #[command(flatten)]
+    pub object: ObjectLimitArgs,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -57,7 +60,7 @@ impl StoreArgs {
 /// [`CliError`] if it cannot listen, or its server ends.
 pub async fn run(args: StoreArgs) -> Result<(), CliError> {
     let process = Process::start("store", &args.log, &args.drain)?;
-    let limits = Limits::default();
+    let limits = args.object.limits();
     let links = args.tls.links(&process.drain)?;
     let door = links.listener(listen::bind("--grpc", &args.grpc).await?, args.plaintext)?;
     let readiness = Readiness::new(process.drain.clone());

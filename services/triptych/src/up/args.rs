@@ -2,6 +2,7 @@
 
 use crate::args::api::ApiArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::limits::LimitArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
 use clap::Args;
@@ -40,6 +41,9 @@ pub struct UpArgs {
     /// Limits of the workers
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
+    /// Limits of a request
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Stop of the processes
     #[command(flatten)]
     pub drain: DrainArgs,

@@ -118,6 +118,7 @@ impl ClusterPlan {
                 let mut store = child(Role::Store, "store".into(), &mut ports)?;
                 let mib = (memory.budget_bytes >> 20).to_string();
                 store.flags.extend(["--budget-mib".into(), mib.into()]);
+                store.flags.extend(args.limits.object.to_flags());
                 let setting = format!("grpc://{}", store.grpc);
                 children.push(store);
                 store_address.clone_from(&setting);
@@ -135,6 +136,7 @@ impl ClusterPlan {
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(model_flags(&args.models, models));
                 worker.flags.extend(args.watchdog.to_flags());
+                worker.flags.extend(args.limits.to_flags());
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
                 }
@@ -147,6 +149,7 @@ impl ClusterPlan {
         proxy.admin = local(ports.next()?);
         proxy.flags.extend(["--admin".into(), proxy.admin.to_string().into()]);
         proxy.flags.extend(args.fetch.to_flags());
+        proxy.flags.extend(args.limits.to_flags());
         proxy.flags.extend(args.api.to_flags());
         children.push(proxy);
         for child in &mut children {
