@@ -3,13 +3,14 @@
 //! proto3 lets any number stand in an enum and any field be absent, so each conversion from the wire returns a
 //! [`WireError`] that names the field, and none panics; property tests in this file's crate hold that.
 
+mod chat;
 pub mod item;
 mod output;
 mod prompt;
 mod sampling;
 
 pub use item::{modality, options};
-pub use sampling::{finish_reason, sampling_from_wire, sampling_to_wire};
+pub use sampling::{finish_name, finish_reason, sampling_from_wire, sampling_to_wire};
 
 use thiserror::Error;
 use triptych_core::{ContentKey, Failure, Fingerprint};

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 use std::sync::Arc;
 use triptych_core::prompt::{
-    LongForm, Message, MessagePart, Prompt, Role, SpeechFallback, SpeechKind, SpeechResume, SpeechTask,
-    TextOrTokens,
+    CallReference, Chat, ChatEnding, LongForm, Message, MessagePart, Prompt, Role, SpeechFallback,
+    SpeechKind, SpeechResume, SpeechTask, TextOrTokens, Tool, ToolCall, ToolChoice,
 };
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, SamplingParams};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
@@ -22,10 +22,48 @@ fn text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
 fn message() -> impl Strategy<Value = Message> {
     let part = prop_oneof![
         any::<String>().prop_map(MessagePart::Text),
-        any::<u32>().prop_map(|i| MessagePart::Item(ItemIdx(i)))
+        any::<u32>().prop_map(|i| MessagePart::Item(ItemIdx(i))),
+        any::<String>().prop_map(MessagePart::Reasoning),
+        any::<[String; 3]>().prop_map(|[id, name, arguments]| MessagePart::ToolCall(ToolCall {
+            id,
+            name,
+            arguments
+        })),
+        any::<[String; 2]>().prop_map(|[id, name]| MessagePart::ResultOf(CallReference { id, name })),
     ];
-    let role = prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant)];
+    let role = prop_oneof![Just(Role::System), Just(Role::User), Just(Role::Assistant), Just(Role::Tool)];
     (role, prop::collection::vec(part, 0..4)).prop_map(|(role, parts)| Message { role, parts })
+}
+
+fn chat() -> impl Strategy<Value = Chat> {
+    let tool = (any::<String>(), any::<[Option<String>; 2]>(), any::<bool>()).prop_map(
+        |(name, [description, parameters], is_strict)| Tool { name, description, parameters, is_strict },
+    );
+    let choice = prop_oneof![
+        Just(ToolChoice::Auto),
+        Just(ToolChoice::None),
+        Just(ToolChoice::Required),
+        any::<String>().prop_map(ToolChoice::Named)
+    ];
+    let ending = prop_oneof![
+        Just(ChatEnding::GenerationPrompt),
+        Just(ChatEnding::LastMessage),
+        Just(ChatEnding::OpenMessage)
+    ];
+    let messages = prop::collection::vec(message(), 0..4);
+    let tools = prop::collection::vec(tool, 0..3);
+    (messages, tools, choice, ending, any::<[bool; 2]>(), any::<[Option<String>; 2]>()).prop_map(
+        |(messages, tools, tool_choice, ending, flags, [documents, template_kwargs])| Chat {
+            messages,
+            tools,
+            tool_choice,
+            has_single_call: flags[0],
+            hides_reasoning: flags[1],
+            ending,
+            documents,
+            template_kwargs,
+        },
+    )
 }
 
 fn speech() -> impl Strategy<Value = SpeechTask> {
@@ -74,7 +112,7 @@ fn nonempty_text_or_tokens() -> impl Strategy<Value = TextOrTokens> {
 
 fn prompt() -> impl Strategy<Value = Prompt> {
     prop_oneof![
-        prop::collection::vec(message(), 0..4).prop_map(Prompt::Chat),
+        chat().prop_map(Prompt::Chat),
         text_or_tokens().prop_map(Prompt::Singleton),
         (prop::option::of(text_or_tokens()), text_or_tokens())
             .prop_map(|(encoder, decoder)| Prompt::Explicit { encoder, decoder }),

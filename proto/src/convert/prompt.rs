@@ -1,11 +1,9 @@
-//! Prompts and messages.
+//! Prompts.
 
 use super::{WireError, required};
 use crate::v1;
-use triptych_core::ItemIdx;
 use triptych_core::prompt::{
-    LongForm, Message, MessagePart, Prompt, Role, SpeechFallback, SpeechKind, SpeechResume, SpeechTask,
-    TextOrTokens,
+    LongForm, Prompt, SpeechFallback, SpeechKind, SpeechResume, SpeechTask, TextOrTokens,
 };
 
 /// Most temperatures of a fallback.
@@ -35,54 +33,11 @@ impl TryFrom<v1::TextOrTokens> for TextOrTokens {
     }
 }
 
-impl From<Message> for v1::Message {
-    fn from(m: Message) -> Self {
-        use v1::part::Kind;
-        let part = |p| v1::Part {
-            kind: Some(match p {
-                MessagePart::Text(text) => Kind::Text(text),
-                MessagePart::Item(ItemIdx(i)) => Kind::Item(i),
-            }),
-        };
-        let role = match m.role {
-            Role::System => v1::Role::System,
-            Role::User => v1::Role::User,
-            Role::Assistant => v1::Role::Assistant,
-        };
-        Self { role: role.into(), parts: m.parts.into_iter().map(part).collect() }
-    }
-}
-
-impl TryFrom<v1::Message> for Message {
-    type Error = WireError;
-
-    fn try_from(m: v1::Message) -> Result<Self, WireError> {
-        use v1::part::Kind;
-        let role = match v1::Role::try_from(m.role) {
-            Ok(v1::Role::System) => Role::System,
-            Ok(v1::Role::User) => Role::User,
-            Ok(v1::Role::Assistant) => Role::Assistant,
-            Ok(v1::Role::Unspecified) | Err(_) => {
-                return Err(WireError::Enum { field: "role", value: m.role, set: "Role" });
-            }
-        };
-        let part = |p: v1::Part| {
-            Ok(match required(p.kind, "part")? {
-                Kind::Text(text) => MessagePart::Text(text),
-                Kind::Item(i) => MessagePart::Item(ItemIdx(i)),
-            })
-        };
-        Ok(Self { role, parts: m.parts.into_iter().map(part).collect::<Result<_, _>>()? })
-    }
-}
-
 impl From<Prompt> for v1::Prompt {
     fn from(p: Prompt) -> Self {
-        use v1::prompt::{Chat, Explicit, Kind};
+        use v1::prompt::{Explicit, Kind};
         let kind = match p {
-            Prompt::Chat(messages) => {
-                Kind::Chat(Chat { messages: messages.into_iter().map(Into::into).collect() })
-            }
+            Prompt::Chat(chat) => Kind::Chat(chat.into()),
             Prompt::Singleton(t) => Kind::Singleton(t.into()),
             Prompt::Explicit { encoder, decoder } => {
                 Kind::Explicit(Explicit { encoder: encoder.map(Into::into), decoder: Some(decoder.into()) })
@@ -99,9 +54,7 @@ impl TryFrom<v1::Prompt> for Prompt {
     fn try_from(p: v1::Prompt) -> Result<Self, WireError> {
         use v1::prompt::Kind;
         Ok(match required(p.kind, "prompt")? {
-            Kind::Chat(chat) => {
-                Self::Chat(chat.messages.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?)
-            }
+            Kind::Chat(chat) => Self::Chat(chat.try_into()?),
             Kind::Singleton(t) => Self::Singleton(t.try_into()?),
             Kind::Explicit(e) => Self::Explicit {
                 encoder: e.encoder.map(TryInto::try_into).transpose()?,

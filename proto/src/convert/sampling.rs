@@ -176,7 +176,18 @@ pub fn finish_reason(value: i32) -> Result<Option<FinishReason>, WireError> {
         Ok(v1::FinishReason::Unspecified) => Ok(None),
         Ok(v1::FinishReason::Stop) => Ok(Some(FinishReason::Stop)),
         Ok(v1::FinishReason::Length) => Ok(Some(FinishReason::Length)),
-        Err(_) => Err(WireError::Enum { field: "finish_reason", value, set: "FinishReason" }),
+        // From a proxy to its clients alone.
+        Ok(v1::FinishReason::ToolCalls) | Err(_) => {
+            Err(WireError::Enum { field: "finish_reason", value, set: "FinishReason" })
+        }
+    }
+}
+
+/// OpenAI's name of a finish reason as clients are told it; `None`: there is none, or no such number.
+pub fn finish_name(value: i32) -> Option<&'static str> {
+    match v1::FinishReason::try_from(value) {
+        Ok(v1::FinishReason::ToolCalls) => Some("tool_calls"),
+        _ => finish_reason(value).ok().flatten().map(FinishReason::as_str),
     }
 }
 

@@ -72,6 +72,7 @@ static PROMPT: Shape = Shape {
 static PROMPT_CHAT: Shape = Shape {
     fields: &[
         Field { number: 1, name: "Chat.messages", element_bytes: size_of::<v1::Message>(), kind: Kind::Message(&MESSAGE) },
+        Field { number: 2, name: "Chat.tools", element_bytes: size_of::<v1::Tool>(), kind: Kind::Message(&NO_LISTS) },
     ],
 };
 static PROMPT_EXPLICIT: Shape = Shape {

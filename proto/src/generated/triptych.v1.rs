@@ -136,7 +136,7 @@ pub struct TokenIds {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Part {
     /// Exactly one is set.
-    #[prost(oneof = "part::Kind", tags = "1, 2")]
+    #[prost(oneof = "part::Kind", tags = "1, 2, 3, 4, 5")]
     pub kind: ::core::option::Option<part::Kind>,
 }
 /// Nested message and enum types in `Part`.
@@ -150,7 +150,74 @@ pub mod part {
         /// Index of the item in the request's list, from 0.
         #[prost(uint32, tag = "2")]
         Item(u32),
+        /// Reasoning of the model, in an earlier turn.
+        #[prost(string, tag = "3")]
+        Reasoning(::prost::alloc::string::String),
+        /// A call that the model made in an earlier turn.
+        #[prost(message, tag = "4")]
+        ToolCall(super::ToolCall),
+        /// The call whose result this message of a tool holds.
+        #[prost(message, tag = "5")]
+        ResultOf(super::CallReference),
     }
+}
+/// A call of a tool.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ToolCall {
+    /// Id by which the result refers to it.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Name of the tool.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Arguments: a JSON object.
+    #[prost(string, tag = "3")]
+    pub arguments: ::prost::alloc::string::String,
+}
+/// The call that a result is of.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallReference {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Name of the tool.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+/// A tool that the model may call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Tool {
+    /// Its name: 1 to 64 letters, digits, `_`, `-` and `.`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its purpose, for the model.
+    #[prost(string, optional, tag = "2")]
+    pub description: ::core::option::Option<::prost::alloc::string::String>,
+    /// JSON schema of its arguments; absent: an object without fields.
+    #[prost(string, optional, tag = "3")]
+    pub parameters: ::core::option::Option<::prost::alloc::string::String>,
+    /// Calls must fit the schema.
+    #[prost(bool, tag = "4")]
+    pub strict: bool,
+}
+/// Format of a model's conversations, by its chat template.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChatFormat {
+    /// The template shows tools to the model.
+    #[prost(bool, tag = "1")]
+    pub reads_tools: bool,
+    /// The template shows documents to the model.
+    #[prost(bool, tag = "2")]
+    pub reads_documents: bool,
+    /// Syntax of calls.
+    #[prost(enumeration = "ToolSyntax", tag = "3")]
+    pub tool_syntax: i32,
+    /// Each call names its tool before `\[ARGS\]`.
+    #[prost(bool, tag = "4")]
+    pub has_named_args: bool,
+    /// The model writes its reasoning between `<think>` and `</think>`.
+    #[prost(bool, tag = "5")]
+    pub thinks: bool,
 }
 /// A message of a conversation.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -177,6 +244,30 @@ pub mod prompt {
         /// At least one message.
         #[prost(message, repeated, tag = "1")]
         pub messages: ::prost::alloc::vec::Vec<super::Message>,
+        /// Tools that the model may call, up to 128.
+        #[prost(message, repeated, tag = "2")]
+        pub tools: ::prost::alloc::vec::Vec<super::Tool>,
+        /// Calls that the answer may or must make.
+        #[prost(enumeration = "super::ToolChoice", tag = "3")]
+        pub tool_choice: i32,
+        /// The tool of TOOL_CHOICE_NAMED.
+        #[prost(string, tag = "4")]
+        pub tool_name: ::prost::alloc::string::String,
+        /// The answer makes one call at most, where calls are constrained.
+        #[prost(bool, tag = "5")]
+        pub single_call: bool,
+        /// Reasoning is left out of the answer.
+        #[prost(bool, tag = "6")]
+        pub hide_reasoning: bool,
+        /// End of the rendered text.
+        #[prost(enumeration = "super::ChatEnding", tag = "7")]
+        pub ending: i32,
+        /// Documents for the template: a JSON list.
+        #[prost(string, optional, tag = "8")]
+        pub documents: ::core::option::Option<::prost::alloc::string::String>,
+        /// Variables for the template, such as `enable_thinking`: a JSON object.
+        #[prost(string, optional, tag = "9")]
+        pub template_kwargs: ::core::option::Option<::prost::alloc::string::String>,
     }
     /// A prompt for each side.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -495,6 +586,31 @@ pub struct Delta {
     /// Set on the last delta of the choice.
     #[prost(enumeration = "FinishReason", tag = "6")]
     pub finish_reason: i32,
+    /// New reasoning, for a model that thinks; `text` has none of it. From the proxy.
+    #[prost(string, tag = "7")]
+    pub reasoning: ::prost::alloc::string::String,
+    /// New pieces of calls of tools; `text` has none of them. From the proxy.
+    #[prost(message, repeated, tag = "8")]
+    pub tool_calls: ::prost::alloc::vec::Vec<ToolCallDelta>,
+    /// The prompt ends within reasoning, where the answer goes on. From the worker.
+    #[prost(bool, tag = "9")]
+    pub begins_in_reasoning: bool,
+}
+/// New text of a call of a tool.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ToolCallDelta {
+    /// Index of the call in its answer, from 0.
+    #[prost(uint32, tag = "1")]
+    pub index: u32,
+    /// Id; on the first delta of the call.
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
+    /// Name of the tool; on the first delta of the call.
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// New text of the arguments. Complete arguments are JSON, as far as the model wrote JSON.
+    #[prost(string, tag = "4")]
+    pub arguments: ::prost::alloc::string::String,
 }
 /// Token counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -672,6 +788,8 @@ pub enum Role {
     User = 2,
     /// The model, in an earlier turn.
     Assistant = 3,
+    /// A tool, with the result of a call.
+    Tool = 4,
 }
 impl Role {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -684,6 +802,7 @@ impl Role {
             Self::System => "ROLE_SYSTEM",
             Self::User => "ROLE_USER",
             Self::Assistant => "ROLE_ASSISTANT",
+            Self::Tool => "ROLE_TOOL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -693,6 +812,122 @@ impl Role {
             "ROLE_SYSTEM" => Some(Self::System),
             "ROLE_USER" => Some(Self::User),
             "ROLE_ASSISTANT" => Some(Self::Assistant),
+            "ROLE_TOOL" => Some(Self::Tool),
+            _ => None,
+        }
+    }
+}
+/// Calls that an answer may or must make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ToolChoice {
+    /// Same as auto.
+    Unspecified = 0,
+    /// The model chooses.
+    Auto = 1,
+    /// The answer is text.
+    None = 2,
+    /// At least one call.
+    Required = 3,
+    /// One call of the tool that `tool_name` names.
+    Named = 4,
+}
+impl ToolChoice {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TOOL_CHOICE_UNSPECIFIED",
+            Self::Auto => "TOOL_CHOICE_AUTO",
+            Self::None => "TOOL_CHOICE_NONE",
+            Self::Required => "TOOL_CHOICE_REQUIRED",
+            Self::Named => "TOOL_CHOICE_NAMED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TOOL_CHOICE_UNSPECIFIED" => Some(Self::Unspecified),
+            "TOOL_CHOICE_AUTO" => Some(Self::Auto),
+            "TOOL_CHOICE_NONE" => Some(Self::None),
+            "TOOL_CHOICE_REQUIRED" => Some(Self::Required),
+            "TOOL_CHOICE_NAMED" => Some(Self::Named),
+            _ => None,
+        }
+    }
+}
+/// End of a rendered conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ChatEnding {
+    /// Same as the generation prompt.
+    Unspecified = 0,
+    /// The header of the assistant's next message.
+    GenerationPrompt = 1,
+    /// The last message, complete.
+    LastMessage = 2,
+    /// The last message without what ends it: the model goes on with it.
+    OpenMessage = 3,
+}
+impl ChatEnding {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CHAT_ENDING_UNSPECIFIED",
+            Self::GenerationPrompt => "CHAT_ENDING_GENERATION_PROMPT",
+            Self::LastMessage => "CHAT_ENDING_LAST_MESSAGE",
+            Self::OpenMessage => "CHAT_ENDING_OPEN_MESSAGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CHAT_ENDING_UNSPECIFIED" => Some(Self::Unspecified),
+            "CHAT_ENDING_GENERATION_PROMPT" => Some(Self::GenerationPrompt),
+            "CHAT_ENDING_LAST_MESSAGE" => Some(Self::LastMessage),
+            "CHAT_ENDING_OPEN_MESSAGE" => Some(Self::OpenMessage),
+            _ => None,
+        }
+    }
+}
+/// Syntax in which a model writes calls of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ToolSyntax {
+    /// None that is known.
+    Unspecified = 0,
+    /// `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+    Hermes = 1,
+    /// `{"name": ..., "parameters": ...}`, after `<|python_tag|>` or bare.
+    Llama3Json = 2,
+    /// `[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `\[TOOL_CALLS\]name\[ARGS\]{...}`.
+    Mistral = 3,
+}
+impl ToolSyntax {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TOOL_SYNTAX_UNSPECIFIED",
+            Self::Hermes => "TOOL_SYNTAX_HERMES",
+            Self::Llama3Json => "TOOL_SYNTAX_LLAMA3_JSON",
+            Self::Mistral => "TOOL_SYNTAX_MISTRAL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TOOL_SYNTAX_UNSPECIFIED" => Some(Self::Unspecified),
+            "TOOL_SYNTAX_HERMES" => Some(Self::Hermes),
+            "TOOL_SYNTAX_LLAMA3_JSON" => Some(Self::Llama3Json),
+            "TOOL_SYNTAX_MISTRAL" => Some(Self::Mistral),
             _ => None,
         }
     }
@@ -810,6 +1045,8 @@ pub enum FinishReason {
     Stop = 1,
     /// `max_tokens`, or the end of the context.
     Length = 2,
+    /// The model's end token after calls of tools. From the proxy, never from a worker.
+    ToolCalls = 3,
 }
 impl FinishReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -821,6 +1058,7 @@ impl FinishReason {
             Self::Unspecified => "FINISH_REASON_UNSPECIFIED",
             Self::Stop => "FINISH_REASON_STOP",
             Self::Length => "FINISH_REASON_LENGTH",
+            Self::ToolCalls => "FINISH_REASON_TOOL_CALLS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -829,6 +1067,7 @@ impl FinishReason {
             "FINISH_REASON_UNSPECIFIED" => Some(Self::Unspecified),
             "FINISH_REASON_STOP" => Some(Self::Stop),
             "FINISH_REASON_LENGTH" => Some(Self::Length),
+            "FINISH_REASON_TOOL_CALLS" => Some(Self::ToolCalls),
             _ => None,
         }
     }
@@ -1539,6 +1778,9 @@ pub struct WorkerModel {
     /// PD workers: its logits processors read the encoder's text unless a request turns them off.
     #[prost(bool, tag = "7")]
     pub reads_encoder_prompt: bool,
+    /// PD workers: format of its conversations; absent of a model without a chat template.
+    #[prost(message, optional, tag = "8")]
+    pub chat: ::core::option::Option<ChatFormat>,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {

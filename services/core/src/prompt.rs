@@ -2,7 +2,12 @@
 //!
 //! An item (image, audio clip) never appears here with its bytes: parts refer to the request's item list.
 
-use crate::ItemIdx;
+mod chat;
+
+pub use chat::{
+    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, Role, Tool, ToolCall, ToolChoice,
+    ToolSyntax,
+};
 
 /// Text or the tokens it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,51 +18,11 @@ pub enum TextOrTokens {
     Tokens(Vec<u32>),
 }
 
-/// Author of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The application's instructions.
-    System,
-    /// The user.
-    User,
-    /// The model, in an earlier turn.
-    Assistant,
-}
-
-impl Role {
-    /// The name that chat templates use.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-        }
-    }
-}
-
-/// One part of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MessagePart {
-    /// Text.
-    Text(String),
-    /// The item with this index.
-    Item(ItemIdx),
-}
-
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Author.
-    pub role: Role,
-    /// Content, in order.
-    pub parts: Vec<MessagePart>,
-}
-
 /// Input of the decoder before its first generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// A conversation, laid out by the model's chat template.
-    Chat(Vec<Message>),
+    Chat(Chat),
     /// One prompt. Decoder-only models read it; encoder-decoder models give it to the encoder, unless an item
     /// is attached, which then goes to the encoder and this to the decoder.
     Singleton(TextOrTokens),

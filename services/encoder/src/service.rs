@@ -36,6 +36,7 @@ impl EncoderService {
             max_context: 0,
             max_items: 0,
             reads_encoder_prompt: false,
+            chat: None,
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         };
         v1::DescribeResponse {

@@ -21,7 +21,7 @@ pub use chat_text::ChatText;
 pub use chat_vl::{ChatVl, PromptLimits};
 pub use placeholder::{LineLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
-pub use template::{ChatTemplate, ContentFormat, TemplateMessage, TemplatePart};
+pub use template::{ChatTemplate, ContentFormat, TemplateInput, TemplateMessage, TemplatePart};
 pub use transcription::TranscriptionSpec;
 
 use crate::error::PromptError;
@@ -171,9 +171,14 @@ pub trait PromptBuilder: Send + Sync {
     /// Sampling parameters for requests that leave them open.
     fn sampling_defaults(&self) -> SamplingDefaults;
 
-    /// True if it lays out conversations.
+    /// The template by which it lays out conversations; `None`: it has none.
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        None
+    }
+
+    /// True if it lays out conversations by a template.
     fn has_chat_template(&self) -> bool {
-        false
+        self.chat_template().is_some()
     }
 
     /// Facts of a speech model that joining its transcripts needs; `None` for other models.

@@ -75,7 +75,7 @@ fn speech(n_windows: u32, duration_ms: u64) -> EncodedItem {
 }
 
 fn user(parts: Vec<MessagePart>) -> Prompt {
-    Prompt::Chat(vec![Message { role: Role::User, parts }])
+    Prompt::Chat(vec![Message { role: Role::User, parts }].into())
 }
 
 fn text(text: &str) -> MessagePart {
@@ -200,7 +200,7 @@ fn a_raw_prompt_is_the_clients_own_layout() {
 fn requests_unfit_for_a_vision_model_are_refused_by_name() {
     let builder = qwen("qwen2_vl_two_images");
     let hello = user(vec![text("hello")]);
-    refused(&builder, &Prompt::Chat(Vec::new()), &[], "no messages");
+    refused(&builder, &Prompt::Chat(Vec::new().into()), &[], "no messages");
     refused(&builder, &hello, &[image_item(4, 4)], "item 0 is named 0 times");
     refused(&builder, &user(vec![image(0), image(0)]), &[image_item(4, 4)], "item 0 is named 2 times");
     refused(&builder, &user(vec![image(3)]), &[image_item(4, 4)], "names item 3, the request has 1 items");

@@ -158,10 +158,12 @@ impl RunningRequest {
     async fn pass_on(&mut self, client: &ResponseStream) -> Result<(), Failure> {
         let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
         let mut deltas = self.begin_held()?;
+        let begins_in_reasoning = self.begins_in_reasoning();
         let mut has_output = false;
         loop {
             for delta in deltas {
-                let Some(delta) = self.replay_filter.pass(delta)? else { continue };
+                let Some(mut delta) = self.replay_filter.pass(delta)? else { continue };
+                delta.begins_in_reasoning = begins_in_reasoning;
                 let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
                 client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
             }
@@ -266,6 +268,17 @@ impl RunningRequest {
         let job = AlignJob { id, tokens, output, first_row, n_rows, heads };
         self.sequences.push(self.context.driver.align(job, self.sender.clone())?);
         Ok(())
+    }
+
+    /// True if the prompt's last reasoning has no end: the answer goes on with it.
+    fn begins_in_reasoning(&self) -> bool {
+        let (Some([begin, end]), Prompt::Chat(_)) = (self.context.reasoning_tokens, &self.prepared.prompt)
+        else {
+            return false;
+        };
+        let tokens = self.prepared.windows.first().map(|window| window.tokens.as_slice());
+        let marks = tokens.unwrap_or_default().iter().rev();
+        marks.copied().find(|id| [begin, end].contains(id)) == Some(begin)
     }
 
     fn summary(&self) -> v1::Summary {

@@ -113,6 +113,8 @@ pub struct RequestContext {
     pub tokenizer: Arc<Tokenizer>,
     /// Properties of the speech model, if it is one.
     pub speech: Option<SpeechInfo>,
+    /// Tokens that begin and end the model's reasoning, if it thinks.
+    pub reasoning_tokens: Option<[u32; 2]>,
     /// Metrics of the model.
     pub meters: PdMeters,
     /// Cancelled when the process must end.

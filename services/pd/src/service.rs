@@ -113,6 +113,7 @@ impl PdWorkerState {
             loads: self.loads.clone(),
             tokenizer: model.tokenizer.clone(),
             speech: model.prompts.speech(),
+            reasoning_tokens: model.reasoning_tokens(),
             meters: model.meters.clone(),
             abort: self.drain.abort_token(),
         };
@@ -135,6 +136,7 @@ impl PdWorkerState {
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             reads_encoder_prompt: m.reads_encoder_prompt(),
+            chat: m.chat.map(Into::into),
         };
         v1::DescribeResponse {
             worker_id: self.worker_id.to_string(),
@@ -271,6 +273,12 @@ impl ServedDecoder {
             return Err(Failure::internal("a prompt was laid out as no sequence"));
         }
         Ok(windows)
+    }
+
+    /// The tokens that begin and end the model's reasoning, if it thinks.
+    fn reasoning_tokens(&self) -> Option<[u32; 2]> {
+        self.chat.filter(|chat| chat.thinks)?;
+        Some([self.tokenizer.token_id("<think>")?, self.tokenizer.token_id("</think>")?])
     }
 
     /// True if its own defaults rule out n-grams of the encoder's text.

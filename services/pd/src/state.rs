@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
 use triptych_core::limits::Limits;
+use triptych_core::prompt::ChatFormat;
 use triptych_core::{Fingerprint, Modality, WorkerId};
 use triptych_ec::store::EcStore;
 use triptych_models::prompt::PromptBuilder;
@@ -24,6 +25,8 @@ pub struct ServedDecoder {
     pub family: String,
     /// Prompt builder.
     pub prompts: Arc<dyn PromptBuilder>,
+    /// Format of its conversations; `None`: it has no chat template.
+    pub chat: Option<ChatFormat>,
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Compiler of constraints.

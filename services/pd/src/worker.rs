@@ -26,6 +26,7 @@ use triptych_engine::constraint::Constraints;
 use triptych_engine::{Engine, EngineError, Pipelining, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::Decoder;
+use triptych_models::prompt::ChatTemplate;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
@@ -363,6 +364,7 @@ impl LoadedDecoder {
         };
         Ok(ServedDecoder {
             family: model.family().to_owned(),
+            chat: model.prompts().chat_template().map(ChatTemplate::format),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
             grammars: GrammarCompiler::new(

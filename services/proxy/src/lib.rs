@@ -13,6 +13,7 @@ pub mod auth;
 mod fleet;
 pub mod request_machine;
 mod wire;
+mod tool_calls;
 
 mod budget;
 mod cache;

@@ -5,6 +5,7 @@
 //! knows which API the request came from. What is done for it is decided by [`crate::request_machine::request`].
 
 mod answer;
+mod chat_format;
 mod decode;
 mod fingerprint;
 mod sequence;
@@ -21,6 +22,7 @@ use crate::fleet::catalog::Route;
 use crate::request::Request;
 use crate::request_log::RequestRecord;
 use crate::request_machine::failures::out_of_time;
+use crate::tool_calls::AnswerFormat;
 use answer::READ_AHEAD;
 use decode::Decoding;
 use std::sync::Arc;
@@ -47,13 +49,13 @@ impl Orchestrator {
             self.observer.refused(failure);
             self.request_log.refused(request.id, request.api, failure);
         });
-        let route = route?;
+        let (route, format) = route?;
         span::routed(&span, &request, &route.served.name);
         let ((sender, pieces), (ends, end)) = (mpsc::channel(READ_AHEAD), oneshot::channel());
         let answer =
             Answer { request_id: request.id, model: route.served.name.clone(), pieces, end: Some(end) };
         let record = RequestRecord::default();
-        let work = Work { orchestrator: Arc::clone(self), request, route, sender, record };
+        let work = Work { orchestrator: Arc::clone(self), request, route, format, sender, record };
         let task = async move {
             // A reader that went away needs no end; one that is slow finds it behind what it has still to read.
             let _ = ends.send(work.run().await);
@@ -88,7 +90,7 @@ impl Orchestrator {
         }
     }
 
-    fn admit(&self, request: &mut Request) -> Result<Route, Failure> {
+    fn admit(&self, request: &mut Request) -> Result<(Route, AnswerFormat), Failure> {
         request.check(&self.materials.limits)?;
         request.start_sequence();
         let needs = request.modalities();
@@ -98,6 +100,7 @@ impl Orchestrator {
             if alien(&failure) { failure.with_param(&*request.items[0].param) } else { failure }
         })?;
         request.caller.check_model(&route.served.name)?;
+        let format = chat_format::apply(request, &route.served)?;
         self.lay_out(request, &route)?;
         if request.src_lang.is_some() {
             let name = &route.served.name;
@@ -112,7 +115,7 @@ impl Orchestrator {
                 route.served.name
             ))
             .with_param("items")),
-            _ => Ok(route),
+            _ => Ok((route, format)),
         }
     }
 }

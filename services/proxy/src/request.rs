@@ -3,6 +3,7 @@
 //! [`Request::check`] holds it against the limits by what it *declares*, before anything is fetched or decoded.
 //! Each item remembers the name its sender knows it by, so that an error names the sender's own field.
 
+mod chat;
 mod item;
 mod prompt;
 
@@ -142,7 +143,7 @@ impl Request {
     pub fn move_text_to_the_item(&mut self) -> Result<(), Failure> {
         let start = || TextOrTokens::Tokens(Vec::new());
         let (text, decoder) = match &self.prompt {
-            Prompt::Chat(messages) => (TextOrTokens::Text(only_text(messages)?), start()),
+            Prompt::Chat(chat) => (TextOrTokens::Text(only_text(&chat.messages)?), start()),
             Prompt::Singleton(text) => (text.clone(), start()),
             Prompt::Explicit { encoder: Some(text), decoder } => (text.clone(), decoder.clone()),
             Prompt::Explicit { encoder: None, .. } | Prompt::Speech(_) => return Ok(()),
@@ -170,8 +171,8 @@ impl Request {
     /// [`Failure`] for a conversation: such a model reads one text, and has no layout for several.
     pub fn move_encoder_text_to_items(&mut self) -> Result<(), Failure> {
         let (text, decoder) = match &mut self.prompt {
-            Prompt::Chat(messages) if self.items.is_empty() => {
-                (TextOrTokens::Text(only_text(messages)?), TextOrTokens::Tokens(Vec::new()))
+            Prompt::Chat(chat) if self.items.is_empty() => {
+                (TextOrTokens::Text(only_text(&chat.messages)?), TextOrTokens::Tokens(Vec::new()))
             }
             Prompt::Singleton(text) if self.items.is_empty() => {
                 (text.clone(), TextOrTokens::Tokens(Vec::new()))
@@ -222,7 +223,7 @@ fn only_text(messages: &[Message]) -> Result<String, Failure> {
     };
     let texts = message.parts.iter().filter_map(|part| match part {
         MessagePart::Text(text) => Some(text.as_str()),
-        MessagePart::Item(_) => None,
+        _ => None,
     });
     Ok(texts.collect::<Vec<_>>().join("\n"))
 }
@@ -300,11 +301,11 @@ mod tests {
         assert_eq!(tokens.items[0].options.form, ItemForm::TokenIds);
         let message = || Message { role: Role::User, parts: vec![MessagePart::Text("hi".into())] };
         let mut chat = request(vec![]);
-        chat.prompt = Prompt::Chat(vec![message()]);
+        chat.prompt = Prompt::Chat(vec![message()].into());
         chat.move_encoder_text_to_items().unwrap();
         assert!(matches!(&chat.items[0].source, Source::Bytes(b) if b == "hi"));
         let mut long = request(vec![]);
-        long.prompt = Prompt::Chat(vec![message(), message()]);
+        long.prompt = Prompt::Chat(vec![message(), message()].into());
         assert_eq!(long.move_encoder_text_to_items().unwrap_err().param.as_deref(), Some("messages"));
         assert!(matches!(&tokens.items[0].source, Source::Bytes(b) if **b == [1, 0, 0, 0, 2, 1, 0, 0]));
     }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
 use triptych_core::{Failure, Modality, ModelName, RequestId, TenantId, WorkerId};
-use triptych_proto::convert::finish_reason;
+use triptych_proto::convert::finish_name;
 use triptych_proto::v1;
 use triptych_runtime::status::http_status_of;
 use triptych_runtime::trace_context::REQUEST_TARGET;
@@ -95,7 +95,7 @@ impl RequestRecord {
         let mut noted = self.0.lock();
         noted.first_token.get_or_insert(elapsed);
         noted.n_tokens += delta.token_ids.len();
-        let finished = finish_reason(delta.finish_reason).ok().flatten().map(|reason| reason.as_str());
+        let finished = finish_name(delta.finish_reason);
         if let Some(reason) = finished.filter(|reason| !noted.finished.contains(reason)) {
             noted.finished.push(reason);
         }

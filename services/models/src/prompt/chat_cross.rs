@@ -156,11 +156,11 @@ impl PromptBuilder for ChatCross {
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError> {
         let n_rows = self.image_rows(items)?;
         let tokens = match prompt {
-            Prompt::Chat(messages) => {
+            Prompt::Chat(chat) => {
                 let template = self.template.as_ref().map_err(|e| {
                     PromptError::Invalid(format!("this model has no conversations, only prompts: {e}"))
                 })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, (messages, Modality::Image))?;
+                let chat = RenderedChat::new(&self.tokenizer, template, (chat, Modality::Image))?;
                 let order = chat.order.clone();
                 let tokens = chat.tokens(&self.tokenizer, Ok)?;
                 if order.iter().any(|item| item.0 as usize >= items.len()) {
@@ -188,7 +188,7 @@ impl PromptBuilder for ChatCross {
         self.defaults
     }
 
-    fn has_chat_template(&self) -> bool {
-        self.template.is_ok()
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref().ok()
     }
 }

@@ -66,12 +66,12 @@ impl PromptBuilder for ChatText {
             return Err(PromptError::Invalid(text));
         }
         let tokens = match prompt {
-            Prompt::Chat(messages) => {
+            Prompt::Chat(chat) => {
                 let template = self.template.as_ref().ok_or_else(|| {
                     let text = "this model has no chat template: it takes a prompt, not messages";
                     PromptError::Invalid(text.into())
                 })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, (messages, Modality::Text))?;
+                let chat = RenderedChat::new(&self.tokenizer, template, (chat, Modality::Text))?;
                 if let Some(item) = chat.order.first() {
                     let text = format!("a message names item {}, the request has 0 items", item.0);
                     return Err(PromptError::Invalid(text));
@@ -113,7 +113,7 @@ impl PromptBuilder for ChatText {
         self.defaults
     }
 
-    fn has_chat_template(&self) -> bool {
-        self.template.is_some()
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
     }
 }

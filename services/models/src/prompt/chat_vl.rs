@@ -383,8 +383,8 @@ impl PromptBuilder for ChatVl {
             Ok(order.iter().filter_map(|i| rows.get(i.0 as usize).copied()).collect())
         };
         let (ids, images) = match prompt {
-            Prompt::Chat(messages) => {
-                let chat = RenderedChat::new(&self.tokenizer, &self.template, (messages, self.modality))?;
+            Prompt::Chat(chat) => {
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, (chat, self.modality))?;
                 let images = of(&chat.order)?;
                 (chat.tokens(&self.tokenizer, |text| self.written_out(text, &images))?, images)
             }
@@ -409,8 +409,8 @@ impl PromptBuilder for ChatVl {
         self.defaults
     }
 
-    fn has_chat_template(&self) -> bool {
-        true
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        Some(&self.template)
     }
 }
 

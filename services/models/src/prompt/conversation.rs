@@ -1,10 +1,13 @@
 //! A conversation as tokens: the chat template's text, with control tokens from the template alone.
 
+mod guarded;
+
 use super::ChatTemplate;
-use super::template::{TemplateMessage, TemplatePart};
+use super::template::{TemplateInput, TemplateMessage, TemplatePart};
 use crate::error::PromptError;
 use crate::tokenization::{ControlTokenGuard, Tokenizer};
-use triptych_core::prompt::{Message, MessagePart};
+use guarded::GuardedJson;
+use triptych_core::prompt::{Chat, Message, MessagePart};
 use triptych_core::{ItemIdx, Modality};
 
 /// A conversation as the chat template's text.
@@ -19,35 +22,32 @@ impl RenderedChat {
     /// Renders a conversation whose items are of one kind, one placeholder for each item.
     ///
     /// # Errors
-    /// [`PromptError`] if there are no messages, or the template refuses them.
+    /// [`PromptError`] if there are no messages, a text that has to be JSON is not, or the template refuses them.
     pub(super) fn new(
         tokenizer: &Tokenizer,
         template: &ChatTemplate,
-        (messages, modality): (&[Message], Modality),
+        (chat, modality): (&Chat, Modality),
     ) -> Result<Self, PromptError> {
-        if messages.is_empty() {
+        if chat.messages.is_empty() {
             return Err(PromptError::Invalid("the conversation has no messages".into()));
         }
-        let parts = || messages.iter().flat_map(|m| &m.parts);
-        let guard = tokenizer.guard(parts().filter_map(|part| match part {
-            MessagePart::Text(text) => Some(text.as_str()),
-            MessagePart::Item(_) => None,
-        }))?;
-        let content = |part: &MessagePart| match part {
-            MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
-            MessagePart::Item(_) => TemplatePart::Item(modality),
+        let json = GuardedJson::read(chat)?;
+        let texts = chat.messages.iter().flat_map(|m| &m.parts).filter_map(text_of);
+        let guard = tokenizer.guard(texts.chain(json.texts()))?;
+        let json = json.apply(&guard);
+        let mut arguments = json.arguments.into_iter();
+        let mut message = |message| shaped(message, modality, &guard, &mut arguments);
+        let input = TemplateInput {
+            messages: chat.messages.iter().map(&mut message).collect(),
+            tools: json.tools,
+            documents: json.documents,
+            variables: json.variables,
+            ending: chat.ending,
         };
-        let shaped: Vec<TemplateMessage<'_>> = messages
-            .iter()
-            .map(|message| TemplateMessage {
-                role: message.role.as_str(),
-                content: message.parts.iter().map(content).collect(),
-            })
-            .collect();
-        let text = template.render(&shaped)?;
-        let order = parts().filter_map(|part| match part {
+        let text = template.render(&input)?;
+        let order = chat.messages.iter().flat_map(|m| &m.parts).filter_map(|part| match part {
             MessagePart::Item(item) => Some(*item),
-            MessagePart::Text(_) => None,
+            _ => None,
         });
         Ok(Self { text, order: order.collect(), guard })
     }
@@ -79,4 +79,35 @@ impl RenderedChat {
         }
         Ok(ids)
     }
+}
+
+/// The text of a part that is text; names and ids are short, and are taken with the JSON.
+fn text_of(part: &MessagePart) -> Option<&str> {
+    match part {
+        MessagePart::Text(text) | MessagePart::Reasoning(text) => Some(text),
+        MessagePart::Item(_) | MessagePart::ToolCall(_) | MessagePart::ResultOf(_) => None,
+    }
+}
+
+/// A message as templates see it; `arguments` are those of all calls, in order.
+fn shaped<'a>(
+    message: &'a Message,
+    modality: Modality,
+    guard: &ControlTokenGuard,
+    arguments: &mut impl Iterator<Item = serde_json::Value>,
+) -> TemplateMessage<'a> {
+    let part = |part: &MessagePart| match part {
+        MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
+        MessagePart::Item(_) => TemplatePart::Item(modality),
+        MessagePart::Reasoning(text) => TemplatePart::Reasoning(guard.apply(text)),
+        MessagePart::ToolCall(call) => TemplatePart::ToolCall {
+            id: guard.apply(&call.id),
+            name: guard.apply(&call.name),
+            arguments: arguments.next().unwrap_or_default(),
+        },
+        MessagePart::ResultOf(call) => {
+            TemplatePart::ResultOf { id: guard.apply(&call.id), name: guard.apply(&call.name) }
+        }
+    };
+    TemplateMessage { role: message.role.as_str(), content: message.parts.iter().map(part).collect() }
 }

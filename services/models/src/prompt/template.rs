@@ -3,6 +3,8 @@
 //!
 //! It knows no tokens: messages go in, one string comes out.
 
+mod format;
+mod json;
 mod tekken;
 mod time;
 
@@ -13,9 +15,12 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use std::path::Path;
 use std::time::SystemTime;
 use triptych_core::Modality;
+use triptych_core::prompt::{ChatEnding, ChatFormat};
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
+/// Name of the template that is used where there are tools, beside the default one.
+const TOOL_USE: &str = "tool_use";
 const SOURCES: &str = "a template, or a list of {name, template}";
 
 /// A compiled chat template, with the special tokens that it may refer to.
@@ -24,7 +29,10 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token` and the like, by key.
     specials: Vec<(&'static str, String)>,
-    format: ContentFormat,
+    content: ContentFormat,
+    format: ChatFormat,
+    /// True if there is a template for conversations with tools.
+    has_tool_use: bool,
 }
 
 /// Form of a message's content that a template reads.
@@ -52,6 +60,39 @@ pub enum TemplatePart {
     Text(String),
     /// `{type: "image"}`, or of another kind.
     Item(Modality),
+    /// `reasoning_content` of the message.
+    Reasoning(String),
+    /// One of the message's `tool_calls`.
+    ToolCall {
+        /// Its id; empty without one.
+        id: String,
+        /// Name of the tool.
+        name: String,
+        /// Arguments.
+        arguments: serde_json::Value,
+    },
+    /// `tool_call_id` and `name` of the message; each empty without one.
+    ResultOf {
+        /// The call.
+        id: String,
+        /// Name of the tool.
+        name: String,
+    },
+}
+
+/// Everything that a template is rendered with.
+#[derive(Clone, Debug, Default)]
+pub struct TemplateInput<'a> {
+    /// The messages.
+    pub messages: Vec<TemplateMessage<'a>>,
+    /// Tools as `{type: "function", function}`; empty: none.
+    pub tools: Vec<serde_json::Value>,
+    /// Documents; `None`: none.
+    pub documents: Option<serde_json::Value>,
+    /// Variables by name; those of the template itself come before them.
+    pub variables: serde_json::Map<String, serde_json::Value>,
+    /// End of the text.
+    pub ending: ChatEnding,
 }
 
 impl ChatTemplate {
@@ -73,7 +114,7 @@ impl ChatTemplate {
     /// [`ModelError`] if it does not compile, or is neither a template nor a list of them.
     pub fn find(dir: &Path, format: ContentFormat) -> Result<Option<Self>, ModelError> {
         let config = JsonFile::read_or_empty(dir, TOKENIZER_CONFIG)?;
-        let Some(source) = find_source(dir, &config)? else { return Ok(None) };
+        let Some(sources) = TemplateSources::find(dir, &config)? else { return Ok(None) };
         let specials = ["bos_token", "eos_token", "pad_token", "unk_token"]
             .into_iter()
             .filter_map(|key| {
@@ -82,14 +123,14 @@ impl ChatTemplate {
                 Some((key, text.to_owned()))
             })
             .collect();
-        let template = Self::new(source, specials, SystemTime::now)
+        let template = Self::new(sources, specials, SystemTime::now)
             .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })?;
-        Ok(Some(Self { format, ..template }))
+        Ok(Some(Self { content: format, ..template }))
     }
 
     /// Compiles a template. `now` is the clock of `strftime_now`.
     fn new(
-        source: String,
+        sources: TemplateSources,
         specials: Vec<(&'static str, String)>,
         now: fn() -> SystemTime,
     ) -> Result<Self, Error> {
@@ -100,45 +141,124 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
         environment.add_function("strftime_now", move |format: String| time::format(&format, now()));
-        environment.add_template_owned(NAME, without_generation(&source))?;
-        Ok(Self { environment, specials, format: ContentFormat::Parts })
+        environment.add_filter("tojson", json::tojson);
+        let format_source = sources.tool_use.as_ref().unwrap_or(&sources.default).clone();
+        let has_tool_use = sources.tool_use.is_some();
+        environment.add_template_owned(NAME, without_generation(&sources.default))?;
+        if let Some(source) = &sources.tool_use {
+            environment.add_template_owned(TOOL_USE, without_generation(source))?;
+        }
+        let of_format = environment.get_template(if has_tool_use { TOOL_USE } else { NAME })?;
+        let variables = of_format.undeclared_variables(false);
+        let format = format::format_of(&format_source, |name| variables.contains(name));
+        Ok(Self { environment, specials, content: ContentFormat::Parts, format, has_tool_use })
     }
 
-    /// Renders messages up to where the assistant begins to write.
+    /// The format of its conversations.
+    pub fn format(&self) -> ChatFormat {
+        self.format
+    }
+
+    /// Renders a conversation.
     ///
     /// # Errors
-    /// [`PromptError::Template`] if the template refuses them.
-    pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, PromptError> {
-        let mut context: Vec<(&str, Value)> = vec![
-            ("messages", messages.iter().map(|message| self.message_value(message)).collect()),
-            ("add_generation_prompt", Value::from(true)),
-            ("tools", Value::from(())),
-            ("documents", Value::from(())),
-        ];
+    /// [`PromptError::Template`] if the template refuses it; [`PromptError::Invalid`] if it is to end with an open message
+    /// that the template does not show.
+    pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, PromptError> {
+        let none = || Value::from(());
+        let tools = Some(&input.tools).filter(|tools| !tools.is_empty());
+        let mut context: Vec<(&str, Value)> = input
+            .variables
+            .iter()
+            .map(|(name, value)| (name.as_str(), json::template_value(value)))
+            .collect();
+        context.extend([
+            ("messages", input.messages.iter().map(|message| self.message_value(message)).collect()),
+            ("add_generation_prompt", Value::from(input.ending == ChatEnding::GenerationPrompt)),
+            ("tools", tools.map_or_else(none, |tools| tools.iter().map(json::template_value).collect())),
+            ("documents", input.documents.as_ref().map_or_else(none, json::template_value)),
+        ]);
         context.extend(self.specials.iter().map(|(key, text)| (*key, Value::from(text.as_str()))));
-        self.environment
-            .get_template(NAME)
+        let name = if self.has_tool_use && tools.is_some() { TOOL_USE } else { NAME };
+        let text = self
+            .environment
+            .get_template(name)
             .and_then(|template| template.render(Value::from_pairs(context)))
-            .map_err(|e| PromptError::Template(e.detail().map_or_else(|| e.to_string(), str::to_owned)))
+            .map_err(|e| PromptError::Template(e.detail().map_or_else(|| e.to_string(), str::to_owned)))?;
+        match input.ending {
+            ChatEnding::OpenMessage => open(text, input.messages.last()),
+            ChatEnding::GenerationPrompt | ChatEnding::LastMessage => Ok(text),
+        }
     }
 
     fn message_value(&self, message: &TemplateMessage<'_>) -> Value {
-        let part = |part: &TemplatePart| match part {
-            TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text.as_str())]),
-            TemplatePart::Item(modality) => Value::from_pairs([("type", modality.as_str())]),
-        };
         let text = |part: &TemplatePart| match part {
             TemplatePart::Text(text) => Some(text.clone()),
-            TemplatePart::Item(_) => None,
+            _ => None,
         };
-        let content: Value = match self.format {
-            ContentFormat::Parts => message.content.iter().map(part).collect(),
+        let content: Value = match self.content {
+            ContentFormat::Parts => message.content.iter().filter_map(content_value).collect(),
             ContentFormat::String => {
                 Value::from(message.content.iter().filter_map(text).collect::<Vec<_>>().join("\n"))
             }
         };
-        Value::from_pairs([("role", Value::from(message.role)), ("content", content)])
+        let mut fields = vec![("role", Value::from(message.role)), ("content", content)];
+        let mut calls = Vec::new();
+        for part in &message.content {
+            match part {
+                TemplatePart::Text(_) | TemplatePart::Item(_) => {}
+                TemplatePart::Reasoning(text) => {
+                    fields.push(("reasoning_content", Value::from(text.as_str())));
+                }
+                TemplatePart::ToolCall { id, name, arguments } => calls.push(call_value(id, name, arguments)),
+                TemplatePart::ResultOf { id, name } => {
+                    let named = [("tool_call_id", id), ("name", name)];
+                    let given = named.into_iter().filter(|(_, text)| !text.is_empty());
+                    fields.extend(given.map(|(key, text)| (key, Value::from(text.as_str()))));
+                }
+            }
+        }
+        if !calls.is_empty() {
+            fields.push(("tool_calls", Value::from(calls)));
+        }
+        Value::from_pairs(fields)
     }
+}
+
+/// A part of a message's content; `None` for what is another field of the message.
+fn content_value(part: &TemplatePart) -> Option<Value> {
+    match part {
+        TemplatePart::Text(text) => Some(Value::from_pairs([("type", "text"), ("text", text.as_str())])),
+        TemplatePart::Item(modality) => Some(Value::from_pairs([("type", modality.as_str())])),
+        _ => None,
+    }
+}
+
+/// A call as OpenAI's clients write it, with arguments that are an object.
+fn call_value(id: &str, name: &str, arguments: &serde_json::Value) -> Value {
+    let function = [("name", Value::from(name)), ("arguments", json::template_value(arguments))];
+    let call = [("type", Value::from("function")), ("function", Value::from_pairs(function))];
+    let id = Some(("id", Value::from(id))).filter(|_| !id.is_empty());
+    Value::from_pairs(id.into_iter().chain(call))
+}
+
+/// The text up to the end of its last message's own text, as transformers cuts it.
+fn open(mut text: String, last: Option<&TemplateMessage<'_>>) -> Result<String, PromptError> {
+    let texts = last.into_iter().flat_map(|message| message.content.iter().rev());
+    let content = texts.into_iter().find_map(|part| match part {
+        TemplatePart::Text(text) => Some(text.as_str()),
+        _ => None,
+    });
+    let content = content
+        .ok_or_else(|| PromptError::Invalid("the last message has no text that could go on".into()))?;
+    let at = text.rfind(content.trim()).ok_or_else(|| {
+        PromptError::Invalid("the chat template does not show the last message as it is".into())
+    })?;
+    // White space at its end stays if the template keeps it.
+    let whole = content.trim_start();
+    let len = if text[at..].starts_with(whole) { whole.len() } else { content.trim().len() };
+    text.truncate(at + len);
+    Ok(text)
 }
 
 /// A template whose blocks `generation`, by which transformers marks the assistant's words for training, are plain blocks.
@@ -166,24 +286,42 @@ fn without_generation(source: &str) -> String {
     out
 }
 
-/// The text of a directory's template; `None` without one.
-fn find_source(dir: &Path, config: &JsonFile) -> Result<Option<String>, ModelError> {
-    let path = dir.join("chat_template.jinja");
-    match std::fs::read_to_string(&path) {
-        Ok(source) => return Ok(Some(source)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(source) => return Err(ModelError::File { path, source }),
+/// The texts of a directory's templates.
+struct TemplateSources {
+    default: String,
+    /// The one for conversations with tools, where there are two.
+    tool_use: Option<String>,
+}
+
+impl From<String> for TemplateSources {
+    fn from(default: String) -> Self {
+        Self { default, tool_use: None }
     }
-    let own = JsonFile::read_or_empty(dir, "chat_template.json")?;
-    let Some(found) = own.get(NAME).or_else(|| config.get(NAME)) else {
-        return Ok(dir.join(tekken::FILE).is_file().then(|| tekken::TEMPLATE.to_owned()));
-    };
-    let by_name = |list: &[serde_json::Value]| {
-        let default = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
-        default["template"].as_str().map(str::to_owned)
-    };
-    let source = found.as_str().map(str::to_owned).or_else(|| by_name(found.as_array()?));
-    source.map(Some).ok_or_else(|| config.wrong(NAME, SOURCES))
+}
+
+impl TemplateSources {
+    /// Those of a directory; `None` without any.
+    fn find(dir: &Path, config: &JsonFile) -> Result<Option<Self>, ModelError> {
+        let path = dir.join("chat_template.jinja");
+        match std::fs::read_to_string(&path) {
+            Ok(source) => return Ok(Some(source.into())),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(ModelError::File { path, source }),
+        }
+        let own = JsonFile::read_or_empty(dir, "chat_template.json")?;
+        let Some(found) = own.get(NAME).or_else(|| config.get(NAME)) else {
+            return Ok(dir.join(tekken::FILE).is_file().then(|| tekken::TEMPLATE.to_owned().into()));
+        };
+        let by_name = |list: &[serde_json::Value]| {
+            let named = |name: &str| list.iter().find(|t| t["name"] == name);
+            let text = |t: &serde_json::Value| t["template"].as_str().map(str::to_owned);
+            let default = text(named("default").or_else(|| list.first())?)?;
+            Some(Self { default, tool_use: named(TOOL_USE).and_then(text) })
+        };
+        let one = found.as_str().map(|source| source.to_owned().into());
+        let sources = one.or_else(|| by_name(found.as_array()?));
+        sources.map(Some).ok_or_else(|| config.wrong(NAME, SOURCES))
+    }
 }
 
 #[cfg(test)]
@@ -194,7 +332,7 @@ mod tests {
     fn render(source: &str, texts: &[(&str, &str)]) -> Result<String, PromptError> {
         let then = || SystemTime::UNIX_EPOCH + Duration::from_secs(1_721_952_000);
         let template =
-            ChatTemplate::new(source.to_owned(), vec![("eos_token", "</s>".into())], then).unwrap();
+            ChatTemplate::new(source.to_owned().into(), vec![("eos_token", "</s>".into())], then).unwrap();
         let messages: Vec<_> = texts
             .iter()
             .map(|(role, text)| TemplateMessage {
@@ -202,7 +340,7 @@ mod tests {
                 content: vec![TemplatePart::Text((*text).to_owned()), TemplatePart::Item(Modality::Image)],
             })
             .collect();
-        template.render(&messages)
+        template.render(&TemplateInput { messages, ..TemplateInput::default() })
     }
 
     #[test]

@@ -131,7 +131,10 @@ impl MoonshinePrompt {
                     return Err(PromptError::Invalid(text));
                 }
                 MessagePart::Text(text) if text.trim().is_empty() => {}
-                MessagePart::Text(_) => {
+                MessagePart::Text(_)
+                | MessagePart::Reasoning(_)
+                | MessagePart::ToolCall(_)
+                | MessagePart::ResultOf(_) => {
                     let text = "this model reads no text with audio";
                     return Err(PromptError::Invalid(text.into()));
                 }
@@ -213,7 +216,7 @@ impl PromptBuilder for MoonshinePrompt {
         let windows = self.windows(items)?;
         let tokens = match prompt {
             Prompt::Speech(task) => self.task(task)?,
-            Prompt::Chat(messages) => self.chat(messages)?,
+            Prompt::Chat(chat) => self.chat(&chat.messages)?,
             Prompt::Singleton(prompt) | Prompt::Explicit { encoder: None, decoder: prompt } => {
                 self.raw(prompt)?
             }

@@ -259,6 +259,10 @@ impl WhisperPrompt {
                     let text = format!("a message names item {idx}, this model reads one");
                     return Err(PromptError::Invalid(text));
                 }
+                MessagePart::Reasoning(_) | MessagePart::ToolCall(_) | MessagePart::ResultOf(_) => {
+                    let text = "this model reads no reasoning and no calls of tools";
+                    return Err(PromptError::Invalid(text.into()));
+                }
             }
         }
         if n_items != 1 {
@@ -348,7 +352,7 @@ impl PromptBuilder for WhisperPrompt {
         let spans = self.windows(items)?;
         let start = match prompt {
             Prompt::Speech(task) => self.task(task)?,
-            Prompt::Chat(messages) => self.chat(messages)?,
+            Prompt::Chat(chat) => self.chat(&chat.messages)?,
             Prompt::Singleton(prompt) | Prompt::Explicit { encoder: None, decoder: prompt } => {
                 self.raw(prompt)?
             }

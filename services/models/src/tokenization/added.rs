@@ -6,6 +6,19 @@ use super::scan::ControlToken;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
+/// Tokens that give an answer its structure, and are text of it whether or not a file calls them special: calls of tools
+/// and reasoning are read from it (Mistral, Llama 3, Hermes).
+const STRUCTURE: [&str; 8] = [
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+];
+
 /// The added tokens of a file, not yet numbered.
 pub(super) struct AddedTokens(Vec<AddedToken>);
 
@@ -44,7 +57,7 @@ impl AddedTokens {
             if let Some(token) = token.as_object_mut() {
                 token.insert("special".to_owned(), control.into());
             }
-            let silent = special || is_time(&content);
+            let silent = (special && !STRUCTURE.contains(&&*content)) || is_time(&content);
             all.push(AddedToken { content, silent, control, strips_left, strips_right });
         }
         Self(all)

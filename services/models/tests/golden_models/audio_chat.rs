@@ -90,7 +90,7 @@ fn tekken_reads_texts_and_conversations_as_mistrals_own_code() {
                 .map(|part| MessagePart::Text(part.as_str().expect("a text").to_owned()))
                 .collect(),
         });
-        let chat = Prompt::Chat(messages.collect());
+        let chat = Prompt::Chat(messages.collect::<Vec<_>>().into());
         let prepared = model.prompts().prepare(&chat, &[]).expect("a prompt").remove(0);
         assert_eq!(prepared.tokens, ids(&expected["input_ids"]), "{name}");
     }

@@ -70,7 +70,7 @@ fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) 
     let ours = match prompt["messages"].as_array() {
         Some(messages) => {
             let content = messages[0]["content"].as_array().expect("parts");
-            Prompt::Chat(vec![Message { role: Role::User, parts: content.iter().map(part).collect() }])
+            Prompt::Chat(vec![Message { role: Role::User, parts: content.iter().map(part).collect() }].into())
         }
         None => Prompt::Singleton(TextOrTokens::Text(prompt["text"].as_str().expect("a text").to_owned())),
     };
@@ -314,7 +314,7 @@ fn more_than_one_image_is_refused_with_the_limit() {
     let prompts = case.model().prompts();
     let item = encoded(&images(&case)[0], Modality::Image, 40);
     let check = |parts: Vec<MessagePart>, items: &[EncodedItem], expect: &str| {
-        let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }]);
+        let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }].into());
         let text = prompts.prepare(&prompt, items).expect_err(expect).to_string();
         assert!(text.contains(expect), "{text}");
     };

@@ -60,7 +60,7 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
                 (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
             parts.push(MessagePart::Text(text));
             let message = Message { role: Role::User, parts };
-            let prepared = prompts.prepare(&Prompt::Chat(vec![message]), &items).expect("a prompt");
+            let prepared = prompts.prepare(&Prompt::Chat(vec![message].into()), &items).expect("a prompt");
             let prepared = &prepared[0];
             let embeds = prepared.spans.iter();
             sequences.push(Sequence {

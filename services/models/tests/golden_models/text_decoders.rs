@@ -33,7 +33,9 @@ fn asked(entry: &serde_json::Value) -> Prompt {
         },
         parts: vec![MessagePart::Text(m["content"].as_str().expect("a text").to_owned())],
     };
-    Prompt::Chat(entry["messages"].as_array().expect("messages").iter().map(message).collect())
+    Prompt::Chat(
+        entry["messages"].as_array().expect("messages").iter().map(message).collect::<Vec<_>>().into(),
+    )
 }
 
 /// The sequences of a case, laid out by its own template and tokenizer.

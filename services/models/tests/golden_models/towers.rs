@@ -194,7 +194,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
         names.iter().map(|name| encoded(&loaded.items[*name], loaded.modality(), hidden)).collect();
     let text = MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned());
     let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).chain([text]).collect();
-    let chat = Prompt::Chat(vec![Message { role: Role::User, parts }]);
+    let chat = Prompt::Chat(vec![Message { role: Role::User, parts }].into());
     let prepared = loaded.model.prompts().prepare(&chat, &items).expect("a prompt").remove(0);
     let expected = loaded.case.ids(&format!("prompt.{k}.input_ids")).1;
     assert_eq!(prepared.tokens, expected, "{}", prompt["rendered"]);

@@ -95,9 +95,9 @@ fn what_is_not_taken_is_refused_in_words() {
     };
     refused(&builder, &both, &[], "this model has no encoder");
     refused(&builder, &Prompt::Speech(task(None, false)), &[], "reads text, not speech");
-    let answered_first = Prompt::Chat(vec![Message { role: Role::Assistant, parts: vec![text("a")] }]);
+    let answered_first = Prompt::Chat(vec![Message { role: Role::Assistant, parts: vec![text("a")] }].into());
     refused(&builder, &answered_first, &[], "roles must alternate");
-    refused(&builder, &Prompt::Chat(vec![]), &[], "no messages");
+    refused(&builder, &Prompt::Chat(vec![].into()), &[], "no messages");
 }
 
 #[test]

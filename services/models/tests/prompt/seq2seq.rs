@@ -142,7 +142,7 @@ fn refusals_of_the_decoder_name_the_supported_prompts() {
         (plain, vec![text_item(0)], "item 0 has no rows"),
         (long, vec![text_item(1)], "the prompt has 65 tokens, the model's context holds 64"),
         (
-            Prompt::Chat(vec![message]),
+            Prompt::Chat(vec![message].into()),
             vec![text_item(1)],
             "this model has no chat template: it takes a prompt, not messages",
         ),

@@ -16,7 +16,7 @@ pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
     let chat = |text: &str, items: &[EncodedItem]| {
         let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i)));
         let parts = parts.chain([MessagePart::Text(text.to_owned())]).collect();
-        prepared(Prompt::Chat(vec![Message { role: Role::User, parts }]), items)
+        prepared(Prompt::Chat(vec![Message { role: Role::User, parts }].into()), items)
     };
     if let (Some(one), Some(other)) = (chat("a", &items), chat("b", &items)) {
         return between(&one, &other, chat("a", &[]).as_ref());
@@ -83,7 +83,7 @@ mod tests {
         // A text of two tokens, of two items: what the layout was not made of.
         let parts =
             [MessagePart::Item(ItemIdx(0)), MessagePart::Item(ItemIdx(1)), MessagePart::Text("ab".into())];
-        let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }]);
+        let chat = Prompt::Chat(vec![Message { role: Role::User, parts: parts.to_vec() }].into());
         let items = [image(112), image(224)];
         let prepared = model.prompts().prepare(&chat, &items).expect("a prompt");
         let text = model.tokenizer().encode("ab").expect("tokens").len();

@@ -121,7 +121,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
             place += turn.answer_tokens;
         }
     }
-    Prompt::Chat(messages)
+    Prompt::Chat(messages.into())
 }
 
 fn letters(stream: Stream, places: std::ops::Range<u32>) -> String {

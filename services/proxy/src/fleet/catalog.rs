@@ -4,6 +4,7 @@
 //! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
 
 use std::collections::{BTreeMap, BTreeSet};
+use triptych_core::prompt::ChatFormat;
 use triptych_core::{Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
@@ -67,6 +68,8 @@ pub struct Served {
     pub created_s: u64,
     /// True if the model's own logits processors read the encoder's text.
     pub reads_encoder_prompt: bool,
+    /// Format of its conversations; `None`: it has no chat template.
+    pub chat: Option<ChatFormat>,
 }
 
 impl TryFrom<v1::WorkerModel> for Served {
@@ -86,6 +89,7 @@ impl TryFrom<v1::WorkerModel> for Served {
             max_items: Some(m.max_items).filter(|n| *n > 0),
             created_s: m.created_s,
             reads_encoder_prompt: m.reads_encoder_prompt,
+            chat: m.chat.map(Into::into),
         })
     }
 }

@@ -5,7 +5,7 @@
 //! that costs nothing when it is wrong: a worker that forgot computes again.
 
 use std::collections::{HashMap, VecDeque};
-use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens};
+use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens, Tool};
 use triptych_core::{ContentKey, WorkerId};
 
 /// Bytes of text between two digests.
@@ -30,7 +30,11 @@ impl Prefixes {
     pub fn of(tenant: &[u8], prompt: &Prompt, items: &[ContentKey]) -> Self {
         let mut writer = Writer::new(tenant);
         match prompt {
-            Prompt::Chat(messages) => messages.iter().for_each(|m| writer.message(m, items)),
+            Prompt::Chat(chat) => {
+                chat.tools.iter().for_each(|tool| writer.tool(tool));
+                chat.template_kwargs.iter().for_each(|text| writer.mark(text.as_bytes()));
+                chat.messages.iter().for_each(|m| writer.message(m, items));
+            }
             Prompt::Singleton(text) => writer.text(text),
             Prompt::Explicit { encoder, decoder } => {
                 encoder.iter().for_each(|text| writer.text(text));
@@ -71,13 +75,25 @@ impl Writer {
         self.mark(message.role.as_str().as_bytes());
         for part in &message.parts {
             match part {
-                MessagePart::Text(text) => self.bytes(text.as_bytes()),
+                MessagePart::Text(text) | MessagePart::Reasoning(text) => self.bytes(text.as_bytes()),
+                MessagePart::ToolCall(call) => {
+                    self.mark(call.name.as_bytes());
+                    self.bytes(call.arguments.as_bytes());
+                }
+                MessagePart::ResultOf(call) => self.mark(call.name.as_bytes()),
                 MessagePart::Item(i) => {
                     if let Some(key) = items.get(i.0 as usize) {
                         self.mark(key.as_bytes());
                     }
                 }
             }
+        }
+    }
+
+    fn tool(&mut self, tool: &Tool) {
+        self.mark(tool.name.as_bytes());
+        for text in [&tool.description, &tool.parameters].into_iter().flatten() {
+            self.bytes(text.as_bytes());
         }
     }
 
@@ -150,7 +166,7 @@ mod tests {
             role: Role::User,
             parts: vec![MessagePart::Item(ItemIdx(0)), MessagePart::Text((*text).to_owned())],
         };
-        Prompt::Chat(texts.iter().map(message).collect())
+        Prompt::Chat(texts.iter().map(message).collect::<Vec<_>>().into())
     }
 
     fn key(byte: u8) -> ContentKey {

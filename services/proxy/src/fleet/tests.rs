@@ -49,6 +49,7 @@ fn describe(encodes: bool) -> description::Description {
         max_items: None,
         created_s: 1,
         reads_encoder_prompt: false,
+        chat: None,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }

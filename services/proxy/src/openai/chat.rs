@@ -4,6 +4,7 @@ mod input;
 mod message;
 mod response;
 mod schema;
+mod tools;
 
 use super::api::{AdmittedCall, HttpApi, request_id};
 use super::collected::CollectedLogprobs;

@@ -85,11 +85,24 @@ pub(super) struct IsSet(pub(super) bool);
 
 impl<'de> Deserialize<'de> for IsSet {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(IsSetVisitor)
+        deserializer.deserialize_any(IsSetVisitor { neutral_words: false })
     }
 }
 
-struct IsSetVisitor;
+/// True for a value that asks for something: what [`IsSet`] says, and neither `false` nor an empty text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsWanted(pub(super) bool);
+
+impl<'de> Deserialize<'de> for IsWanted {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(IsSetVisitor { neutral_words: true }).map(|set| Self(set.0))
+    }
+}
+
+struct IsSetVisitor {
+    /// True if `false` and an empty text say nothing.
+    neutral_words: bool,
+}
 
 impl<'de> Visitor<'de> for IsSetVisitor {
     type Value = IsSet;
@@ -102,8 +115,8 @@ impl<'de> Visitor<'de> for IsSetVisitor {
         Ok(IsSet(false))
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<IsSet, E> {
-        Ok(IsSet(true))
+    fn visit_bool<E: Error>(self, value: bool) -> Result<IsSet, E> {
+        Ok(IsSet(value || !self.neutral_words))
     }
 
     fn visit_i64<E: Error>(self, _: i64) -> Result<IsSet, E> {
@@ -118,8 +131,8 @@ impl<'de> Visitor<'de> for IsSetVisitor {
         Ok(IsSet(true))
     }
 
-    fn visit_str<E: Error>(self, _: &str) -> Result<IsSet, E> {
-        Ok(IsSet(true))
+    fn visit_str<E: Error>(self, text: &str) -> Result<IsSet, E> {
+        Ok(IsSet(!(text.is_empty() && self.neutral_words)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<IsSet, A::Error> {

@@ -2,8 +2,6 @@
 
 use crate::orchestrate::Answer;
 use std::time::{SystemTime, UNIX_EPOCH};
-use triptych_core::sampling::FinishReason;
-use triptych_proto::convert::finish_reason;
 use triptych_proto::v1;
 
 /// Id, creation time and model of a response.
@@ -30,9 +28,4 @@ impl ResponseHead {
 /// The bytes of a reported token: its own, or those of its text from a worker that sends none.
 pub(super) fn own_bytes(token: &v1::TokenLogprob) -> &[u8] {
     if token.bytes.is_empty() { token.text.as_bytes() } else { &token.bytes }
-}
-
-/// OpenAI's name of a finish reason; the orchestrator has checked the number.
-pub(super) fn finish_name(delta: &v1::Delta) -> Option<&'static str> {
-    finish_reason(delta.finish_reason).ok().flatten().map(FinishReason::as_str)
 }

@@ -14,6 +14,7 @@ use crate::request_machine::deaths::RequestFingerprint;
 use crate::request_machine::event::{BrokenCall, RequestEvent};
 use crate::request_machine::request::{RequestFacts, RequestMachine};
 use crate::request_machine::surroundings::RequestSurroundings;
+use crate::tool_calls::AnswerParser;
 use crate::wire::{CallFailure, outgoing, read_to_end};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -47,6 +48,8 @@ pub(super) struct Decoding<'a> {
     held: Option<Vec<v1::Delta>>,
     /// The part of the answer that was sent.
     sent: SentAnswer,
+    /// Reader of the answer's reasoning and calls.
+    parser: AnswerParser,
     /// Times at which the first and the latest piece of text went out.
     text: Option<(Instant, Instant)>,
     /// The call that is under way.
@@ -111,6 +114,7 @@ impl<'a> Decoding<'a> {
             fingerprint,
             held: None,
             sent,
+            parser: AnswerParser::new(work.format.clone(), work.request.id),
             text: None,
             call,
             has_written: false,
@@ -375,6 +379,7 @@ impl<'a> Decoding<'a> {
             held.push(delta);
             return Ok(());
         }
+        let delta = self.parser.read(delta);
         let now = Instant::now();
         match &mut self.text {
             Some((_, latest)) => *latest = now,

@@ -8,6 +8,7 @@ use crate::items::Materials;
 use crate::observe::Observer;
 use crate::request::Request;
 use crate::request_log::{EndedRequest, RequestLog, RequestRecord};
+use crate::tool_calls::AnswerFormat;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -39,6 +40,8 @@ pub(super) struct Work {
     pub(super) orchestrator: Arc<Orchestrator>,
     pub(super) request: Request,
     pub(super) route: Route,
+    /// Parts that are read from the answer.
+    pub(super) format: AnswerFormat,
     pub(super) sender: mpsc::Sender<v1::Delta>,
     /// Facts for the request log.
     pub(super) record: RequestRecord,

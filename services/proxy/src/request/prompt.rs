@@ -1,13 +1,14 @@
 //! Checks of every prompt, for any model: it is not empty, and it fits the items.
 
-use super::item::{Item, param_of_item};
-use triptych_core::prompt::{Message, MessagePart, Prompt, TextOrTokens};
-use triptych_core::{Failure, ItemIdx, Modality};
+use super::chat;
+use super::item::Item;
+use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::{Failure, Modality};
 
 /// Checks a prompt beside its items.
 pub(super) fn check(prompt: &Prompt, items: &[Item]) -> Result<(), Failure> {
     match prompt {
-        Prompt::Chat(messages) => check_chat(messages, items),
+        Prompt::Chat(chat) => chat::check(chat, items),
         Prompt::Singleton(text) if items.is_empty() => check_text(text, "prompt"),
         Prompt::Singleton(_) => Ok(()),
         Prompt::Explicit { encoder: None, .. } if items.len() != 1 => Err(Failure::invalid(format!(
@@ -45,58 +46,6 @@ fn check_speech(items: &[Item]) -> Result<(), Failure> {
     }
 }
 
-fn check_chat(messages: &[Message], items: &[Item]) -> Result<(), Failure> {
-    if messages.is_empty() {
-        return Err(
-            Failure::invalid("messages is empty, at least one message is needed").with_param("messages")
-        );
-    }
-    let mut named = 0;
-    let mut has_text = false;
-    for (m, message) in messages.iter().enumerate() {
-        for (p, part) in message.parts.iter().enumerate() {
-            match part {
-                MessagePart::Text(text) => has_text |= !text.trim().is_empty(),
-                MessagePart::Item(idx) => {
-                    check_next(*idx, named, items)
-                        .map_err(|f| f.with_param(format!("messages[{m}].parts[{p}]")))?;
-                    named += 1;
-                }
-            }
-        }
-    }
-    if let Some(unused) = items.get(named) {
-        let message =
-            format!("{} is not named by any part of a message", param_of_item(ItemIdx(named as u32)));
-        return Err(Failure::invalid(message).with_param(&*unused.param));
-    }
-    if !has_text && items.is_empty() {
-        return Err(
-            Failure::invalid("the prompt is empty: no message has text or an item").with_param("messages")
-        );
-    }
-    Ok(())
-}
-
-/// Parts name the items in order, each once: what comes first in the list comes first in the prompt.
-fn check_next(idx: ItemIdx, next: usize, items: &[Item]) -> Result<(), Failure> {
-    if idx.0 as usize >= items.len() {
-        return Err(Failure::invalid(format!(
-            "the part names {}, the request has {} items",
-            param_of_item(idx),
-            items.len()
-        )));
-    }
-    if idx.0 as usize != next {
-        return Err(Failure::invalid(format!(
-            "the part names {}, expected is {}: parts name items in order, each once",
-            param_of_item(idx),
-            param_of_item(ItemIdx(next as u32))
-        )));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::item::Source;
@@ -115,7 +64,7 @@ mod tests {
     }
 
     fn chat(parts: Vec<MessagePart>) -> Prompt {
-        Prompt::Chat(vec![Message { role: Role::User, parts }])
+        Prompt::Chat(vec![Message { role: Role::User, parts }].into())
     }
 
     fn text(text: &str) -> TextOrTokens {
@@ -130,7 +79,7 @@ mod tests {
         let cases: Vec<(Prompt, &[Modality], Option<&str>)> = vec![
             (chat(vec![hello()]), &[], None),
             (chat(vec![item(0), hello(), item(1)]), &[Image, Image], None),
-            (Prompt::Chat(vec![]), &[], Some("messages is empty")),
+            (Prompt::Chat(vec![].into()), &[], Some("messages is empty")),
             (chat(vec![]), &[], Some("the prompt is empty")),
             (chat(vec![MessagePart::Text(" \n".into())]), &[], Some("the prompt is empty")),
             (chat(vec![item(0)]), &[], Some("the part names items[0], the request has 0 items")),

@@ -35,6 +35,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         max_items: 8,
         created_s: 1_700_000_000,
         reads_encoder_prompt: false,
+        chat: None,
     }
 }
 

@@ -14,6 +14,7 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         max_items: None,
         created_s: 1,
         reads_encoder_prompt: false,
+        chat: None,
     };
     Known {
         id: WorkerId::new("w"),

@@ -1,16 +1,26 @@
 //! Messages of a chat request.
 
+use super::super::lists::ShortList;
 use super::super::part::RawPart;
+use super::tools::RawCall;
 use crate::request::Item;
 use serde::Deserialize;
 use triptych_core::Failure;
-use triptych_core::prompt::{Message, MessagePart, Role};
+use triptych_core::prompt::{CallReference, Message, MessagePart, Role};
 
 /// A message, as parsed.
 #[derive(Debug, Deserialize)]
 pub(super) struct RawMessage {
     role: Option<String>,
     content: Option<Content>,
+    /// Calls of the assistant.
+    tool_calls: Option<ShortList<RawCall>>,
+    /// The call whose result a tool gives.
+    tool_call_id: Option<String>,
+    /// The tool whose result it is.
+    name: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
 }
 
 /// Content of a message: text, or a list of parts.
@@ -53,19 +63,31 @@ impl RawMessage {
     /// The message; its items join `items`.
     pub(super) fn into_message(self, i: usize, items: &mut Vec<Item>) -> Result<Message, Failure> {
         let role = role(self.role.as_deref(), i)?;
-        let parts = match self.content {
-            None => Vec::new(),
-            Some(Content::Text(text)) => vec![MessagePart::Text(text)],
-            Some(Content::Parts(parts)) => {
-                let part = |(p, part): (usize, RawPart)| {
-                    part.into_part(&format!("messages[{i}].content[{p}]"), items)
-                };
-                parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?
+        let mut parts = Vec::new();
+        if role == Role::Tool {
+            let (id, name) = (self.tool_call_id.unwrap_or_default(), self.name.unwrap_or_default());
+            parts.push(MessagePart::ResultOf(CallReference { id, name }));
+        }
+        let reasoning = self.reasoning_content.or(self.reasoning);
+        parts.extend(reasoning.filter(|text| !text.is_empty()).map(MessagePart::Reasoning));
+        match self.content {
+            None => {}
+            Some(Content::Text(text)) => parts.push(MessagePart::Text(text)),
+            Some(Content::Parts(content)) => {
+                for (p, part) in content.into_iter().enumerate() {
+                    parts.push(part.into_part(&format!("messages[{i}].content[{p}]"), items)?);
+                }
             }
-        };
+        }
+        for (c, call) in self.tool_calls.map(|list| list.0).unwrap_or_default().into_iter().enumerate() {
+            let call = call.into_call(&format!("messages[{i}].tool_calls[{c}]"))?;
+            parts.push(MessagePart::ToolCall(call));
+        }
         Ok(Message { role, parts })
     }
 }
+
+const ROLES: &str = "system, developer, user, assistant and tool";
 
 fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {
     let wrong = |message: String| Err(Failure::invalid(message).with_param(format!("messages[{i}].role")));
@@ -73,9 +95,10 @@ fn role(role: Option<&str>, i: usize) -> Result<Role, Failure> {
         Some("system" | "developer") => Ok(Role::System),
         Some("user") => Ok(Role::User),
         Some("assistant") => Ok(Role::Assistant),
-        Some("tool" | "function") => wrong("messages of tools are not supported by this server".into()),
-        Some(other) => wrong(format!("role is {other:?}, allowed are system, developer, user and assistant")),
-        None => wrong("role is missing, allowed are system, developer, user and assistant".into()),
+        // The second is OpenAI's older name.
+        Some("tool" | "function") => Ok(Role::Tool),
+        Some(other) => wrong(format!("role is {other:?}, allowed are {ROLES}")),
+        None => wrong(format!("role is missing, allowed are {ROLES}")),
     }
 }
 
@@ -84,6 +107,7 @@ mod tests {
     use super::*;
     use crate::request::Source;
     use serde_json::json;
+    use triptych_core::prompt::ToolCall;
     use triptych_core::{ItemIdx, Modality};
 
     fn read(message: serde_json::Value) -> Result<(Message, Vec<Item>), Failure> {
@@ -119,17 +143,33 @@ mod tests {
     }
 
     #[test]
+    fn calls_and_their_results_are_parts() {
+        let call =
+            json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
+        let (message, _) = read(
+            json!({"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [call]}),
+        )
+        .unwrap();
+        let call = ToolCall { id: "a".into(), name: "f".into(), arguments: "{\"x\": 1}".into() };
+        assert_eq!(message.parts, [MessagePart::Reasoning("hm".into()), MessagePart::ToolCall(call)]);
+        let (message, _) = read(json!({"role": "tool", "tool_call_id": "a", "content": "3"})).unwrap();
+        let result = CallReference { id: "a".into(), name: String::new() };
+        assert_eq!(message.role, Role::Tool);
+        assert_eq!(message.parts, [MessagePart::ResultOf(result), MessagePart::Text("3".into())]);
+    }
+
+    #[test]
     fn an_error_names_the_field() {
         let part = |part: serde_json::Value| json!({"role": "user", "content": [part]});
         let image = |url: &str| part(json!({"type": "image_url", "image_url": {"url": url}}));
         let at = |field: &str| format!("messages[3].content[0].{field}");
         let cases = [
-            (
-                json!({"role": "tool", "content": "x"}),
-                "messages[3].role".to_owned(),
-                "tools are not supported",
-            ),
             (json!({"role": "x", "content": "x"}), "messages[3].role".to_owned(), "role is \"x\""),
+            (
+                json!({"role": "assistant", "tool_calls": [{"type": "custom"}]}),
+                "messages[3].tool_calls[0].type".to_owned(),
+                "allowed is function",
+            ),
             (json!({"content": "x"}), "messages[3].role".to_owned(), "role is missing"),
             (part(json!({"type": "video_url"})), at("type"), "type is \"video_url\", allowed are text"),
             (part(json!({"text": "x"})), at("type"), "type is missing"),

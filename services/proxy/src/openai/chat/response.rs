@@ -1,16 +1,18 @@
 //! OpenAI's objects from the pieces of a chat answer: one completion, or a stream of chunks.
 
-use super::super::response_head::{ResponseHead, finish_name};
+use super::super::response_head::ResponseHead;
 use super::super::sse;
 use super::super::usage::Usage;
 use super::schema::{
-    AnswerMessage, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, TokenLogprob,
+    AnswerMessage, Call, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, Reasoning,
+    TokenLogprob,
 };
 use crate::orchestrate::{Answer, Piece};
 use bytes::Bytes;
 use futures::{Stream, stream};
 use triptych_core::Failure;
 use triptych_core::sampling::FinishReason;
+use triptych_proto::convert::finish_name;
 use triptych_proto::v1;
 
 fn logprobs(tokens: Vec<v1::ChosenToken>) -> Option<Logprobs> {
@@ -24,6 +26,8 @@ pub(super) struct ChatCollector(Vec<CollectedChoice>);
 #[derive(Default)]
 struct CollectedChoice {
     text: String,
+    reasoning: String,
+    calls: Vec<Call>,
     tokens: Vec<v1::ChosenToken>,
     finish: Option<&'static str>,
 }
@@ -36,17 +40,24 @@ impl ChatCollector {
     pub(super) fn add(&mut self, delta: v1::Delta) {
         // The orchestrator lets no other choice through.
         let Some(choice) = self.0.get_mut(delta.choice as usize) else { return };
-        choice.finish = finish_name(&delta).or(choice.finish);
+        choice.finish = finish_name(delta.finish_reason).or(choice.finish);
         choice.text.push_str(&delta.text);
+        choice.reasoning.push_str(&delta.reasoning);
+        for call in delta.tool_calls {
+            match choice.calls.get_mut(call.index as usize) {
+                Some(begun) => begun.function.arguments.push_str(&call.arguments),
+                None => choice.calls.push(Call { index: None, ..call.into() }),
+            }
+        }
         choice.tokens.extend(delta.logprobs);
     }
 
     pub(super) fn into_completion(self, head: ResponseHead, summary: v1::Summary) -> Completion {
-        let choices = self.0.into_iter().zip(0..).map(|(choice, index)| Choice {
+        let choices = self.0.into_iter().zip(0..).map(|(mut choice, index)| Choice {
             index,
-            message: AnswerMessage { role: "assistant", content: choice.text, refusal: None },
-            logprobs: logprobs(choice.tokens),
+            logprobs: logprobs(std::mem::take(&mut choice.tokens)),
             finish_reason: choice.finish.unwrap_or(FinishReason::Stop.as_str()),
+            message: choice.message(),
         });
         Completion {
             id: head.id,
@@ -56,6 +67,19 @@ impl ChatCollector {
             choices: choices.collect(),
             usage: summary.usage.unwrap_or_default().into(),
             system_fingerprint: None,
+        }
+    }
+}
+
+impl CollectedChoice {
+    fn message(self) -> AnswerMessage {
+        let is_silent = self.text.is_empty() && !(self.calls.is_empty() && self.reasoning.is_empty());
+        AnswerMessage {
+            role: "assistant",
+            content: (!is_silent).then_some(self.text),
+            refusal: None,
+            reasoning: Reasoning::of(self.reasoning),
+            tool_calls: self.calls,
         }
     }
 }
@@ -90,15 +114,18 @@ impl ChatEvents {
     }
 
     fn delta(&mut self, delta: v1::Delta) -> Bytes {
-        let finish_reason = finish_name(&delta);
+        let finish_reason = finish_name(delta.finish_reason);
         let role_sent = self.role_sent.get_mut(delta.choice as usize);
         let role = role_sent.and_then(|sent| (!std::mem::replace(sent, true)).then_some("assistant"));
+        let has_other = !(delta.reasoning.is_empty() && delta.tool_calls.is_empty());
         let choice = ChunkChoice {
             index: delta.choice,
             // The last delta of a choice may have no text.
             delta: ChunkDelta {
                 role,
-                content: Some(delta.text).filter(|text| role.is_some() || !text.is_empty()),
+                content: Some(delta.text).filter(|text| (role.is_some() && !has_other) || !text.is_empty()),
+                reasoning: Reasoning::of(delta.reasoning),
+                tool_calls: delta.tool_calls.into_iter().map(Into::into).collect(),
             },
             logprobs: logprobs(delta.logprobs),
             finish_reason,

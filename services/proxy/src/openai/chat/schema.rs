@@ -27,8 +27,59 @@ pub(super) struct Choice {
 #[derive(Debug, Serialize)]
 pub(super) struct AnswerMessage {
     pub(super) role: &'static str,
-    pub(super) content: String,
+    /// Null beside calls or reasoning alone.
+    pub(super) content: Option<String>,
     pub(super) refusal: Option<&'static str>,
+    #[serde(flatten)]
+    pub(super) reasoning: Option<Reasoning>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<Call>,
+}
+
+/// Reasoning under its two names: DeepSeek's, and the one that vLLM writes beside it.
+#[derive(Debug, Serialize)]
+pub(super) struct Reasoning {
+    reasoning: String,
+    reasoning_content: String,
+}
+
+impl Reasoning {
+    /// `None` for an empty text.
+    pub(super) fn of(text: String) -> Option<Self> {
+        (!text.is_empty()).then(|| Self { reasoning: text.clone(), reasoning_content: text })
+    }
+}
+
+/// A call of a tool, or in a stream a piece of one.
+#[derive(Debug, Serialize)]
+pub(super) struct Call {
+    /// In a stream alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) index: Option<u32>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) id: String,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<&'static str>,
+    pub(super) function: Called,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Called {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+impl From<v1::ToolCallDelta> for Call {
+    /// The piece of a stream; the first one of a call has its id and name.
+    fn from(call: v1::ToolCallDelta) -> Self {
+        Self {
+            index: Some(call.index),
+            kind: (!call.id.is_empty()).then_some("function"),
+            id: call.id,
+            function: Called { name: call.name, arguments: call.arguments },
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -58,6 +109,10 @@ pub(super) struct ChunkDelta {
     pub(super) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) content: Option<String>,
+    #[serde(flatten)]
+    pub(super) reasoning: Option<Reasoning>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<Call>,
 }
 
 #[derive(Debug, Default, Serialize)]

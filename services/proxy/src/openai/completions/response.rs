@@ -2,7 +2,7 @@
 //!
 //! Choice `i` of prompt `p` has index `p · n + i`.
 
-use super::super::response_head::{ResponseHead, finish_name};
+use super::super::response_head::ResponseHead;
 use super::super::sse;
 use super::super::usage::Usage;
 use super::schema::{Choice, Completion, Logprobs, ReportedPrompts};
@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use triptych_core::Failure;
 use triptych_core::sampling::FinishReason;
+use triptych_proto::convert::finish_name;
 use triptych_proto::v1;
 
 /// Number of choices of a response: `n` for each of `n_prompts` prompts.
@@ -51,7 +52,7 @@ impl CompletionCollector {
     pub(super) fn add(&mut self, prompt: usize, delta: v1::Delta) {
         // The orchestrator lets no other choice through.
         let Some(choice) = self.choices.get_mut(prompt * self.n + delta.choice as usize) else { return };
-        choice.finish = finish_name(&delta).or(choice.finish);
+        choice.finish = finish_name(delta.finish_reason).or(choice.finish);
         choice.text.push_str(&delta.text);
         choice.token_ids.extend(delta.token_ids);
         choice.logprobs.extend(delta.logprobs);
@@ -117,7 +118,7 @@ impl CompletionEvents {
 
     fn delta(&mut self, prompt: usize, delta: v1::Delta) -> Bytes {
         let index = prompt * self.n + delta.choice as usize;
-        let finish_reason = finish_name(&delta);
+        let finish_reason = finish_name(delta.finish_reason);
         let offset = self.n_chars.get(index).copied().unwrap_or_default();
         if let Some(n_chars) = self.n_chars.get_mut(index) {
             *n_chars += delta.text.chars().count();

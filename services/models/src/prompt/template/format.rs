@@ -1,0 +1,31 @@
+//! The format of a model's conversations, read from the text of its chat template.
+
+use triptych_core::prompt::{ChatFormat, ToolSyntax};
+
+/// The format of a template with this text, whose variables are `is_variable`.
+///
+/// The markers are those of the published templates: Hermes 2 Pro and Qwen write `<tool_call>` around JSON (Qwen3-Coder
+/// and GLM write tags of their own within it, which are not known), Mistral `[TOOL_CALLS]`, Llama 3 `<|python_tag|>` or
+/// an object with `"parameters"`.
+pub(super) fn format_of(source: &str, is_variable: impl Fn(&str) -> bool) -> ChatFormat {
+    let has = |text: &str| source.contains(text);
+    let reads_tools = is_variable("tools");
+    let tool_syntax = if !reads_tools {
+        None
+    } else if has("[TOOL_CALLS]") {
+        Some(ToolSyntax::Mistral)
+    } else if has("<tool_call>") {
+        Some(ToolSyntax::Hermes).filter(|_| !has("<function=") && !has("<arg_key>"))
+    } else if has("<|python_tag|>") || has("\"parameters\":") {
+        Some(ToolSyntax::Llama3Json)
+    } else {
+        None
+    };
+    ChatFormat {
+        reads_tools,
+        reads_documents: is_variable("documents"),
+        tool_syntax,
+        has_named_args: tool_syntax == Some(ToolSyntax::Mistral) && has("[ARGS]"),
+        thinks: has("</think>") || has("<think>"),
+    }
+}

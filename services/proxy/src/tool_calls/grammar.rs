@@ -1,0 +1,128 @@
+//! The grammar of an answer that has to call tools, in the syntax of the model.
+//!
+//! Each call is one of the request's tools, with arguments that fit its schema. The grammar is in llguidance's Lark dialect;
+//! PD workers compile it as that of any other constraint.
+
+use super::markers::{ARGS, TOOL_CALLS};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use triptych_core::prompt::{ChatFormat, Tool, ToolSyntax};
+
+/// Key of a schema under which the grammar library takes options.
+const OPTIONS: &str = "x-guidance";
+/// White space between two parts of the arguments: none or one space, as published models write.
+const WHITESPACE: &str = " ?";
+/// Most calls of an answer that must make some.
+const MAX_CALLS: usize = 16;
+
+/// The grammar of calls of `tools`, one at least and, with `has_single_call`, at most.
+///
+/// `format`: that of the model; one without a syntax of its own is held to Llama 3's, which has no markers.
+pub fn call_grammar(format: ChatFormat, tools: &[&Tool], has_single_call: bool) -> String {
+    let shape = Shape::of(format);
+    let more = if has_single_call { 0 } else { MAX_CALLS - 1 };
+    let mut grammar = format!("start: {} call", quoted(shape.before));
+    if more > 0 {
+        // Writing to a string does not fail.
+        let _ = write!(grammar, " ({} call){{0,{more}}}", quoted(shape.between));
+    }
+    let _ = writeln!(grammar, " {}", quoted(shape.after));
+    let names: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+    let _ = writeln!(grammar, "call: {}", names.join(" | "));
+    for (i, tool) in tools.iter().enumerate() {
+        let [before, after] = (shape.around)(&tool.name);
+        let _ = writeln!(grammar, "call_{i}: {} arguments_{i} {}", quoted(&before), quoted(&after));
+        let _ = writeln!(grammar, "arguments_{i}: %json {}", schema(tool));
+    }
+    grammar
+}
+
+/// The texts around calls and their arguments.
+struct Shape {
+    before: &'static str,
+    between: &'static str,
+    after: &'static str,
+    around: fn(&str) -> [String; 2],
+}
+
+impl Shape {
+    fn of(format: ChatFormat) -> Self {
+        match format.tool_syntax {
+            Some(ToolSyntax::Hermes) => Self {
+                before: "<tool_call>\n",
+                between: "\n</tool_call>\n<tool_call>\n",
+                after: "\n</tool_call>",
+                around: |name| object(name, "arguments"),
+            },
+            Some(ToolSyntax::Mistral) if format.has_named_args => Self {
+                before: TOOL_CALLS,
+                between: TOOL_CALLS,
+                after: "",
+                around: |name| [format!("{name}{ARGS}"), String::new()],
+            },
+            Some(ToolSyntax::Mistral) => Self {
+                before: "[TOOL_CALLS][",
+                between: ", ",
+                after: "]",
+                around: |name| object(name, "arguments"),
+            },
+            Some(ToolSyntax::Llama3Json) | None => {
+                Self { before: "", between: "; ", after: "", around: |name| object(name, "parameters") }
+            }
+        }
+    }
+}
+
+/// A call as an object, without the arguments.
+fn object(name: &str, key: &str) -> [String; 2] {
+    [format!("{{\"name\": {}, \"{key}\": ", Value::from(name)), "}".to_owned()]
+}
+
+/// A text as a literal of the grammar.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The schema of a tool's arguments. One that is not strict may have keywords that the grammar library does not know.
+fn schema(tool: &Tool) -> Value {
+    let text = tool.parameters.as_deref().unwrap_or(r#"{"type": "object", "additionalProperties": false}"#);
+    // The request was checked to have objects here.
+    let mut schema = serde_json::from_str(text).unwrap_or_else(|_| json!({"type": "object"}));
+    if let Value::Object(fields) = &mut schema {
+        fields.entry("type").or_insert_with(|| "object".into());
+        let mut options = json!({"whitespace_pattern": WHITESPACE});
+        if !tool.is_strict {
+            options["lenient"] = true.into();
+        }
+        fields.entry(OPTIONS).or_insert(options);
+    }
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_has_each_tool_in_the_syntax_of_the_model() {
+        let tool = |name: &str, is_strict| Tool { name: name.into(), is_strict, ..Tool::default() };
+        let (f, g) = (tool("f", true), tool("g", false));
+        let format =
+            |tool_syntax, has_named_args| ChatFormat { tool_syntax, has_named_args, ..ChatFormat::default() };
+        let hermes = call_grammar(format(Some(ToolSyntax::Hermes), false), &[&f, &g], false);
+        for line in [
+            r#"start: "<tool_call>\n" call ("\n</tool_call>\n<tool_call>\n" call){0,15} "\n</tool_call>""#,
+            "call: call_0 | call_1",
+            r#"call_1: "{\"name\": \"g\", \"arguments\": " arguments_1 "}""#,
+            r#"arguments_0: %json {"type":"object","additionalProperties":false,"x-guidance":{"whitespace_pattern":" ?"}}"#,
+        ] {
+            assert!(hermes.lines().any(|found| found == line), "{hermes}");
+        }
+        assert!(hermes.contains(r#""lenient":true"#));
+        let named = call_grammar(format(Some(ToolSyntax::Mistral), true), &[&f], true);
+        assert!(named.contains(r#"start: "[TOOL_CALLS]" call """#), "{named}");
+        assert!(named.contains(r#"call_0: "f[ARGS]" arguments_0 """#), "{named}");
+        let bare = call_grammar(format(None, false), &[&f], true);
+        assert!(bare.contains(r#"call_0: "{\"name\": \"f\", \"parameters\": " arguments_0 "}""#), "{bare}");
+    }
+}
