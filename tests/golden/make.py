@@ -26,6 +26,7 @@ def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     import audio_chat
+    import chat_tools
     import cogagent
     import experts
     import generation
@@ -71,6 +72,7 @@ def main(groups):
         "internvl": internvl.make,
         "text_decoders": text_decoders.make,
         "experts": experts.make,
+        "chat_tools": chat_tools.make,
         "pixtral": pixtral.make,
         "glm_ocr": glm.make,
         "bart": text.make_bart,

@@ -10,6 +10,8 @@ mod chat_text;
 mod lines;
 #[path = "prompt/seq2seq.rs"]
 mod seq2seq;
+#[path = "prompt/tools.rs"]
+mod tools;
 
 use golden::Tensors;
 use std::sync::Arc;

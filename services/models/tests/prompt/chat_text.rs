@@ -22,7 +22,7 @@ fn builder(case: &str) -> (ChatText, Tokenizer) {
 }
 
 /// A copy of a model directory whose `tokenizer_config.json` has another template, or none.
-fn with_template(case: &str, template: Option<&str>) -> tempfile::TempDir {
+pub fn with_template(case: &str, template: Option<&str>) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(golden::path(&format!("{case}/model"))).unwrap() {
         let from = entry.unwrap().path();

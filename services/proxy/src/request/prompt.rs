@@ -50,8 +50,8 @@ fn check_speech(items: &[Item]) -> Result<(), Failure> {
 mod tests {
     use super::super::item::Source;
     use super::*;
-    use triptych_core::ItemOptions;
-    use triptych_core::prompt::{Role, SpeechTask};
+    use triptych_core::prompt::{Message, MessagePart, Role, SpeechTask};
+    use triptych_core::{ItemIdx, ItemOptions};
 
     fn items(modalities: &[Modality]) -> Vec<Item> {
         let item = |(i, m): (usize, &Modality)| Item {

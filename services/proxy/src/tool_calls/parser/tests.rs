@@ -37,7 +37,8 @@ fn check(syntax: ToolSyntax, answer: &str, text: &str, calls: &[(&str, &str)]) {
 
 #[test]
 fn hermes() {
-    let check = |answer, text, calls: &[(&str, &str)]| check(ToolSyntax::Hermes, answer, text, calls);
+    let check =
+        |answer: &str, text: &str, calls: &[(&str, &str)]| check(ToolSyntax::Hermes, answer, text, calls);
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}{\\\"\"}}\n</tool_call>";
     check(call, "", &[("f", r#"{"a": "}{\""}"#)]);
     check(&format!("\n\n{call}\n{call}\n"), "", &[("f", r#"{"a": "}{\""}"#); 2]);
@@ -52,7 +53,8 @@ fn hermes() {
 
 #[test]
 fn llama() {
-    let check = |answer, text, calls: &[(&str, &str)]| check(ToolSyntax::Llama3Json, answer, text, calls);
+    let check =
+        |answer: &str, text: &str, calls: &[(&str, &str)]| check(ToolSyntax::Llama3Json, answer, text, calls);
     check(r#"{"name": "f", "parameters": {"a": 1}}"#, "", &[("f", r#"{"a": 1}"#)]);
     check(r#"<|python_tag|>{"name": "g", "arguments": {}}"#, "", &[("g", "{}")]);
     let two =
@@ -71,7 +73,8 @@ fn llama() {
 
 #[test]
 fn mistral() {
-    let check = |answer, text, calls: &[(&str, &str)]| check(ToolSyntax::Mistral, answer, text, calls);
+    let check =
+        |answer: &str, text: &str, calls: &[(&str, &str)]| check(ToolSyntax::Mistral, answer, text, calls);
     let list =
         r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}, {"name": "g", "arguments": {}, "id": "x"}]"#;
     check(list, "", &[("f", r#"{"a": [1]}"#), ("g", "{}")]);
