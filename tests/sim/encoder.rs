@@ -185,6 +185,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         max_items: 8,
         created_s: 1,
         reads_encoder_prompt: false,
+        chat: None,
     };
     v1::DescribeResponse {
         worker_id: name.into(),

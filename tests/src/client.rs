@@ -57,7 +57,9 @@ pub fn about_images(question: &str, images: Vec<Vec<u8>>) -> v1::GenerateRequest
         options: None,
     };
     v1::GenerateRequest {
-        prompt: Some(v1::Prompt { kind: Some(prompt::Kind::Chat(prompt::Chat { messages: vec![message] })) }),
+        prompt: Some(v1::Prompt {
+            kind: Some(prompt::Kind::Chat(prompt::Chat { messages: vec![message], ..Default::default() })),
+        }),
         items: images.into_iter().map(image).collect(),
         sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),
         ..Default::default()

@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
+use triptych_core::prompt::{ChatFormat, ToolSyntax};
 use triptych_core::{Fingerprint, Modality, RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
@@ -50,6 +51,8 @@ pub struct PdConfig {
     pub models: Vec<ModelSource>,
     /// Draft models, each under the name of the model it drafts for.
     pub drafts: Vec<ModelSource>,
+    /// Syntax of calls of tools; `None`: what each model's chat template tells.
+    pub tool_syntax: Option<ToolSyntax>,
     /// Store of encoder outputs.
     pub store: Arc<dyn EcStore>,
     /// Dialer to the encoder workers that hold outputs in memory.
@@ -176,6 +179,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         watchdog: config.watchdog.clone(),
         fault: config.fault,
         pool: CompilePool::new(config.grammar_trial, drain.tasks()),
+        tool_syntax: config.tool_syntax,
     };
     let models = starter.start_all(loaded)?;
     loads.attach(models.values().map(|m| m.driver.clone()).collect());
@@ -333,9 +337,16 @@ struct EngineStarter {
     watchdog: Watchdog,
     fault: Option<SequenceHook>,
     pool: CompilePool,
+    tool_syntax: Option<ToolSyntax>,
 }
 
 impl EngineStarter {
+    /// Format of a template's conversations, with the syntax of calls that is set.
+    fn format_of(&self, template: &ChatTemplate) -> ChatFormat {
+        let format = template.format();
+        ChatFormat { tool_syntax: self.tool_syntax.or(format.tool_syntax), ..format }
+    }
+
     /// Starts the engines; returns the models by name.
     fn start_all(&self, loaded: Vec<LoadedDecoder>) -> std::io::Result<HashMap<String, ServedDecoder>> {
         let mut models = HashMap::new();
@@ -364,7 +375,7 @@ impl LoadedDecoder {
         };
         Ok(ServedDecoder {
             family: model.family().to_owned(),
-            chat: model.prompts().chat_template().map(ChatTemplate::format),
+            chat: model.prompts().chat_template().map(|template| with.format_of(template)),
             prompts: model.prompts(),
             tokenizer: model.tokenizer().clone(),
             grammars: GrammarCompiler::new(

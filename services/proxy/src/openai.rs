@@ -22,6 +22,7 @@ mod sampling;
 mod span;
 mod speech;
 mod sse;
+mod structured;
 mod usage;
 mod whitespace;
 

@@ -25,6 +25,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use tls::TlsArgs;
 use triptych_core::limits::Limits;
+use triptych_core::prompt::ToolSyntax;
 use triptych_core::{DType, RowTypes};
 use triptych_ec::breaker::BreakerTuning;
 use triptych_ec::limit::Bounds;
@@ -169,6 +170,29 @@ pub struct ComputeArgs {
     /// ~/.cache: the next start with the same files and settings reads those. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_PACKED_MIB", default_value_t = 16 << 10)]
     pub packed_mib: u64,
+}
+
+/// `--tool-parser`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ToolParserArg {
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen.
+    Hermes,
+    /// `{"name": …, "parameters": …}`, after `<|python_tag|>` or bare: Llama 3.
+    #[value(name = "llama3_json")]
+    Llama3Json,
+    /// `[TOOL_CALLS]` and a list, or names with `[ARGS]`: Mistral.
+    Mistral,
+}
+
+impl From<ToolParserArg> for ToolSyntax {
+    fn from(arg: ToolParserArg) -> Self {
+        match arg {
+            ToolParserArg::Hermes => Self::Hermes,
+            ToolParserArg::Llama3Json => Self::Llama3Json,
+            ToolParserArg::Mistral => Self::Mistral,
+        }
+    }
 }
 
 /// `--load-format`.

@@ -184,7 +184,10 @@ fn request(model: &str, offered: &Offered, content: &ContentSource) -> v1::Gener
         PromptKind::Speech(v1::SpeechTask::default())
     } else {
         let messages = messages(offered, &content.wording, content.seed);
-        PromptKind::Chat(v1::prompt::Chat { messages: messages.into_iter().map(message).collect() })
+        PromptKind::Chat(v1::prompt::Chat {
+            messages: messages.into_iter().map(message).collect(),
+            ..Default::default()
+        })
     };
     let item = |item: &crate::offered::OfferedItem| v1::Item {
         modality: match item.shape {

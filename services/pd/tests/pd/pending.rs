@@ -18,8 +18,9 @@ fn text_first(outputs: &[EncoderOutput]) -> v1::PdGenerateRequest {
     let mut parts = vec![part(part::Kind::Text(words))];
     parts.extend((0..items.len() as u32).map(|i| part(part::Kind::Item(i))));
     let message = v1::Message { role: v1::Role::User.into(), parts };
-    request.prompt =
-        Some(v1::Prompt { kind: Some(prompt::Kind::Chat(prompt::Chat { messages: vec![message] })) });
+    request.prompt = Some(v1::Prompt {
+        kind: Some(prompt::Kind::Chat(prompt::Chat { messages: vec![message], ..Default::default() })),
+    });
     for item in &mut request.items {
         item.checksum = vec![0; 32].into();
     }

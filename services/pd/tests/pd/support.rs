@@ -96,6 +96,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         admin: None,
         models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
         drafts: Vec::new(),
+        tool_syntax: None,
         store,
         dialer: grpc::Dialer::default(),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
@@ -267,7 +268,7 @@ pub fn about(items: &[EncodedItem], max_tokens: u32) -> v1::PdGenerateRequest {
     let mut parts: Vec<_> = (0..items.len() as u32).map(|i| part(part::Kind::Item(i))).collect();
     parts.push(part(part::Kind::Text("what is it".into())));
     let message = v1::Message { role: v1::Role::User.into(), parts };
-    let chat = prompt::Kind::Chat(prompt::Chat { messages: vec![message] });
+    let chat = prompt::Kind::Chat(prompt::Chat { messages: vec![message], ..Default::default() });
     request(VL, chat, items, max_tokens)
 }
 

@@ -24,7 +24,7 @@ pub(super) struct RawPart {
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "an object with a url")]
 enum ItemUrl {
-    Object { url: String },
+    Object { url: String, detail: Option<String> },
     Bare(String),
 }
 
@@ -91,8 +91,24 @@ impl RawPart {
 
 /// The source behind a URL; `expected` begins the type of a data URL.
 fn url_source(url: ItemUrl, expected: &str) -> Result<Source, Failure> {
-    let (ItemUrl::Object { url } | ItemUrl::Bare(url)) = url;
+    let url = match url {
+        ItemUrl::Bare(url) => url,
+        ItemUrl::Object { url, detail } => {
+            check_detail(detail.as_deref())?;
+            url
+        }
+    };
     if is_data_url(&url) { data_url(url, expected) } else { Ok(Source::Url(url)) }
+}
+
+/// Images are read as their model was published to read them, which is as much as there is.
+fn check_detail(detail: Option<&str>) -> Result<(), Failure> {
+    match detail {
+        None | Some("auto" | "high") => Ok(()),
+        Some(other) => Err(Failure::invalid(format!(
+            "detail is {other:?}, allowed are auto and high: the model decides how an image is read"
+        ))),
+    }
 }
 
 fn audio_source(audio: InputAudio) -> Result<Source, Failure> {

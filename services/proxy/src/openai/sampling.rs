@@ -3,8 +3,8 @@
 //!
 //! Every field may be absent or null, which selects the model's own default.
 
-use super::lists::{MAX_READ, ShortList, ShortMap, read_at_most};
-use super::whitespace::WhitespaceOptions;
+use super::lists::{IsSet, IsWanted, MAX_READ, ShortList, ShortMap, read_at_most};
+use super::structured::{Guided, ResponseFormat, StructuredOutputs, constraint};
 use serde::Deserialize;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde_json::Value;
@@ -43,6 +43,23 @@ pub(super) struct SamplingBody {
     structured_outputs: Option<StructuredOutputs>,
     echo: Option<bool>,
     priority: Option<i32>,
+    // vLLM's older names of structured outputs.
+    guided_json: Option<Value>,
+    guided_regex: Option<String>,
+    guided_choice: Option<ShortList<String>>,
+    guided_grammar: Option<String>,
+    guided_whitespace_pattern: Option<String>,
+    // Known and not supported: may be present with the value that changes nothing.
+    allowed_token_ids: Option<IsSet>,
+    prompt_logprobs: Option<IsWanted>,
+    truncate_prompt_tokens: Option<IsWanted>,
+    include_stop_str_in_output: Option<IsWanted>,
+    skip_special_tokens: Option<bool>,
+    use_beam_search: Option<IsWanted>,
+    logits_processors: Option<IsSet>,
+    return_tokens_as_token_ids: Option<IsWanted>,
+    kv_transfer_params: Option<IsSet>,
+    vllm_xargs: Option<IsSet>,
 }
 
 /// A string or a list of strings.
@@ -82,31 +99,6 @@ enum EarlyStopping {
     Word(String),
 }
 
-/// OpenAI's structured output.
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    json_schema: Option<NamedSchema>,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedSchema {
-    schema: Option<Value>,
-}
-
-/// vLLM's structured output; exactly one is set, or options alone beside `response_format`.
-#[derive(Debug, Deserialize)]
-struct StructuredOutputs {
-    json: Option<Value>,
-    regex: Option<String>,
-    choice: Option<ShortList<String>>,
-    grammar: Option<String>,
-    json_object: Option<bool>,
-    #[serde(flatten)]
-    whitespace: WhitespaceOptions,
-}
-
 impl SamplingBody {
     /// Number of answers per prompt.
     pub(super) fn n(&self) -> u32 {
@@ -123,7 +115,16 @@ impl SamplingBody {
     /// # Errors
     /// [`Failure`] that names the field.
     pub(super) fn into_wire(self, logprobs: Option<u32>) -> Result<v1::Sampling, Failure> {
+        self.check_supported()?;
         let beams = self.beams()?;
+        let guided = Guided {
+            json: self.guided_json,
+            regex: self.guided_regex,
+            choice: self.guided_choice,
+            grammar: self.guided_grammar,
+            whitespace_pattern: self.guided_whitespace_pattern,
+        };
+        let structured = guided.or(self.structured_outputs)?;
         Ok(v1::Sampling {
             beams,
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
@@ -146,9 +147,33 @@ impl SamplingBody {
             stop_token_ids: self.stop_token_ids.map(|ids| ids.0).unwrap_or_default(),
             logprobs,
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            constraint: constraint(self.response_format, self.structured_outputs)?,
+            constraint: constraint(self.response_format, structured)?,
             echo: self.echo.unwrap_or(false),
         })
+    }
+
+    /// Refuses settings that would change the answer and are not supported.
+    fn check_supported(&self) -> Result<(), Failure> {
+        let is_set = |value: &Option<IsSet>| value.is_some_and(|value| value.0);
+        let is_wanted = |value: &Option<IsWanted>| value.is_some_and(|value| value.0);
+        let wanted = [
+            ("allowed_token_ids", is_set(&self.allowed_token_ids)),
+            ("prompt_logprobs", is_wanted(&self.prompt_logprobs)),
+            ("truncate_prompt_tokens", is_wanted(&self.truncate_prompt_tokens)),
+            ("include_stop_str_in_output", is_wanted(&self.include_stop_str_in_output)),
+            ("skip_special_tokens", self.skip_special_tokens == Some(false)),
+            ("use_beam_search", is_wanted(&self.use_beam_search)),
+            ("logits_processors", is_set(&self.logits_processors)),
+            ("return_tokens_as_token_ids", is_wanted(&self.return_tokens_as_token_ids)),
+            ("kv_transfer_params", is_set(&self.kv_transfer_params)),
+            ("vllm_xargs", is_set(&self.vllm_xargs)),
+        ];
+        match wanted.into_iter().find(|(_, wanted)| *wanted) {
+            Some((field, _)) => {
+                Err(Failure::invalid(format!("{field} is not supported by this server")).with_param(field))
+            }
+            None => Ok(()),
+        }
     }
 
     fn beams(&self) -> Result<Option<v1::Beams>, Failure> {
@@ -193,81 +218,6 @@ fn biases(map: ShortMap<f32>) -> Result<std::collections::HashMap<u32, f32>, Fai
             .with_param("logit_bias")),
     };
     map.0.into_iter().map(read).collect()
-}
-
-fn constraint(
-    format: Option<ResponseFormat>,
-    mut structured: Option<StructuredOutputs>,
-) -> Result<Option<v1::Constraint>, Failure> {
-    let format = format.map(ResponseFormat::kind).transpose()?.flatten();
-    let whitespace = structured.as_mut().map(|s| std::mem::take(&mut s.whitespace)).unwrap_or_default();
-    let is_alone = |s: &StructuredOutputs| whitespace.is_set() && format.is_some() && s.is_empty();
-    let structured = structured.filter(|s| !is_alone(s));
-    let found = match (format, structured) {
-        (Some(_), Some(_)) => {
-            let message = "response_format and structured_outputs cannot be given together";
-            return Err(Failure::invalid(message).with_param("structured_outputs"));
-        }
-        (kind, None) => kind,
-        (None, Some(structured)) => Some(structured.kind()?),
-    };
-    let found = found.map(|kind| whitespace.apply(kind)).transpose()?;
-    Ok(found.map(|kind| v1::Constraint { kind: Some(kind) }))
-}
-
-impl ResponseFormat {
-    fn kind(self) -> Result<Option<v1::constraint::Kind>, Failure> {
-        use v1::constraint::{JsonObject, Kind};
-        match self.kind.as_deref() {
-            None | Some("text") => Ok(None),
-            Some("json_object") => Ok(Some(Kind::JsonObject(JsonObject {}))),
-            Some("json_schema") => match self.json_schema.and_then(|s| s.schema) {
-                Some(schema) => Ok(Some(Kind::JsonSchema(schema.to_string()))),
-                None => {
-                    Err(Failure::invalid("a response_format of type json_schema needs json_schema.schema")
-                        .with_param("response_format.json_schema"))
-                }
-            },
-            Some(other) => Err(Failure::invalid(format!(
-                "response_format is of type {other:?}, allowed are text, json_object and json_schema"
-            ))
-            .with_param("response_format.type")),
-        }
-    }
-}
-
-impl StructuredOutputs {
-    fn is_empty(&self) -> bool {
-        let Self { json, regex, choice, grammar, json_object, whitespace: _ } = self;
-        json.is_none()
-            && regex.is_none()
-            && choice.is_none()
-            && grammar.is_none()
-            && *json_object != Some(true)
-    }
-
-    fn kind(self) -> Result<v1::constraint::Kind, Failure> {
-        use v1::constraint::{Choice, JsonObject, Kind};
-        let kinds = [
-            self.json.map(|schema| match schema {
-                Value::String(text) => Kind::JsonSchema(text),
-                schema => Kind::JsonSchema(schema.to_string()),
-            }),
-            self.regex.map(Kind::Regex),
-            self.choice.map(|texts| Kind::Choice(Choice { texts: texts.0 })),
-            self.grammar.map(Kind::Grammar),
-            self.json_object.filter(|wanted| *wanted).map(|_| Kind::JsonObject(JsonObject {})),
-        ];
-        let mut kinds = kinds.into_iter().flatten();
-        match (kinds.next(), kinds.next()) {
-            (Some(kind), None) => Ok(kind),
-            _ => {
-                let message =
-                    "structured_outputs needs exactly one of json, regex, choice, grammar and json_object";
-                Err(Failure::invalid(message).with_param("structured_outputs"))
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,11 @@ pub(super) struct WhitespaceOptions {
 }
 
 impl WhitespaceOptions {
+    /// White space that a regular expression allows, if there is one.
+    pub(super) fn pattern(whitespace_pattern: Option<String>) -> Self {
+        Self { disable_any_whitespace: None, whitespace_pattern }
+    }
+
     /// True if there is anything to apply.
     pub(super) fn is_set(&self) -> bool {
         self.disable_any_whitespace == Some(true) || self.whitespace_pattern.is_some()

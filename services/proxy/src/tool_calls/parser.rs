@@ -255,13 +255,13 @@ impl ToolParser {
         }
     }
 
-    /// What is held is text, and `c` is read as what follows it.
+    /// Makes text of what is held, and reads `c` as what follows it.
     fn not_a_call(&mut self, c: char) {
         self.give_up();
         self.step(c);
     }
 
-    /// What is held is text.
+    /// Makes text of what is held.
     fn give_up(&mut self) {
         add(&mut self.pieces, AnswerPiece::Text(std::mem::take(&mut self.held)));
         self.between = false;

@@ -63,7 +63,7 @@ async fn bad_chat_requests() {
         (with("stop", json!(5)), 400, json!("stop"), "a string or a list of strings"),
         (with("seed", json!(1.5)), 400, json!("seed"), "64-bit integer"),
         (with("top_logprobs", json!(3)), 400, json!("top_logprobs"), "needs logprobs"),
-        (with("tools", json!([{"type": "function"}])), 400, json!("tools"), "not supported"),
+        (with("tools", json!([{"type": "function"}])), 400, json!("tools[0].function"), "is missing"),
         (
             with("response_format", json!({"type": "xml"})),
             400,

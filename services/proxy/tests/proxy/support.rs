@@ -215,7 +215,10 @@ pub fn question(images: &[&[u8]]) -> v1::GenerateRequest {
     v1::GenerateRequest {
         model: "vl".into(),
         prompt: Some(v1::Prompt {
-            kind: Some(v1::prompt::Kind::Chat(v1::prompt::Chat { messages: vec![message] })),
+            kind: Some(v1::prompt::Kind::Chat(v1::prompt::Chat {
+                messages: vec![message],
+                ..Default::default()
+            })),
         }),
         items: images.iter().map(item).collect(),
         ..v1::GenerateRequest::default()

@@ -78,6 +78,7 @@ impl ReceivedAnswer {
             "finish_reason": match self.finish {
                 FinishReason::Stop => Some("stop"),
                 FinishReason::Length => Some("length"),
+                FinishReason::ToolCalls => Some("tool_calls"),
                 FinishReason::Unspecified => None,
             },
             "prompt_tokens": usage.prompt_tokens,

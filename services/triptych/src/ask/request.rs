@@ -50,7 +50,7 @@ fn chat(text: &str, n_items: usize) -> Chat {
     let n_items = u32::try_from(n_items).unwrap_or(u32::MAX);
     let mut parts: Vec<_> = (0..n_items).map(|i| v1::Part { kind: Some(part::Kind::Item(i)) }).collect();
     parts.push(v1::Part { kind: Some(part::Kind::Text(text.to_owned())) });
-    Chat { messages: vec![v1::Message { role: v1::Role::User.into(), parts }] }
+    Chat { messages: vec![v1::Message { role: v1::Role::User.into(), parts }], ..Chat::default() }
 }
 
 fn speech(args: &AskArgs) -> v1::SpeechTask {

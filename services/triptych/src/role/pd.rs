@@ -5,7 +5,7 @@ use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
-use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg};
+use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg, ToolParserArg};
 use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::{listen, model};
@@ -57,6 +57,9 @@ pub struct PdArgs {
     #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',',
           help_heading = MODELS)]
     pub drafts: Vec<String>,
+    /// Syntax in which the models write calls of tools. Default: what their chat templates tell
+    #[arg(long, value_name = "NAME", env = "TRIPTYCH_TOOL_PARSER", help_heading = MODELS)]
+    pub tool_parser: Option<ToolParserArg>,
     /// Hold the encoders too and answer their jobs at the same address: they help out when no encoder worker can, and
     /// what they encode is here at once
     #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new(), help_heading = WITH_ENCODER)]
@@ -221,6 +224,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
+        tool_syntax: args.tool_parser.map(Into::into),
         store,
         dialer: links.dialer(),
         compute: args.models.compute.config(),

@@ -175,6 +175,11 @@ mod tests {
             (part(json!({"text": "x"})), at("type"), "type is missing"),
             (part(json!({"type": "text"})), at("text"), "needs text"),
             (part(json!({"type": "image_url"})), at("image_url"), "needs image_url"),
+            (
+                part(json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low"}})),
+                at("image_url"),
+                "detail is \"low\", allowed are auto and high",
+            ),
             (image("data:image/png"), at("image_url"), "no comma"),
             (image("data:image/png,abc"), at("image_url"), "not base64"),
             (

@@ -131,6 +131,10 @@ impl Fields {
                 }
                 return Ok(());
             }
+            "include[]" | "include" | "known_speaker_names[]" | "known_speaker_references[]" => {
+                let message = format!("{name} is not supported by this server");
+                return Err(Failure::invalid(message).with_param(name).into());
+            }
             // Multer skips the data of a field that is dropped.
             _ => return Ok(()),
         };
