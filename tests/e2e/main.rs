@@ -20,6 +20,7 @@ mod openai;
 mod privacy;
 mod text_decoders;
 mod tls;
+mod tools;
 mod rolling;
 mod traces;
 mod side_by_side;

@@ -149,6 +149,20 @@ impl PrefillDecodeWorker for Pd {
     type GenerateStream = BoxStream<'static, Result<v1::PdGenerateResponse, Status>>;
     type WatchStream = BoxStream<'static, Result<v1::WorkerState, Status>>;
 
+    async fn tokenize(
+        &self,
+        _: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
+
+    async fn detokenize(
+        &self,
+        _: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,

@@ -9,6 +9,11 @@ static CONSTRAINT_CHOICE: Shape = Shape {
         Field { number: 1, name: "Choice.texts", element_bytes: size_of::<String>(), kind: Kind::Opaque },
     ],
 };
+static DETOKENIZE_REQUEST: Shape = Shape {
+    fields: &[
+        Field { number: 2, name: "DetokenizeRequest.token_ids", element_bytes: size_of::<u32>(), kind: Kind::Varints },
+    ],
+};
 static ENCODED_ITEM: Shape = Shape {
     fields: &[
         Field { number: 7, name: "EncodedItem.extent", element_bytes: 0, kind: Kind::Message(&EXTENT) },
@@ -123,6 +128,11 @@ static TOKEN_IDS: Shape = Shape {
         Field { number: 1, name: "TokenIds.ids", element_bytes: size_of::<u32>(), kind: Kind::Varints },
     ],
 };
+static TOKENIZE_REQUEST: Shape = Shape {
+    fields: &[
+        Field { number: 2, name: "TokenizeRequest.prompt", element_bytes: 0, kind: Kind::Message(&PROMPT) },
+    ],
+};
 static NO_LISTS: Shape = Shape { fields: &[] };
 impl Shaped for v1::DeleteRequest {
     fn shape() -> &'static Shape {
@@ -140,6 +150,16 @@ impl Shaped for v1::DescribeRequest {
     }
 }
 impl Shaped for v1::DescribeResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::DetokenizeRequest {
+    fn shape() -> &'static Shape {
+        &DETOKENIZE_REQUEST
+    }
+}
+impl Shaped for v1::DetokenizeResponse {
     fn shape() -> &'static Shape {
         &NO_LISTS
     }
@@ -230,6 +250,16 @@ impl Shaped for v1::PutFrame {
     }
 }
 impl Shaped for v1::PutResult {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::TokenizeRequest {
+    fn shape() -> &'static Shape {
+        &TOKENIZE_REQUEST
+    }
+}
+impl Shaped for v1::TokenizeResponse {
     fn shape() -> &'static Shape {
         &NO_LISTS
     }

@@ -1,5 +1,6 @@
 //! The gRPC service: validates a request, lays out its prompt, and admits it.
 
+use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
 use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
@@ -11,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 use triptych_core::limits::Limits;
@@ -25,7 +25,6 @@ use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
 use triptych_runtime::deadline::deadline;
-use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{spans, status, trace_context};
 
 /// Messages buffered for a slow client before its task waits.
@@ -51,7 +50,13 @@ impl PdWorkerState {
         self.request_permits.clone().try_acquire_owned().map_err(full)
     }
 
-    fn model(&self, name: &str) -> Result<&ServedDecoder, Failure> {
+    /// Admits a request, for whose CPU work its permit is held.
+    pub(crate) fn blocking_work(&self) -> Result<BlockingWork, Failure> {
+        let permit = Arc::new(self.admit()?);
+        Ok(BlockingWork { permit, tasks: self.drain.tasks().clone(), watchdog: self.watchdog.clone() })
+    }
+
+    pub(crate) fn model(&self, name: &str) -> Result<&ServedDecoder, Failure> {
         self.models.get(name).ok_or_else(|| {
             let message = format!("model {name:?} is not served by this worker");
             Failure::new(FailureClass::NotFound, message).with_param("model")
@@ -65,9 +70,8 @@ impl PdWorkerState {
         deadline: Instant,
     ) -> Result<RunningRequest, Failure> {
         let arrived = Instant::now();
-        let permit = Arc::new(self.admit()?);
-        let (tasks, watchdog) = (self.drain.tasks().clone(), self.watchdog.clone());
-        let work = BlockingWork { permit: Arc::clone(&permit), tasks, watchdog };
+        let work = self.blocking_work()?;
+        let permit = Arc::clone(&work.permit);
         let model = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
@@ -146,31 +150,6 @@ impl PdWorkerState {
             instance: self.journal.instance(),
             suspects: self.journal.suspects_to_wire(),
         }
-    }
-}
-
-/// Runs the CPU work of one request on blocking threads, beside the async workers.
-///
-/// The work belongs to the tasks that drain waits for. It holds the request's permit to its end, also when the caller
-/// goes away meanwhile, so that the bound on requests bounds this work too.
-struct BlockingWork {
-    permit: Arc<OwnedSemaphorePermit>,
-    tasks: TaskTracker,
-    watchdog: Watchdog,
-}
-
-impl BlockingWork {
-    async fn run<T: Send + 'static>(
-        &self,
-        name: &'static str,
-        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let (permit, watchdog) = (Arc::clone(&self.permit), self.watchdog.clone());
-        let task = self.tasks.spawn_blocking(move || {
-            let (_permit, _watched) = (permit, watchdog.begin(name));
-            work()
-        });
-        task.await.map_err(|e| Failure::internal(format!("{name}: {e}")))?
     }
 }
 
@@ -373,6 +352,22 @@ impl PrefillDecodeWorker for PdService {
         let (client, stream) = mpsc::channel(STREAM_BUFFER);
         self.0.drain.tasks().spawn(running.stream(client).instrument(span));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        let tokens = self.0.tokenize(request.into_inner()).await;
+        tokens.map(Response::new).map_err(|failure| status::to_status(&failure))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        let text = self.0.detokenize(request.into_inner()).await;
+        text.map(Response::new).map_err(|failure| status::to_status(&failure))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

@@ -23,6 +23,7 @@ mod span;
 mod speech;
 mod sse;
 mod structured;
+mod tokens;
 mod usage;
 mod whitespace;
 
@@ -46,6 +47,8 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/v1/completions", post(completions::complete))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .merge(probes())

@@ -12,9 +12,11 @@ mod sequence;
 mod sent;
 mod span;
 mod supply;
+mod tokens;
 mod work;
 
 pub use answer::{Answer, Piece};
+pub use tokens::TokenOptions;
 pub use work::Orchestrator;
 
 use crate::admission::Permit;

@@ -171,6 +171,20 @@ impl PrefillDecodeWorker for NullWorker {
     type GenerateStream = ResponseStream<v1::PdGenerateResponse>;
     type WatchStream = ResponseStream<v1::WorkerState>;
 
+    async fn tokenize(
+        &self,
+        _: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
+
+    async fn detokenize(
+        &self,
+        _: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Err(Status::unimplemented("it has no tokens"))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,

@@ -16,7 +16,7 @@ use crate::orchestrate::{Answer, Piece};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use input::ChatBody;
+pub(super) use input::ChatBody;
 use response::{ChatCollector, ChatEvents};
 use triptych_core::Failure;
 

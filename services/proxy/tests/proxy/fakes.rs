@@ -465,6 +465,27 @@ impl PrefillDecodeWorker for Pd {
         watch_states(&self.0.states)
     }
 
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        let request = request.into_inner();
+        let texts = if request.with_texts { vec!["h".into(), "i".into()] } else { Vec::new() };
+        let n_special = u32::from(!request.without_special_tokens);
+        Ok(Response::new(v1::TokenizeResponse {
+            token_ids: vec![5, 6 + n_special],
+            texts,
+            max_context: 4096,
+        }))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Ok(Response::new(v1::DetokenizeResponse { text: format!("{:?}", request.into_inner().token_ids) }))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,

@@ -110,7 +110,7 @@ async fn a_stream_has_the_name_of_a_call_first_and_then_its_arguments_in_pieces(
         of.filter_map(|call| call["function"]["arguments"].as_str()).collect()
     };
     assert_eq!([arguments(0), arguments(1)], ["{\"a\": 1}", "{}"]);
-    assert!(calls.len() > 3, "arguments come in pieces: {calls:?}");
+    assert!(calls.len() >= 3, "arguments come in pieces: {calls:?}");
     assert_eq!(choices.last().unwrap()["finish_reason"], "tool_calls");
 }
 
@@ -199,6 +199,35 @@ async fn without_a_choice_of_tools_a_call_is_text_and_reasoning_may_be_left_out(
     let (_, body) = cluster.proxy.post(PATH, &ask(json!({"tools": null}))).await;
     let message = &body["choices"][0]["message"];
     assert_eq!((&message["content"], &message["reasoning"]), (&json!("yes"), &json!("hm")));
+}
+
+#[tokio::test]
+async fn prompts_become_tokens_and_tokens_text_as_in_vllm() {
+    let cluster = cluster().await;
+    let post = async |path: &str, body: Value| cluster.proxy.post(path, &body).await;
+    let (status, body) = post("/tokenize", json!({"model": "hermes", "prompt": "hi"})).await;
+    let expect = json!({"count": 2, "max_model_len": 4096, "tokens": [5, 7], "token_strs": null});
+    assert_eq!((status, body), (200, expect));
+    let chat = ask(json!({"add_special_tokens": false, "return_token_strs": true}));
+    let (_, body) = post("/tokenize", chat).await;
+    let expect = json!({"count": 2, "max_model_len": 4096, "tokens": [5, 6], "token_strs": ["h", "i"]});
+    assert_eq!(body, expect);
+    let (status, body) = post("/detokenize", json!({"model": "plain", "tokens": [7, 8]})).await;
+    assert_eq!((status, body), (200, json!({"prompt": "[7, 8]"})));
+    let image = json!([{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]);
+    for (path, body, param) in [
+        ("/tokenize", json!({"model": "hermes"}), "prompt"),
+        (
+            "/tokenize",
+            json!({"messages": [{"role": "user", "content": image}]}),
+            "messages[0].content[0].image_url",
+        ),
+        ("/tokenize", json!({"model": "x", "prompt": "hi"}), "model"),
+        ("/detokenize", json!({"model": "hermes"}), "tokens"),
+    ] {
+        let (status, answer) = post(path, body.clone()).await;
+        assert!(status >= 400 && answer["error"]["param"] == param, "{body}: {answer}");
+    }
 }
 
 #[tokio::test]
