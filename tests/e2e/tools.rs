@@ -1,5 +1,5 @@
 //! Tools through the whole cluster: models with random weights call them by grammar, each in the syntax of its template, and
-//! read the results.
+//! read the results; and reasoning that a prompt begins.
 //!
 //! The models are golden ones with the templates of `golden/chat_tools`, which follow the published formats.
 
@@ -137,15 +137,37 @@ async fn check_stream(cluster: &Cluster, body: &Value, call: &Value) {
     body["stream"] = true.into();
     let events = post(cluster, CHAT, &body).await;
     let events = events.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|e| *e != "[DONE]");
-    let pieces: Vec<Value> = events
-        .map(|event| {
-            serde_json::from_str::<Value>(event).expect("JSON")["choices"][0]["delta"]["tool_calls"][0].take()
-        })
-        .filter(|piece| piece.is_object())
-        .collect();
+    let piece = |event: &str| {
+        let event: Value = serde_json::from_str(event).expect("JSON");
+        event.pointer("/choices/0/delta/tool_calls/0").cloned()
+    };
+    let pieces: Vec<Value> = events.filter_map(piece).collect();
     assert_eq!(pieces[0]["function"]["name"], "weather");
     let arguments: String =
         pieces.iter().filter_map(|piece| piece["function"]["arguments"].as_str()).collect();
     assert_eq!(arguments, call["function"]["arguments"].as_str().expect("arguments"));
     assert!(pieces.len() > 2, "{pieces:?}");
+}
+
+/// A template whose prompts end within reasoning, unless the request turns that off.
+const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_start|>\
+    {% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reasoning_that_the_prompt_began_is_apart_from_the_text_unless_it_is_turned_off() {
+    let dir = with_template("qwen3_windowed_layers", &THINKS.into());
+    let cluster = Cluster::start(&["--model", &format!("thinks={}", dir.path().display())]).await;
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Is it cold?"}], "temperature": 0, "max_tokens": 8,
+    });
+    let whole = answer(&cluster, CHAT, &body).await;
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(message["content"], Value::Null, "{whole}");
+    assert!(!message["reasoning_content"].as_str().expect("reasoning").is_empty(), "{whole}");
+    assert_eq!(message["reasoning"], message["reasoning_content"]);
+    body["chat_template_kwargs"] = json!({"enable_thinking": false});
+    let whole = answer(&cluster, CHAT, &body).await;
+    let message = &whole["choices"][0]["message"];
+    assert!(!message["content"].as_str().expect("a text").is_empty(), "{whole}");
+    assert_eq!(message.get("reasoning_content"), None, "{whole}");
 }
