@@ -14,7 +14,7 @@ use triptych_core::{Failure, ModelName};
 
 /// The body, as parsed. [`SamplingBody`] is read from the same object.
 #[derive(Debug, Deserialize)]
-pub(in super::super) struct ChatBody {
+pub(crate) struct ChatBody {
     model: Option<String>,
     messages: Option<Vec<RawMessage>>,
     stream: Option<bool>,
@@ -53,7 +53,7 @@ impl ChatBody {
     }
 
     /// Refuses unsupported fields that would change the answer.
-    pub(in super::super) fn check_supported(&self) -> Result<(), Failure> {
+    pub(crate) fn check_supported(&self) -> Result<(), Failure> {
         let is_given = |value: &Option<IsSet>| value.is_some_and(|value| value.0);
         let is_wanted = |value: &Option<IsWanted>| value.is_some_and(|value| value.0);
         let non_text = self.modalities.iter().flat_map(|list| &list.0).any(|m| m != "text");
@@ -76,7 +76,7 @@ impl ChatBody {
     }
 
     /// The request. Media stay unresolved: the base64 text of a data URL, or a URL.
-    pub(in super::super) fn into_request(
+    pub(crate) fn into_request(
         mut self,
         call: &AdmittedCall,
         sampling: SamplingBody,
