@@ -63,6 +63,7 @@ fn description() -> v1::DescribeResponse {
         max_items: 16,
         created_s: 1,
         reads_encoder_prompt: false,
+        chat: None,
     };
     v1::DescribeResponse { worker_id: "null".into(), models: vec![model], ..Default::default() }
 }
