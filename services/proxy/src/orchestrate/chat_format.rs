@@ -3,7 +3,7 @@
 
 use crate::fleet::catalog::Served;
 use crate::request::Request;
-use crate::tool_calls::{AnswerFormat, call_grammar};
+use crate::tool_calls::{AnswerFormat, call_grammar, strict_grammar};
 use triptych_core::Failure;
 use triptych_core::prompt::{Chat, ChatEnding, MessagePart, Prompt, Tool, ToolChoice, ToolSyntax};
 use triptych_proto::v1;
@@ -17,11 +17,15 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     check_template(chat, served)?;
     let format = served.chat.unwrap_or_default();
     let calls = calls(chat, served)?;
+    let is_strict = calls.is_some() && chat.tools.iter().any(|tool| tool.is_strict);
     let is_forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    if is_forced && request.sampling.constraint.is_some() {
-        let message =
-            "tool_choice asks for a call, so the answer can have no other format: leave response_format out";
-        return Err(Failure::invalid(message).with_param("tool_choice"));
+    if (is_forced || is_strict) && request.sampling.constraint.is_some() {
+        let (param, why) = match is_forced {
+            true => ("tool_choice", "tool_choice asks for a call"),
+            false => ("tools", "a tool is strict"),
+        };
+        let message = format!("{why}, so the answer can have no other format: leave response_format out");
+        return Err(Failure::invalid(message).with_param(param));
     }
     let answer = AnswerFormat {
         calls,
@@ -33,14 +37,18 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     if request.sampling.echo {
         return Ok(AnswerFormat::default());
     }
-    if is_forced {
+    if is_forced || is_strict {
         let tools: Vec<&Tool> = match &chat.tool_choice {
             ToolChoice::Named(name) => chat.tools.iter().filter(|tool| tool.name == *name).collect(),
             _ => chat.tools.iter().collect(),
         };
         let is_single = chat.has_single_call || matches!(chat.tool_choice, ToolChoice::Named(_));
-        let kind = v1::constraint::Kind::Grammar(call_grammar(format, &tools, is_single));
-        request.sampling.constraint = Some(v1::Constraint { kind: Some(kind) });
+        let grammar = match is_forced {
+            true => call_grammar(format, &tools, is_single),
+            false => strict_grammar(format, &tools),
+        };
+        let kind = Some(v1::constraint::Kind::Grammar(grammar));
+        request.sampling.constraint = Some(v1::Constraint { kind });
     }
     Ok(answer)
 }

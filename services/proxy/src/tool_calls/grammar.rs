@@ -5,7 +5,6 @@
 
 use super::markers::{ARGS, TOOL_CALLS};
 use serde_json::{Value, json};
-use std::fmt::Write as _;
 use triptych_core::prompt::{ChatFormat, Tool, ToolSyntax};
 
 /// Key of a schema under which the grammar library takes options.
@@ -20,21 +19,53 @@ const MAX_CALLS: usize = 16;
 /// `format`: that of the model; one without a syntax of its own is held to Llama 3's, which has no markers.
 pub fn call_grammar(format: ChatFormat, tools: &[&Tool], has_single_call: bool) -> String {
     let shape = Shape::of(format);
-    let more = if has_single_call { 0 } else { MAX_CALLS - 1 };
-    let mut grammar = format!("start: {} call", quoted(shape.before));
-    if more > 0 {
-        // Writing to a string does not fail.
-        let _ = write!(grammar, " ({} call){{0,{more}}}", quoted(shape.between));
-    }
-    let _ = writeln!(grammar, " {}", quoted(shape.after));
+    let more = if has_single_call { String::new() } else { more_calls(shape.between) };
+    let (before, after) = (quoted(shape.before), quoted(shape.after));
+    format!("start: {before} call{more} {after}\n{}", call_rules(&shape, tools))
+}
+
+/// The grammar of a text in which every call is one of `tools`; there may be none.
+///
+/// The marker of a call ends text at once (a lazy lexeme), and behind it nothing but a call may stand.
+pub fn strict_grammar(format: ChatFormat, tools: &[&Tool]) -> String {
+    let shape = Shape::of(format);
+    let free = "start: segment* REST\nREST: /(?s:.*)/\n";
+    let start = match format.tool_syntax {
+        Some(ToolSyntax::Hermes) => format!(
+            "{free}segment: opening WS call END\nopening[lazy]: /(?s:.*)<tool_call>/\nWS: /\\s{{0,2}}/\n\
+             END: /\\s{{0,2}}<\\/tool_call>/\n"
+        ),
+        Some(ToolSyntax::Mistral) => {
+            let calls = match format.has_named_args {
+                true => "call".to_owned(),
+                false => format!("/ ?/ \"[\" call{} \"]\"", more_calls(shape.between)),
+            };
+            format!("{free}segment: opening {calls}\nopening[lazy]: /(?s:.*)\\[TOOL_CALLS\\]/\n")
+        }
+        // A call begins the answer, and no other answer begins as one.
+        Some(ToolSyntax::Llama3Json) | None => format!(
+            "start: (opening? call{}) | REST\nopening[lazy]: /<\\|python_tag\\|>/\nREST: /([^{{](?s:.*))?/\n",
+            more_calls(shape.between)
+        ),
+    };
+    start + &call_rules(&shape, tools)
+}
+
+/// Further calls, as many as an answer may have.
+fn more_calls(between: &str) -> String {
+    format!(" ({} call){{0,{}}}", quoted(between), MAX_CALLS - 1)
+}
+
+/// The rule `call`: one of the tools with arguments that fit its schema.
+fn call_rules(shape: &Shape, tools: &[&Tool]) -> String {
     let names: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
-    let _ = writeln!(grammar, "call: {}", names.join(" | "));
-    for (i, tool) in tools.iter().enumerate() {
-        let [before, after] = (shape.around)(&tool.name);
-        let _ = writeln!(grammar, "call_{i}: {} arguments_{i} {}", quoted(&before), quoted(&after));
-        let _ = writeln!(grammar, "arguments_{i}: %json {}", schema(tool));
-    }
-    grammar
+    let rule = |(i, tool): (usize, &&Tool)| {
+        let [before, after] = (shape.around)(&tool.name).map(|text| quoted(&text));
+        let schema = schema(tool);
+        format!("call_{i}: {before} arguments_{i} {after}\narguments_{i}: %json {schema}\n")
+    };
+    let rules: String = tools.iter().enumerate().map(rule).collect();
+    format!("call: {}\n{rules}", names.join(" | "))
 }
 
 /// The texts around calls and their arguments.
@@ -122,6 +153,15 @@ mod tests {
         let named = call_grammar(format(Some(ToolSyntax::Mistral), true), &[&f], true);
         assert!(named.contains(r#"start: "[TOOL_CALLS]" call """#), "{named}");
         assert!(named.contains(r#"call_0: "f[ARGS]" arguments_0 """#), "{named}");
+        let strict = strict_grammar(format(Some(ToolSyntax::Hermes), false), &[&f]);
+        for line in [
+            "start: segment* REST",
+            r"segment: opening WS call END",
+            r"opening[lazy]: /(?s:.*)<tool_call>/",
+            r"END: /\s{0,2}<\/tool_call>/",
+        ] {
+            assert!(strict.lines().any(|found| found == line), "{strict}");
+        }
         let bare = call_grammar(format(None, false), &[&f], true);
         assert!(bare.contains(r#"call_0: "{\"name\": \"f\", \"parameters\": " arguments_0 "}""#), "{bare}");
     }

@@ -143,6 +143,21 @@ async fn a_call_that_must_be_made_is_held_to_a_grammar() {
 }
 
 #[tokio::test]
+async fn a_strict_tool_holds_the_calls_that_a_model_chooses_to_make() {
+    let cluster = cluster().await;
+    let tool = json!([{"type": "function", "function": {"name": "weather", "strict": true}}]);
+    let (status, body) = cluster.proxy.post(PATH, &ask(json!({"tools": tool}))).await;
+    assert_eq!((status, &body["choices"][0]["message"]["content"]), (200, &json!("hello world")));
+    let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
+    let Some(v1::constraint::Kind::Grammar(grammar)) = sampling.constraint.unwrap().kind else { panic!() };
+    assert!(grammar.starts_with("start: segment* REST\n"), "{grammar}");
+    let format = json!({"type": "json_object"});
+    let (status, body) =
+        cluster.proxy.post(PATH, &ask(json!({"tools": tool, "response_format": format}))).await;
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("tools")));
+}
+
+#[tokio::test]
 async fn what_a_model_cannot_do_is_refused_by_name() {
     let cluster = cluster().await;
     let tool = |function: Value| json!([{"type": "function", "function": function}]);
