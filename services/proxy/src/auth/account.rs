@@ -244,7 +244,7 @@ mod tests {
             accounts.of(&format!("t{i}"), Quota::default()).unwrap();
         }
         accounts.of("one more", Quota::default()).unwrap();
-        let kept = accounts.0.lock();
+        let kept = accounts.by_tenant.lock();
         assert!(kept.contains_key("busy") && kept.contains_key("one more") && kept.len() == 2);
         drop((kept, slot));
     }
