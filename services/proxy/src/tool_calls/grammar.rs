@@ -131,38 +131,4 @@ fn schema(tool: &Tool) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_grammar_has_each_tool_in_the_syntax_of_the_model() {
-        let tool = |name: &str, is_strict| Tool { name: name.into(), is_strict, ..Tool::default() };
-        let (f, g) = (tool("f", true), tool("g", false));
-        let format =
-            |tool_syntax, has_named_args| ChatFormat { tool_syntax, has_named_args, ..ChatFormat::default() };
-        let hermes = call_grammar(format(Some(ToolSyntax::Hermes), false), &[&f, &g], false);
-        for line in [
-            r#"start: "<tool_call>\n" call ("\n</tool_call>\n<tool_call>\n" call){0,15} "\n</tool_call>""#,
-            "call: call_0 | call_1",
-            r#"call_1: "{\"name\": \"g\", \"arguments\": " arguments_1 "}""#,
-            r#"arguments_0: %json {"type":"object","additionalProperties":false,"x-guidance":{"whitespace_pattern":" ?"}}"#,
-        ] {
-            assert!(hermes.lines().any(|found| found == line), "{hermes}");
-        }
-        assert!(hermes.contains(r#""lenient":true"#));
-        let named = call_grammar(format(Some(ToolSyntax::Mistral), true), &[&f], true);
-        assert!(named.contains(r#"start: "[TOOL_CALLS]" call """#), "{named}");
-        assert!(named.contains(r#"call_0: "f[ARGS]" arguments_0 """#), "{named}");
-        let strict = strict_grammar(format(Some(ToolSyntax::Hermes), false), &[&f]);
-        for line in [
-            "start: segment* REST",
-            r"segment: opening WS call END",
-            r"opening[lazy]: /(?s:.*)<tool_call>/",
-            r"END: /\s{0,2}<\/tool_call>/",
-        ] {
-            assert!(strict.lines().any(|found| found == line), "{strict}");
-        }
-        let bare = call_grammar(format(None, false), &[&f], true);
-        assert!(bare.contains(r#"call_0: "{\"name\": \"f\", \"parameters\": " arguments_0 "}""#), "{bare}");
-    }
-}
+mod tests;
