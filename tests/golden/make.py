@@ -73,6 +73,7 @@ def main(groups):
         "text_decoders": text_decoders.make,
         "experts": experts.make,
         "chat_tools": chat_tools.make,
+        "gemma_text": lambda: text_decoders.make(("gemma2", "gemma3_text")),
         "pixtral": pixtral.make,
         "glm_ocr": glm.make,
         "bart": text.make_bart,
@@ -93,7 +94,7 @@ def main(groups):
         "pickled": pickled.make,
         "quantized": quantized.make,
     }
-    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100")]:
+    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100", "gemma_text")]:
         makers[group]()
 
 

@@ -2,8 +2,12 @@
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3Config,
+    Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
     InternVLConfig,
@@ -155,6 +159,10 @@ def text_decoders():
         "qwen2.5-0.5b": (Qwen2ForCausalLM, Qwen2Config(**sizes(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True))),
         "qwen3-0.6b": (Qwen3ForCausalLM, Qwen3Config(
             **sizes(1024, 3072, 28, 16, 8, 151936, head_dim=128, tie_word_embeddings=True))),
+        "gemma-3-1b": (Gemma3ForCausalLM, Gemma3TextConfig(
+            **sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512, tie_word_embeddings=True))),
+        "gemma-2-2b": (Gemma2ForCausalLM, Gemma2Config(
+            **sizes(2304, 9216, 26, 8, 4, 256000, head_dim=256, tie_word_embeddings=True))),
     }
 
 

@@ -88,6 +88,10 @@ pub enum Family {
     InternVl,
     /// Gemma 3 with images.
     Gemma3,
+    /// Gemma 3, text.
+    Gemma3Text,
+    /// Gemma 2, text.
+    Gemma2,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -116,7 +120,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 39] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -142,6 +146,8 @@ impl Family {
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::Gemma2,
+        Self::Gemma3Text,
         Self::Bart,
         Self::MBart,
         Self::M2M100,
@@ -184,6 +190,8 @@ impl Family {
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
             Self::Gemma3 => "gemma3",
+            Self::Gemma3Text => "gemma3_text",
+            Self::Gemma2 => "gemma2",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -241,6 +249,8 @@ impl Family {
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
             Self::Gemma3 => gemma::spec(config),
+            Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
+            Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

@@ -12,6 +12,7 @@ use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
 use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
 use crate::cpu::kv::{Page, PagedCells, value_panel_len};
+use crate::cpu::math::softcap;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
@@ -299,6 +300,9 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
         let row = stretch.row + r;
         let visible = stretch.visible(&state.visible[row]);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
+        if let Some(c) = head.step.shape.softcap {
+            softcap(s, scores, c);
+        }
         if !head.bias.is_none() {
             head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..visible.end]);
         }
