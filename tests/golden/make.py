@@ -34,6 +34,7 @@ def main(groups):
     import glm
     import idefics
     import internvl
+    import internvl_original
     import llava
     import logits
     import mllama
@@ -69,7 +70,8 @@ def main(groups):
         "llava": llava.make,
         "gemma": gemma.make,
         "idefics": idefics.make,
-        "internvl": internvl.make,
+        "internvl": lambda: (internvl.make(), internvl_original.make()),
+        "internvl_chat": internvl_original.make,
         "text_decoders": text_decoders.make,
         "experts": experts.make,
         "chat_tools": chat_tools.make,
@@ -94,7 +96,7 @@ def main(groups):
         "pickled": pickled.make,
         "quantized": quantized.make,
     }
-    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100", "gemma_text")]:
+    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100", "gemma_text", "internvl_chat")]:
         makers[group]()
 
 

@@ -84,8 +84,10 @@ pub enum Family {
     Idefics3,
     /// SmolVLM and SmolVLM2.
     SmolVlm,
-    /// InternVL 2.5 to 3.5.
+    /// InternVL 2.5 to 3.5 in the layout of transformers.
     InternVl,
+    /// InternVL 2 to 3.5 in the layout of its authors.
+    InternVlChat,
     /// Gemma 3 with images.
     Gemma3,
     /// Gemma 3, text.
@@ -120,7 +122,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -137,6 +139,7 @@ impl Family {
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
+        Self::InternVlChat,
         Self::Gemma3,
         Self::Mllama,
         Self::Llama,
@@ -189,6 +192,7 @@ impl Family {
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
+            Self::InternVlChat => "internvl_chat",
             Self::Gemma3 => "gemma3",
             Self::Gemma3Text => "gemma3_text",
             Self::Gemma2 => "gemma2",
@@ -248,6 +252,7 @@ impl Family {
             Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
+            Self::InternVlChat => internvl::original::spec(config),
             Self::Gemma3 => gemma::spec(config),
             Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
             Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),

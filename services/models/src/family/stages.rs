@@ -34,7 +34,7 @@ impl Family {
             Some(TilingSpec::AnyResolution { .. }) => {
                 return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
             }
-            Some(TilingSpec::AspectRatio) => {
+            Some(TilingSpec::AspectRatio | TilingSpec::AspectRatioWithin { .. }) => {
                 return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?));
             }
             Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
@@ -112,6 +112,10 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
             }
             Self::Voxtral => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::VOXTRAL, limits)?),
+            Self::InternVlChat => {
+                let chat = ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?;
+                Arc::new(chat.with_string_contents())
+            }
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
                 let (grid, n_rows) = tile_rows(spec.encoder.as_ref());
