@@ -311,8 +311,7 @@ def internvl2_8b():
 
 
 def make_originals():
-    for name, (kind, config), n_grouped in (("internvl3-1b", internvl(), 0), ("internvl3-38b", internvl_6b(), 0),
-                                            ("internvl2.5-8b", internvl2_8b(), 8)):
+    for name, (kind, config), n_grouped in (("internvl3-1b", internvl(), 0), ("internvl2.5-8b", internvl2_8b(), 8)):
         with torch.device("meta"):
             state = kind(config).state_dict()
         shapes = original_shapes({internvl_name(k): v for k, v in state.items()}, n_grouped)

@@ -349,26 +349,6 @@ fn internvl3_1b() {
 }
 
 #[test]
-fn internvl3_38b() {
-    let mut config = original(serde_json::json!({
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27_648,
-        "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_674,
-    }));
-    let tower = config["vision_config"].as_object_mut().expect("an object");
-    tower.extend([
-        ("hidden_size".into(), 3200.into()),
-        ("intermediate_size".into(), 12_800.into()),
-        ("norm_type".into(), "rms_norm".into()),
-        ("num_attention_heads".into(), 25.into()),
-        ("num_hidden_layers".into(), 45.into()),
-        ("qk_normalization".into(), true.into()),
-        ("qkv_bias".into(), false.into()),
-    ]);
-    check("internvl3-38b", &config, &INTERNVL_ORIGINAL);
-}
-
-#[test]
 fn internvl2_5_8b() {
     let config = original(serde_json::json!({
         "architectures": ["InternLM2ForCausalLM"], "attn_implementation": "flash_attention_2", "bias": false,
