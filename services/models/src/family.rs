@@ -17,6 +17,7 @@ mod glm;
 mod idefics;
 mod image_keys;
 mod internvl;
+mod internvl_chat;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -252,7 +253,7 @@ impl Family {
             Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
-            Self::InternVlChat => internvl::original::spec(config),
+            Self::InternVlChat => internvl_chat::spec(config),
             Self::Gemma3 => gemma::spec(config),
             Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
             Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),

@@ -4,8 +4,6 @@
 //! what layers add is scaled by a learned factor for each channel; the class row is left out; a norm of joined rows stands
 //! before the projection; the largest tower has norms of whole queries and keys. Videos are not served.
 
-pub(super) mod original;
-
 use super::Config;
 use super::causal::{self, CausalKind, CausalPlace};
 use super::image_keys;
@@ -79,7 +77,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// The projection of joined rows to rows of `hidden`.
-fn projector(side: usize, hidden: usize, names: &'static ProjectorNames) -> ProjectorSpec {
+pub(super) fn projector(side: usize, hidden: usize, names: &'static ProjectorNames) -> ProjectorSpec {
     ProjectorSpec {
         rows: ProjectedRows::Patches,
         side,
@@ -96,7 +94,10 @@ fn projector(side: usize, hidden: usize, names: &'static ProjectorNames) -> Proj
 }
 
 /// Side of the square of rows that become one: the inverse of a ratio.
-fn joined_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError> {
+///
+/// # Errors
+/// [`ModelError::Config`] for a ratio that is no inverse of a divisor.
+pub(super) fn joined_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError> {
     const KEY: &str = "downsample_ratio";
     let ratio = if config.get(KEY).is_some() { config.number(KEY)? } else { 0.5 };
     let side = (1.0 / ratio).round() as usize;
@@ -134,18 +135,26 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
 }
 
 /// Differences of a tower between the two layouts.
-struct Tower {
+pub(super) struct Tower {
     /// Queries, keys and values have a bias.
-    has_bias: bool,
-    row_norms: Option<HeadNormsSpec>,
-    has_positions: bool,
-    final_norm: bool,
-    scales: [&'static str; 2],
-    names: &'static EncoderNames,
+    pub(super) has_bias: bool,
+    /// Norms of whole queries and keys.
+    pub(super) row_norms: Option<HeadNormsSpec>,
+    /// A learned position is added to each row.
+    pub(super) has_positions: bool,
+    /// A norm follows the last layer.
+    pub(super) final_norm: bool,
+    /// Names of the factors of channels.
+    pub(super) scales: [&'static str; 2],
+    /// Names of its tensors.
+    pub(super) names: &'static EncoderNames,
 }
 
 /// InternViT by the keys that both layouts have.
-fn tower(config: &Config<'_>, of: Tower) -> Result<EncoderSpec, ModelError> {
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn tower(config: &Config<'_>, of: Tower) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size_or("hidden_size", 1024)?;
     let side = if config.get("patch_size").is_some() { image_keys::patch_side(config)? } else { 14 };
     let image = match config.get("image_size") {

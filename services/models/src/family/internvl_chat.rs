@@ -4,9 +4,9 @@
 //! and the files beside it. Quirks: `config.json` has the settings of the processor; an item is a line of a message's string;
 //! InternLM2 has queries, keys and values of each key head together.
 
-use super::super::Config;
-use super::super::causal::{self, CausalKind, CausalPlace};
-use super::{Tower, joined_side, projector, tower};
+use super::Config;
+use super::causal::{self, CausalKind, CausalPlace};
+use super::internvl::{Tower, joined_side, projector, tower};
 use crate::error::ModelError;
 use crate::preprocess::image::MAX_TILES;
 use crate::spec::*;
@@ -60,7 +60,7 @@ static INTERNLM2: DecoderNames = DecoderNames {
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
-pub(in crate::family) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     // With what the class has where a configuration is silent.
     let keys = [("select_layer", "-1", "-1"), ("ps_version", "v2", "v1"), ("use_thumbnail", "true", "false")];
     for (key, expected, default) in keys {
