@@ -101,7 +101,8 @@ fn attention_of<B: Backend>(backend: &B, (n, heads, dim): (usize, usize, usize))
     let seqs = builder.self_sequences(&[0, u32::try_from(n).expect("few tokens")]).expect("a sequence");
     let step = backend.stage(builder).expect("a step");
     move || {
-        let shape = AttentionShape { n_heads: heads, n_kv_heads: heads, head_dim: dim, scale: 0.125 };
+        let shape =
+            AttentionShape { n_heads: heads, n_kv_heads: heads, head_dim: dim, scale: 0.125, softcap: None };
         let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
         let qkv = Qkv { q: &q, k: &k, v: &v };
         drop(black_box(backend.attention(&step, qkv, shape, seqs).expect("attention")));

@@ -120,7 +120,7 @@ impl<B: Backend> Operands<B> {
             }
             ("attention" | "causal" | "decode", &[n_seqs, n_tokens, n_heads, n_kv_heads, head_dim]) => {
                 let scale = 1.0 / (head_dim as f32).sqrt();
-                let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale };
+                let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale, softcap: None };
                 let of = Attended { n_seqs, n_tokens, shape };
                 match kind {
                     "causal" => Self::attention(backend, of, Mask::Causal),

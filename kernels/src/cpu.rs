@@ -306,6 +306,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn softcap(&self, x: &mut CpuTensor, c: f32) -> Result<()> {
+        rows::softcap(&self.context, x, c);
+        Ok(())
+    }
+
     fn gate(&self, x: &CpuTensor, act: Activation) -> Result<CpuTensor> {
         let width = check::divides("gate", "x width", 2, x.dims().1)?;
         Ok(rows::gate(&self.context, x, width, act))

@@ -244,6 +244,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn norm(&self, x: &Self::Tensor, norm: &Self::Norm) -> Result<Self::Tensor>;
     /// `x += y`, both `[n_tokens, width]`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<()>;
+    /// `x = c · tanh(x / c)` for the bound `c`, a positive number: values come near it and never reach it.
+    fn softcap(&self, x: &mut Self::Tensor, c: f32) -> Result<()>;
     /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
     /// Sums of the experts that each row is routed to, plus `residual` if there is one: `[n_tokens, hidden]`. A row's value is

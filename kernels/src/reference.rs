@@ -188,6 +188,11 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
+    fn softcap(&self, x: &mut Tensor, c: f32) -> Result<()> {
+        *x = rows::softcap(x, c).op("softcap")?;
+        Ok(())
+    }
+
     fn gate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
         let width = check::divides("gate", "x width", 2, dims(x).1)?;
         rows::gate(x, width, act)

@@ -237,6 +237,7 @@ async fn whole_images_and_tiles_answer_as_transformers() {
         "llava_next_mistral",
         "smolvlm_split",
         "internvl_qwen2",
+        "internvl_chat_internlm2",
         "mistral3_merged",
         "glm_ocr_odd_heads",
     ];

@@ -9,13 +9,15 @@ use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::samples::data_url;
 
-const CASES: [&str; 6] = [
+const CASES: [&str; 8] = [
     "llama_tied",
     "mistral_windowed",
     "qwen2_tied",
     "qwen3_windowed_layers",
     "qwen2_moe_shared",
     "mixtral_windowed",
+    "gemma3_text_old_keys",
+    "gemma2_low_caps",
 ];
 
 fn golden(path: &str) -> PathBuf {

@@ -34,6 +34,7 @@ def main(groups):
     import glm
     import idefics
     import internvl
+    import internvl_original
     import llava
     import logits
     import mllama
@@ -69,10 +70,12 @@ def main(groups):
         "llava": llava.make,
         "gemma": gemma.make,
         "idefics": idefics.make,
-        "internvl": internvl.make,
+        "internvl": lambda: (internvl.make(), internvl_original.make()),
+        "internvl_chat": internvl_original.make,
         "text_decoders": text_decoders.make,
         "experts": experts.make,
         "chat_tools": chat_tools.make,
+        "gemma_text": lambda: text_decoders.make(("gemma2", "gemma3_text")),
         "pixtral": pixtral.make,
         "glm_ocr": glm.make,
         "bart": text.make_bart,
@@ -93,7 +96,7 @@ def main(groups):
         "pickled": pickled.make,
         "quantized": quantized.make,
     }
-    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100")]:
+    for group in groups or [g for g in makers if g not in ("whisper_long", "m2m_100", "gemma_text", "internvl_chat")]:
         makers[group]()
 
 

@@ -2,8 +2,12 @@
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3Config,
+    Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
     InternVLConfig,
@@ -65,6 +69,7 @@ from transformers import (
 from audio_chat import published_name as audio_name
 from common import ROOT, write_compact
 from internvl import published_name as internvl_name
+from internvl_original import original_shapes
 from llava import published_name as llava_name
 from mllama import published_name as mllama_name
 from pixtral import published_name as pixtral_name
@@ -155,6 +160,10 @@ def text_decoders():
         "qwen2.5-0.5b": (Qwen2ForCausalLM, Qwen2Config(**sizes(896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True))),
         "qwen3-0.6b": (Qwen3ForCausalLM, Qwen3Config(
             **sizes(1024, 3072, 28, 16, 8, 151936, head_dim=128, tie_word_embeddings=True))),
+        "gemma-3-1b": (Gemma3ForCausalLM, Gemma3TextConfig(
+            **sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512, tie_word_embeddings=True))),
+        "gemma-2-2b": (Gemma2ForCausalLM, Gemma2Config(
+            **sizes(2304, 9216, 26, 8, 4, 256000, head_dim=256, tie_word_embeddings=True))),
     }
 
 
@@ -292,6 +301,24 @@ def make_text():
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
 
 
+def internvl2_8b():
+    # InternLM2 is a Llama by other names.
+    return InternVLForConditionalGeneration, InternVLConfig(
+        tie_word_embeddings=False,
+        text_config=dict(model_type="llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                         num_attention_heads=32, num_key_value_heads=8, vocab_size=92553, tie_word_embeddings=False),
+        vision_config=dict(attention_bias=True))
+
+
+def make_originals():
+    for name, (kind, config), n_grouped in (("internvl3-1b", internvl(), 0), ("internvl2.5-8b", internvl2_8b(), 8)):
+        with torch.device("meta"):
+            state = kind(config).state_dict()
+        shapes = original_shapes({internvl_name(k): v for k, v in state.items()}, n_grouped)
+        write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
+        print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+
+
 def make_text_decoders():
     for name, (kind, config) in text_decoders().items():
         with torch.device("meta"):
@@ -323,5 +350,6 @@ def make():
         shapes = {rename(k): list(v.shape) for k, v in state.items() if k not in tied}
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))
+    make_originals()
     make_text()
     make_text_decoders()

@@ -1,11 +1,16 @@
-"""Golden files of decoders of text alone: Llama, Mistral, Qwen2 and Qwen3, with chat templates of their families' forms."""
+"""Golden files of decoders of text alone: Llama, Mistral, Qwen2, Qwen3 and Gemma, with chat templates of their families' forms."""
 
 import copy
 import dataclasses
+import math
 
 import torch
 from tokenizers import processors
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,6 +42,8 @@ from qwen import MIN_VARIED, TEXTS, stable_beams
 N_MERGES = 60
 VOCAB = 336
 CLASSES = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -90,6 +97,30 @@ QWEN3_TEMPLATE = (
     "    {%- if enable_thinking is defined and enable_thinking is false %}\n        {{- '<think>\n\n</think>\n\n' }}\n    {%- endif %}\n{%- endif %}"
 )
 
+# No system texts; the assistant is `model`.
+GEMMA2_TEMPLATE = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system texts') }}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% if message['role'] == 'assistant' %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+# The system text stands before that of the first turn.
+GEMMA3_TEMPLATE = (
+    "{{ bos_token }}\n{%- if messages[0]['role'] == 'system' -%}\n    {%- if messages[0]['content'] is string -%}\n"
+    "        {%- set told = messages[0]['content'] + '\n\n' -%}\n    {%- else -%}\n"
+    "        {%- set told = messages[0]['content'][0]['text'] + '\n\n' -%}\n    {%- endif -%}\n"
+    "    {%- set turns = messages[1:] -%}\n{%- else -%}\n    {%- set told = '' -%}\n    {%- set turns = messages -%}\n{%- endif -%}\n"
+    "{%- for message in turns -%}\n    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}\n"
+    "        {{ raise_exception('roles must alternate') }}\n    {%- endif -%}\n"
+    "    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}\n"
+    "    {{ '<start_of_turn>' + role + '\n' + (told if loop.first else '') }}\n"
+    "    {%- if message['content'] is string -%}\n        {{ message['content'] | trim }}\n"
+    "    {%- else -%}\n        {{ raise_exception('not a string') }}\n    {%- endif -%}\n    {{ '<end_of_turn>\n' }}\n"
+    "{%- endfor -%}\n{%- if add_generation_prompt -%}\n    {{ '<start_of_turn>model\n' }}\n{%- endif -%}\n"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Words:
@@ -100,10 +131,15 @@ class Words:
     ends: tuple
     template: str
     qwen: bool
+    system: bool = True
+    """System texts are allowed."""
 
 
+GEMMA_WORDS = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 QWEN_WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WORDS = {
+    "gemma2": Words(GEMMA_WORDS, "<bos>", ("<eos>", "<end_of_turn>"), GEMMA2_TEMPLATE, False, False),
+    "gemma3_text": Words(GEMMA_WORDS, "<bos>", ("<eos>", "<end_of_turn>"), GEMMA3_TEMPLATE, False),
     "llama": Words(("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
                    "<|begin_of_text|>", ("<|end_of_text|>", "<|eot_id|>"), LLAMA_TEMPLATE, True),
     "mistral": Words(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), "<s>", ("</s>",), MISTRAL_TEMPLATE, False),
@@ -129,7 +165,32 @@ def sizes(hidden, heads, kv_heads, layers, ffn, **more):
                 intermediate_size=ffn, vocab_size=VOCAB, max_position_embeddings=2048, hidden_act="silu", **more)
 
 
+def gemma(hidden, heads, kv_heads, layers, ffn, head_dim, window, scalar, **more):
+    return dict(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, num_hidden_layers=layers,
+                intermediate_size=ffn, head_dim=head_dim, sliding_window=window, query_pre_attn_scalar=scalar, vocab_size=VOCAB,
+                max_position_embeddings=2048, hidden_activation="gelu_pytorch_tanh", **more)
+
+
+GEMMA3_ROPES = {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
 SHAPES = [
+    # As published: the older keys.
+    Shape("gemma3_text_old_keys", "gemma3_text", gemma(48, 4, 2, 4, 72, 16, 20, 16, attn_logit_softcapping=None,
+          final_logit_softcapping=None, sliding_window_pattern=2, rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=None,
+          tie_word_embeddings=True), torch.float32, 5600, ("tie_word_embeddings",)),
+    Shape("gemma3_text_two_ropes", "gemma3_text", gemma(60, 3, 1, 3, 88, 24, 12, 40, rope_parameters=GEMMA3_ROPES, layer_types=[
+          "full_attention", "sliding_attention", "sliding_attention"], tie_word_embeddings=False), torch.bfloat16, 5700),
+    Shape("gemma3_text_capped_logits", "gemma3_text", gemma(48, 2, 2, 2, 64, 20, 16, 20, attn_logit_softcapping=None, layer_types=[
+          "sliding_attention", "full_attention"], final_logit_softcapping=20.0, tie_word_embeddings=False), torch.float16, 5800),
+    # Both caps as the class has them.
+    Shape("gemma2_class_caps", "gemma2", gemma(48, 4, 2, 4, 72, 16, 20, 16, attn_logit_softcapping=50.0,
+          final_logit_softcapping=30.0, rope_theta=1e4, tie_word_embeddings=True), torch.float32, 5900,
+          ("attn_logit_softcapping", "final_logit_softcapping", "tie_word_embeddings")),
+    Shape("gemma2_low_caps", "gemma2", gemma(60, 3, 1, 3, 88, 24, 12, 40, attn_logit_softcapping=2.5,
+          final_logit_softcapping=12.0, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+          rope_theta=1e4, tie_word_embeddings=False), torch.bfloat16, 6000),
+    Shape("gemma2_uncapped_scores", "gemma2", gemma(48, 2, 2, 2, 64, 20, 24, 20, attn_logit_softcapping=None,
+          final_logit_softcapping=15.0, rope_theta=2e4, tie_word_embeddings=False), torch.float16, 6100),
     Shape("llama_tied", "llama", sizes(48, 4, 2, 2, 72, head_dim=16, rms_norm_eps=1e-5, rope_theta=5e5, tie_word_embeddings=True,
           attention_bias=False, mlp_bias=False, rope_scaling={
               "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 256,
@@ -174,6 +235,37 @@ def tokenizer(words):
     return tok
 
 
+def is_gemma(shape):
+    return shape.kind.startswith("gemma")
+
+
+def how(shape):
+    """Attention that caps scores is written out."""
+    return {"attn_implementation": "eager"} if is_gemma(shape) else {}
+
+
+def lower_norms(model, more):
+    """Gemma stores a norm's factors less 1."""
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.data -= 1
+    model.model.norm.weight.data += more
+
+
+@torch.no_grad()
+def assert_caps_count(shape, model, run):
+    """Without either cap there are other logits."""
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if shape.config.get(key) is None:
+            continue
+        other = copy.deepcopy(model)
+        setattr(other.config, key, None)
+        for layer in other.model.layers:
+            layer.self_attn.attn_logit_softcapping = other.config.attn_logit_softcapping
+        moved = (other(**run["inputs"]).logits[0] - run["logits"]).abs().max()
+        assert moved > 0.02, f"{key}: {moved}"
+
+
 def build(shape, seed, tok):
     words, i = WORDS[shape.kind], tok.token_to_id
     config = {
@@ -186,10 +278,16 @@ def build(shape, seed, tok):
     del read["torch_dtype"]
     torch.manual_seed(seed)
     kinds = CLASSES[shape.kind]
-    model = kinds[1](kinds[0](**read))
-    randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
-              gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), *shape.gains])
-    model.model.norm.weight.data *= 3
+    model = kinds[1](kinds[0](**read, **how(shape)))
+    scaled = math.sqrt(shape.config["hidden_size"]) if is_gemma(shape) else 1
+    # Nothing normalises queries and keys of Gemma 2, whose scores are far apart with less.
+    sharp = 1.2 if shape.kind == "gemma2" else 1.8
+    randomise(model, seed, gain=1.4, embed_std=0.6 / scaled, quiet_rows=range(256 + N_MERGES, VOCAB),
+              gains=[("q_proj", sharp), ("k_proj", sharp), ("v_proj", 1.5), ("o_proj", 2.0), *shape.gains])
+    if is_gemma(shape):
+        lower_norms(model, 9 if shape.config["tie_word_embeddings"] else 2)
+    else:
+        model.model.norm.weight.data *= 3
     round_weights(model, shape.disk)
     if shape.gains:
         plain_experts(model)
@@ -225,6 +323,8 @@ def attempt(shape, seed, tok, fast):
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends, ends[0]
     runs, texts = [], list(TEXTS)
     for form in PROMPTS:
+        if not WORDS[shape.kind].system and isinstance(form, list) and form[0]["role"] == "system":
+            continue
         for words in list(texts):
             run = run_prompt(model, fast, form, words)
             varied = len(set(run["tokens"].tolist()))
@@ -297,10 +397,13 @@ def make_case(shape):
     write_matrix(out, tok, model, runs, [tok.token_to_id(t) for t in words.ends])
     write_tensors(out / "expected.safetensors", tensors)
     write_compact(out / "expected.json", {"seed": seed, "longest_prompt": longest, "prompts": prompts})
-    again = type(model).from_pretrained(out / "model", dtype=torch.float32)
+    if is_gemma(shape):
+        assert_caps_count(shape, model, runs[longest])
+    again = type(model).from_pretrained(out / "model", dtype=torch.float32, **how(shape))
     assert (again(**runs[longest]["inputs"]).logits[0] - runs[longest]["logits"]).abs().max() < 1e-5
 
 
-def make():
+def make(kinds=tuple(CLASSES)):
     for shape in SHAPES:
-        make_case(shape)
+        if shape.kind in kinds:
+            make_case(shape)

@@ -54,8 +54,9 @@ pub(super) fn block_diagonal<M: PageMath>(
     seqs: HostVarlen<'_>,
 ) -> Result<CpuTensor> {
     let width = shape.n_kv_heads * shape.head_dim;
-    let centred =
-        (M::IS_WHOLE && !seqs.mask.is_causal).then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
+    // Capped scores do not all move by what they had in common.
+    let may_centre = M::IS_WHOLE && !seqs.mask.is_causal && shape.softcap.is_none();
+    let centred = may_centre.then(|| centre::centred(context, k, width, seqs.cu_seqlens_k));
     let k = centred.as_ref().map_or(k, Columns::all);
     let plain = Plain::<M::Word>::new(context, [k, v], shape, seqs.cu_seqlens_k)?;
     Ok(paged::<M>(context, &plain.pages, plain.step(q, shape, seqs)))

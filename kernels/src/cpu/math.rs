@@ -123,6 +123,31 @@ pub(super) fn activate<S: Simd>(s: S, act: Activation, x: S::V) -> S::V {
     }
 }
 
+/// `x = c · tanh(x / c)` of each value.
+#[inline(always)]
+pub(super) fn softcap<S: Simd>(s: S, x: &mut [f32], c: f32) {
+    let (bound, inverse) = (s.splat(c), s.splat(1.0 / c));
+    for x in x.chunks_mut(S::LANES) {
+        let capped = s.mul(tanh(s, s.mul(s.load_or(x, 0.0), inverse)), bound);
+        s.store_some(x, capped);
+    }
+}
+
+/// [`softcap`] over a slice.
+pub(super) struct Softcap<'a> {
+    /// The values.
+    pub(super) x: &'a mut [f32],
+    /// The bound.
+    pub(super) c: f32,
+}
+
+impl Kernel for Softcap<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        softcap(s, self.x, self.c);
+    }
+}
+
 /// `out = act(x) · y` over slices of one length.
 pub(super) struct Gate<'a> {
     /// Inputs of the activation.

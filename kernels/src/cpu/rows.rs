@@ -3,7 +3,7 @@
 use triptych_core::EncodedRows;
 
 use super::context::Context;
-use super::math::Gate;
+use super::math::{Gate, Softcap};
 use super::matrix::{CpuTensor, unwritten};
 use crate::check::Transposed;
 use crate::ops::Activation;
@@ -88,6 +88,14 @@ pub(super) fn add(context: &Context, x: &mut CpuTensor, y: &CpuTensor) {
         for (x, y) in x.iter_mut().zip(&y[row * width..]) {
             *x += y;
         }
+    });
+}
+
+/// `x = c · tanh(x / c)`, `[n_tokens, width]`.
+pub(super) fn softcap(context: &Context, x: &mut CpuTensor, c: f32) {
+    let (_, width) = x.dims();
+    context.pool.rows(x.data_mut(), width, 4 * width / VALUES_PER_NS, |_, x| {
+        context.isa.run(Softcap { x, c });
     });
 }
 

@@ -56,6 +56,8 @@ plain! {
         ahead: u64,
         is_causal: u32,
         window: u32,
+        softcap: f32,
+        quotient: f32,
     }
 
     /// `Parts` of `decode.cu`.

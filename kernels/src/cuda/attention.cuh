@@ -20,7 +20,7 @@ static_assert(kAttentionShared<256> <= 99 << 10, "what a block of an sm_89 has")
 // A query that sees no key gives zeros. A block's tiles of keys start at multiples of the tile whatever its queries see, and a
 // tile that a row does not see leaves it as it is: a row's value does not depend on the rows beside it.
 // Grid: (tiles of queries of the longest sequence, n_heads, n_seqs).
-template <int D, class Keys>
+template <int D, bool kMayCap, class Keys>
 DEVICE void attention_bf16(bf16* out, const bf16* q, const Keys& keys, const Heads& heads, const Bias& bias, uint32_t q_stride, uint32_t out_stride) {
   SHARED_DYNAMIC(shared);
   constexpr int kKeys = kKeyTile<D>;
@@ -30,7 +30,7 @@ DEVICE void attention_bf16(bf16* out, const bf16* q, const Keys& keys, const Hea
   uint32_t first = blockIdx.x * kQueryTile;
   if (first >= n_queries || !keys.takes(n_queries)) return;
   uint32_t kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
-  Scores scores(heads, bias, seq, head, first_row, n_queries, n_keys);
+  Scores<kMayCap> scores(heads, bias, seq, head, first_row, n_queries, n_keys);
   uint32_t last = first + kQueryTile < n_queries ? first + kQueryTile - 1 : n_queries - 1;
   int end = scores.end(static_cast<int>(last)), begin = scores.begin(static_cast<int>(first)) / kKeys;
   int n_tiles = end <= 0 ? 0 : static_cast<int>(div_up(static_cast<uint32_t>(end), kKeys));

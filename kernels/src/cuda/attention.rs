@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use super::arguments::{Heads, PagedKeys, PagedSequences, Parts, RaggedKeys, bias_kind};
 use super::bias::{CudaBias, LaunchBias, Lens, ScoreShape};
-use super::device::{F32_SHARED_BYTES, Function, HEAD_WIDTHS, attention_shared_bytes, decode_shared_bytes};
+use super::device::{F32_SHARED_BYTES, Function};
 use super::element::Element;
 use super::kv::CudaKvCache;
 use super::queue::{Argument, Launch, Queue};
@@ -39,16 +39,6 @@ pub(super) struct QkvRows {
     pub(super) kv_stride: usize,
 }
 
-/// The kernel for a head's width, and its shared memory.
-fn of_width(
-    functions: &[Function; HEAD_WIDTHS.len()],
-    head_dim: usize,
-    shared_bytes: fn(usize) -> u32,
-) -> (Function, u32) {
-    let index = HEAD_WIDTHS.iter().position(|width| *width >= head_dim).unwrap_or(HEAD_WIDTHS.len() - 1);
-    (functions[index], shared_bytes(HEAD_WIDTHS[index]))
-}
-
 fn check_head(op: &'static str, head_dim: usize) -> Result<()> {
     if head_dim <= MAX_HEAD {
         return Ok(());
@@ -66,18 +56,20 @@ fn heads(op: &'static str, step: &CudaStep, shape: AttentionShape, mask: Mask) -
         ahead: ahead.map_or(Ok(0), |ahead| step.indices(op, ahead))?,
         is_causal: u32::from(mask.bounds().is_some()),
         window: window.map_or(0, NonZeroU32::get),
+        softcap: shape.softcap.unwrap_or(0.0),
+        quotient: shape.softcap.map_or(0.0, |c| 2.0 / c),
     })
 }
 
 /// Kernel, threads, shared memory, and queries of a block of attention over tiles of queries.
-fn tiles(queue: &Queue, head_dim: usize, is_paged: bool) -> (Function, u32, u32, usize) {
+fn tiles(queue: &Queue, shape: AttentionShape, is_paged: bool) -> (Function, u32, u32, usize) {
     let kernels = &queue.device().kernels;
     match (queue.element(), is_paged) {
         (Element::F32, false) => (kernels.attention_f32, 256, F32_SHARED_BYTES, 8),
         (Element::F32, true) => (kernels.paged_attention_f32, 256, F32_SHARED_BYTES, 8),
         (Element::Bf16, is_paged) => {
             let functions = if is_paged { &kernels.paged_attention_bf16 } else { &kernels.attention_bf16 };
-            let (function, shared_bytes) = of_width(functions, head_dim, attention_shared_bytes);
+            let (function, shared_bytes) = functions.of(shape);
             (function, 128, shared_bytes, 64)
         }
     }
@@ -139,7 +131,7 @@ pub(super) fn block_diagonal(
         queue.launch(op, queue.kernel(queue.device().kernels.attention_wide), launch, arguments)?;
         return Ok(out);
     }
-    let (function, threads, shared_bytes, tile) = tiles(queue, shape.head_dim, false);
+    let (function, threads, shared_bytes, tile) = tiles(queue, shape, false);
     let grid = [longest.div_ceil(tile), shape.n_heads, lens.len()];
     let arguments: [&dyn Argument; 7] =
         [&out.address(), &rows.q, &keys, &heads, &bias.argument, &q_stride, &out_stride];
@@ -325,8 +317,8 @@ impl Paged<'_> {
 
     /// Sequences of at least so many queries.
     fn prefill(&self, longest: usize, least: usize) -> Result<()> {
-        let (op, head_dim) = ("paged_attention", self.shape.head_dim);
-        let (function, threads, shared_bytes, tile) = tiles(self.queue, head_dim, true);
+        let op = "paged_attention";
+        let (function, threads, shared_bytes, tile) = tiles(self.queue, self.shape, true);
         let keys = self.keys([least, usize::MAX]);
         let width = self.q.dims().1 as u32;
         let arguments: [&dyn Argument; 7] =
@@ -353,17 +345,16 @@ impl Paged<'_> {
         };
         let keys = self.keys([1, most]);
         let kernels = &queue.device().kernels;
-        let of_width = |functions| of_width(functions, shape.head_dim, decode_shared_bytes);
         let (width, q) = (width as u32, self.q.address());
         let arguments: [&dyn Argument; 6] = [&parts, &q, &keys, &self.heads, &self.bias.argument, &width];
         match shared {
             None => {
-                let (function, shared_bytes) = of_width(&kernels.decode_bf16);
+                let (function, shared_bytes) = kernels.decode_bf16.of(shape);
                 let grid = [n_splits, shape.n_kv_heads, self.n_seqs];
                 queue.launch(op, function, Launch { grid, threads: 128, shared_bytes }, arguments)?;
             }
             Some(plan) => {
-                let (function, shared_bytes) = of_width(&kernels.decode_shared_bf16);
+                let (function, shared_bytes) = kernels.decode_shared_bf16.of(shape);
                 let grid = [plan.n_splits(), shape.n_kv_heads, 1];
                 let [parts, q, keys, heads, bias, width] = arguments;
                 let arguments = [parts, q, keys, heads, bias, width, &plan.argument() as &dyn Argument];

@@ -26,7 +26,7 @@ DEVICE void attention(float* out, const float* q, const Keys& keys, const Heads&
   if (first >= n_queries || !keys.takes(n_queries)) return;
   uint32_t row = first + warp, kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
   bool is_there = row < n_queries;
-  Scores scores(heads, bias, seq, head, first_row, n_queries, n_keys);
+  Scores<> scores(heads, bias, seq, head, first_row, n_queries, n_keys);
   uint32_t last = first + kF32Queries < n_queries ? first + kF32Queries - 1 : n_queries - 1;
   int end = scores.end(static_cast<int>(last)), begin = scores.begin(static_cast<int>(first)) / static_cast<int>(kF32Keys);
   int n_tiles = end <= 0 ? 0 : static_cast<int>(div_up(static_cast<uint32_t>(end), kF32Keys));

@@ -17,7 +17,7 @@ DEVICE void attention_weights(float* out, const T* q, const RaggedKeys<T>& keys,
   uint32_t first_row = keys.query_start[seq], n_queries = keys.query_start[seq + 1] - first_row;
   if (i >= n_queries) return;
   uint32_t kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
-  Scores scores(heads, bias, seq, head, first_row, n_queries, n_keys);
+  Scores<> scores(heads, bias, seq, head, first_row, n_queries, n_keys);
   float* row = out + starts[seq] + (uint64_t{blockIdx.y} * n_queries + i) * n_keys;
   for (uint32_t d = threadIdx.x; d < heads.head_dim; d += kWeightThreads) {
     query[d] = to_f32(q[uint64_t{first_row + i} * q_stride + head * heads.head_dim + d]);

@@ -16,7 +16,7 @@ DEVICE void attention_wide(T* out, float* weights, const T* q, const RaggedKeys<
   uint32_t first_row = keys.query_start[seq], n_queries = keys.query_start[seq + 1] - first_row;
   if (i >= n_queries) return;
   uint32_t kv_head = head / (heads.n_heads / heads.n_kv_heads), n_keys = keys.n_keys(seq);
-  Scores scores(heads, bias, seq, head, first_row, n_queries, n_keys);
+  Scores<> scores(heads, bias, seq, head, first_row, n_queries, n_keys);
   const T* query = q + uint64_t{first_row + i} * q_stride + uint64_t{head} * heads.head_dim;
   float* row = weights + (uint64_t{first_row + i} * heads.n_heads + head) * max_keys;
   float largest = -INFINITY;

@@ -397,6 +397,10 @@ impl Backend for CudaBackend {
         self.queue.launch(op, function, shared_work(x.n_values()), arguments)
     }
 
+    fn softcap(&self, x: &mut CudaTensor, c: f32) -> Result<()> {
+        rows::softcap(&self.queue, x, c)
+    }
+
     fn gate(&self, x: &CudaTensor, act: Activation) -> Result<CudaTensor> {
         let op = "gate";
         let width = check::divides(op, "x width", 2, x.dims().1)?;

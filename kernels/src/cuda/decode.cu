@@ -91,7 +91,7 @@ struct SharedQueries {
 };
 
 // A split beyond a sequence's keys is left as it is.
-template <int D, class BlockQueries>
+template <int D, bool kMayCap, class BlockQueries>
 DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& keys, const Heads& heads, const Bias& bias, uint32_t q_stride,
                    const BlockQueries& of_block) {
   SHARED_DYNAMIC(shared);
@@ -124,9 +124,9 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   uint32_t row_head[2] = {kv_head * group + (row[0] < n_rows ? row[0] : spare) % group, kv_head * group + (row[1] < n_rows ? row[1] : spare) % group};
   auto scores_of = [&](int half) {
     const Query& query = row_query[half];
-    return Scores(heads, bias, query.seq, row_head[half], query.row - query.number, query.n_queries, query.n_keys);
+    return Scores<kMayCap>(heads, bias, query.seq, row_head[half], query.row - query.number, query.n_queries, query.n_keys);
   };
-  Scores scores[2] = {scores_of(0), scores_of(1)};
+  Scores<kMayCap> scores[2] = {scores_of(0), scores_of(1)};
 
   Running<D> running;
   uint32_t begin = split * kSplitKeys + warp * kWarpKeys;
@@ -188,21 +188,23 @@ DEVICE void decode(const Parts& parts, const bf16* q, const PagedKeys<bf16>& key
   }
 }
 
-#define DECODE(width)                                                                                                                   \
-  KERNEL(kDecodeThreads, decode_bf16_##width, (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride)) { \
-    decode<width>(parts, q, keys, heads, bias, q_stride, OwnQueries(keys));                                                            \
+#define DECODE(name, width, may_cap)                                                                                                    \
+  KERNEL(kDecodeThreads, name##_bf16_##width, (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride)) { \
+    decode<width, may_cap>(parts, q, keys, heads, bias, q_stride, OwnQueries(keys));                                                   \
   }                                                                                                                                    \
-  KERNEL(kDecodeThreads, decode_shared_bf16_##width,                                                                                   \
+  KERNEL(kDecodeThreads, name##_shared_bf16_##width,                                                                                   \
          (Parts parts, const bf16* q, PagedKeys<bf16> keys, Heads heads, Bias bias, uint32_t q_stride, SharedSplits shared)) {         \
-    decode<width>(parts, q, keys, heads, bias, q_stride, SharedQueries(keys, shared));                                                    \
+    decode<width, may_cap>(parts, q, keys, heads, bias, q_stride, SharedQueries(keys, shared));                                        \
   }
 
-DECODE(32)
-DECODE(64)
-DECODE(80)
-DECODE(96)
-DECODE(128)
-DECODE(256)
+DECODE(decode, 32, false)
+DECODE(decode, 64, false)
+DECODE(decode, 80, false)
+DECODE(decode, 96, false)
+DECODE(decode, 128, false)
+DECODE(decode, 256, false)
+DECODE(capped_decode, 128, true)
+DECODE(capped_decode, 256, true)
 
 // Joins the splits of each row in order: `out: [Σ queries, n_heads head_dim]`. Grid: (queries of the longest sequence, n_heads,
 // n_seqs).

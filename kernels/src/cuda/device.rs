@@ -10,10 +10,13 @@ use cudarc::driver::{CudaContext, DriverError, result};
 
 use super::error::{InOp, describe};
 use super::images::IMAGES;
-use crate::ops::{KernelError, Result};
+use crate::ops::{AttentionShape, KernelError, Result};
 
 /// Widths of heads that attention on tensor cores has kernels for; other heads are padded to the next.
-pub(super) const HEAD_WIDTHS: [usize; 6] = [32, 64, 80, 96, 128, 256];
+const HEAD_WIDTHS: [usize; 6] = [32, 64, 80, 96, 128, 256];
+
+/// The same of attention whose scores are capped, which few models have.
+const CAPPED_WIDTHS: [usize; 2] = [128, 256];
 
 /// Dynamic shared memory that a kernel has without asking, bytes.
 const SHARED_BYTES: u32 = 48 << 10;
@@ -48,6 +51,7 @@ pub(super) struct Kernels {
     pub(super) gather_rows: [Function; 2],
     pub(super) weighted_rows: [Function; 2],
     pub(super) scatter_rows: [Function; 2],
+    pub(super) softcap: [Function; 2],
     pub(super) columns: [Function; 2],
     pub(super) add: [Function; 2],
     pub(super) finish_linear: [Function; 2],
@@ -78,15 +82,43 @@ pub(super) struct Kernels {
     pub(super) sum_experts: [Function; 2],
     pub(super) attention_f32: Function,
     pub(super) paged_attention_f32: Function,
-    pub(super) attention_bf16: [Function; HEAD_WIDTHS.len()],
-    pub(super) paged_attention_bf16: [Function; HEAD_WIDTHS.len()],
-    pub(super) decode_bf16: [Function; HEAD_WIDTHS.len()],
-    pub(super) decode_shared_bf16: [Function; HEAD_WIDTHS.len()],
+    pub(super) attention_bf16: ByWidth,
+    pub(super) paged_attention_bf16: ByWidth,
+    pub(super) decode_bf16: ByWidth,
+    pub(super) decode_shared_bf16: ByWidth,
     pub(super) join_splits_bf16: Function,
     pub(super) edit_logits: Function,
     pub(super) choose: Function,
     pub(super) log_probabilities: Function,
     pub(super) carry_tokens: Function,
+}
+
+/// Kernels of one job, for each padded width of a head: those without a cap on scores, and the few with one.
+#[derive(Debug)]
+pub(super) struct ByWidth {
+    plain: [Function; HEAD_WIDTHS.len()],
+    capped: [Function; CAPPED_WIDTHS.len()],
+    shared_bytes: fn(usize) -> u32,
+}
+
+impl ByWidth {
+    /// The kernel for heads that are at most as wide as the widest, and its shared memory.
+    pub(super) fn of(&self, shape: AttentionShape) -> (Function, u32) {
+        let narrowest = |widths: &[usize]| {
+            widths.iter().position(|width| *width >= shape.head_dim).unwrap_or(widths.len() - 1)
+        };
+        let (function, width) = match shape.softcap {
+            None => {
+                let i = narrowest(&HEAD_WIDTHS);
+                (self.plain[i], HEAD_WIDTHS[i])
+            }
+            Some(_) => {
+                let i = narrowest(&CAPPED_WIDTHS);
+                (self.capped[i], CAPPED_WIDTHS[i])
+            }
+        };
+        (function, (self.shared_bytes)(width))
+    }
 }
 
 /// A device with its kernels loaded.
@@ -210,6 +242,7 @@ impl Loading<'_> {
             gather_rows: self.pair("rows", "gather_rows")?,
             weighted_rows: self.pair("rows", "weighted_rows")?,
             scatter_rows: self.pair("rows", "scatter_rows")?,
+            softcap: self.pair("rows", "softcap")?,
             columns: self.pair("rows", "columns")?,
             add: self.pair("rows", "add")?,
             finish_linear: self.pair("rows", "finish_linear")?,
@@ -240,10 +273,22 @@ impl Loading<'_> {
             sum_experts: self.pair("experts", "sum_experts")?,
             attention_f32: self.function("attention_f32", "attention_f32", F32_SHARED_BYTES)?,
             paged_attention_f32: self.function("attention_f32", "paged_attention_f32", F32_SHARED_BYTES)?,
-            attention_bf16: self.widths("attention", "attention_bf16", attention_shared_bytes)?,
-            paged_attention_bf16: self.widths("attention", "paged_attention_bf16", attention_shared_bytes)?,
-            decode_bf16: self.widths("decode", "decode_bf16", decode_shared_bytes)?,
-            decode_shared_bf16: self.widths("decode", "decode_shared_bf16", decode_shared_bytes)?,
+            attention_bf16: self.widths(
+                "attention",
+                ["attention_bf16", "capped_attention_bf16"],
+                attention_shared_bytes,
+            )?,
+            paged_attention_bf16: self.widths(
+                "attention",
+                ["paged_attention_bf16", "paged_capped_attention_bf16"],
+                attention_shared_bytes,
+            )?,
+            decode_bf16: self.widths("decode", ["decode_bf16", "capped_decode_bf16"], decode_shared_bytes)?,
+            decode_shared_bf16: self.widths(
+                "decode",
+                ["decode_shared_bf16", "capped_decode_shared_bf16"],
+                decode_shared_bytes,
+            )?,
             join_splits_bf16: self.function("decode", "join_splits_bf16", 0)?,
             edit_logits: self.function("choose", "edit_logits", 0)?,
             choose: self.function("choose", "choose", 0)?,
@@ -259,17 +304,24 @@ impl Loading<'_> {
         ])
     }
 
+    /// The kernels of `image` that are called `name`, where scores are capped `capped_name`, with the width behind.
     fn widths(
         &mut self,
         image: &'static str,
-        name: &str,
+        name: [&str; 2],
         shared_bytes: fn(usize) -> u32,
-    ) -> Result<[Function; HEAD_WIDTHS.len()]> {
-        let mut functions = [Function(std::ptr::null_mut()); HEAD_WIDTHS.len()];
-        for (function, width) in functions.iter_mut().zip(HEAD_WIDTHS) {
+    ) -> Result<ByWidth> {
+        let [name, capped_name] = name;
+        let none = Function(std::ptr::null_mut());
+        let mut found =
+            ByWidth { plain: [none; HEAD_WIDTHS.len()], capped: [none; CAPPED_WIDTHS.len()], shared_bytes };
+        for (function, width) in found.plain.iter_mut().zip(HEAD_WIDTHS) {
             *function = self.function(image, &format!("{name}_{width}"), shared_bytes(width))?;
         }
-        Ok(functions)
+        for (function, width) in found.capped.iter_mut().zip(CAPPED_WIDTHS) {
+            *function = self.function(image, &format!("{capped_name}_{width}"), shared_bytes(width))?;
+        }
+        Ok(found)
     }
 
     /// A kernel, allowed to have so many bytes of dynamic shared memory.

@@ -275,6 +275,17 @@ DEVICE float exp2_fast(float x) {
 #endif
 }
 
+// 1 / x, to a unit in the last place; 0 for infinity.
+DEVICE float reciprocal_fast(float x) {
+#if defined(__CUDACC__)
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // `N` values side by side, loaded and stored as one: their address is a multiple of their bytes, at most 16.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {

@@ -108,6 +108,28 @@ DEVICE void add(T* x, const T* y, uint32_t n_rows, uint32_t width) {
 KERNELS(kRowThreads, add, add, PARAMETERS, (x, y, n_rows, width))
 #undef PARAMETERS
 
+// x = c tanh(x / c).
+template <class T, int N>
+DEVICE void cap_vectors(T* x, float c, uint32_t n_rows, uint32_t width) {
+  each_vector<N>(n_rows, width, [&](uint32_t row, uint32_t column) {
+    uint64_t at = uint64_t{row} * width + column;
+    Pack<T, N> a = load_pack<N>(x + at);
+    UNROLL
+    for (int i = 0; i < N; i++) a.value[i] = from_f32<T>(c * tanhf(to_f32(a.value[i]) / c));
+    store_pack<N>(x + at, a);
+  });
+}
+
+template <class T>
+DEVICE void softcap(T* x, float c, uint32_t n_rows, uint32_t width) {
+  if (by_vectors<T>(width)) cap_vectors<T, kPack<T>>(x, c, n_rows, width);
+  else cap_vectors<T, 1>(x, c, n_rows, width);
+}
+
+#define PARAMETERS(T) (T * x, float c, uint32_t n_rows, uint32_t width)
+KERNELS(kRowThreads, softcap, softcap, PARAMETERS, (x, c, n_rows, width))
+#undef PARAMETERS
+
 // y = act(x + bias) + residual: what follows a product, whose sums are in f32 whatever they become. `bias: [width]` and
 // `residual` may be null; y may be x where both are of one element.
 template <class T, int N>

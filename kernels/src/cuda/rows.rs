@@ -107,6 +107,16 @@ pub(super) fn finish_linear(
     queue.launch("linear", function, shared_work(y.n_values()), arguments)
 }
 
+/// `x = c · tanh(x / c)`.
+pub(super) fn softcap(queue: &Queue, x: &mut CudaTensor, c: f32) -> Result<()> {
+    let op = "softcap";
+    let at = x.write(op, queue)?;
+    let [n_rows, width] = [x.dims().0, x.dims().1].map(|n| n as u32);
+    let function = queue.kernel(queue.device().kernels.softcap);
+    let arguments: [&dyn Argument; 4] = [&at, &c, &n_rows, &width];
+    queue.launch(op, function, shared_work(x.n_values()), arguments)
+}
+
 /// Each row normalised.
 pub(super) fn norm(queue: &Queue, x: &CudaTensor, norm: &CudaNorm) -> Result<CudaTensor> {
     let op = "norm";

@@ -21,6 +21,7 @@ struct Bias {
 
 // Heads, and the keys that are seen. `window`: a query sees only so many keys up to its own, itself included; 0: all. `ahead`:
 // keys after its own that each query sees as well, [Σ queries]; null: none. How far a query sees never falls from one to the next.
+// `softcap`: scaled scores are `c tanh(score / c)` before a bias; 0: they are as they are. `quotient`: 2 / c.
 struct Heads {
   uint32_t n_heads;
   uint32_t n_kv_heads;
@@ -29,9 +30,13 @@ struct Heads {
   const uint32_t* ahead;
   uint32_t is_causal;
   uint32_t window;
+  float softcap;
+  float quotient;
 };
 
-// The scores of one head of one sequence.
+// The scores of one head of one sequence. `kMayCap`: false in kernels that are launched without a cap alone, which have no code
+// and no register for it.
+template <bool kMayCap = true>
 struct Scores {
   const float* bias;
   // Of the first query of the sequence; null: none.
@@ -42,11 +47,13 @@ struct Scores {
   bool is_causal;
   int window;
   float scale, slope;
+  // The factor of capped scores, 0 without a cap, and that of what their hyperbolic tangent takes.
+  float cap, quotient;
 
   DEVICE Scores(const Heads& heads, const Bias& b, uint32_t seq, uint32_t head, uint32_t first_row, uint32_t queries, uint32_t keys)
       : bias(nullptr), ahead(heads.ahead ? heads.ahead + first_row : nullptr), kind(b.kind), max_distance(static_cast<int>(b.max_distance)), n_queries(static_cast<int>(queries)),
         n_keys(static_cast<int>(keys)), is_causal(heads.is_causal != 0), window(static_cast<int>(heads.window)),
-        scale(heads.scale * kLog2E), slope(0) {
+        scale(heads.scale * kLog2E), slope(0), cap(heads.softcap * kLog2E), quotient(heads.quotient) {
     if (kind == kByDistance) bias = b.values + uint64_t{head} * (2 * b.max_distance + 1);
     if (kind == kAlibi) slope = b.values[head] * kLog2E;
     if (kind == kMatrix) bias = b.values + b.offsets[seq] + uint64_t{head} * queries * keys;
@@ -74,6 +81,10 @@ struct Scores {
     if (query >= n_queries) return -INFINITY;
     if (key >= end(query) || key < begin(query)) return -INFINITY;
     float score = product * scale;
+    if constexpr (kMayCap) {
+      // tanh x is 1 - 2 / (1 + e^2x), here within 2e-7.
+      if (cap > 0) score = cap * (1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(score * quotient)));
+    }
     if (kind == kNoBias) return score;
     int distance = key - position(query);
     if (kind == kAlibi) return score - slope * static_cast<float>(distance < 0 ? -distance : distance);

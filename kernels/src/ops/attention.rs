@@ -6,7 +6,7 @@ use super::bias::ScoreBias;
 use super::rotary::Rotation;
 use super::stage::{Indices, PagedSequences, Sequences};
 
-/// Heads of an attention, and how scores are scaled.
+/// Heads of an attention, and how scores are scaled and capped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
@@ -17,6 +17,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on every score, usually `1/√head_dim`.
     pub scale: f32,
+    /// Bound `c` that scaled scores come near and never reach, before a bias is added: `c · tanh(score / c)`; `None`: none.
+    pub softcap: Option<f32>,
 }
 
 impl AttentionShape {

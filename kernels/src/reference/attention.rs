@@ -3,7 +3,7 @@
 use candle_core::{D, Tensor};
 
 use super::cache::ReferenceKvCache;
-use super::rows::product;
+use super::rows::{product, softcap};
 use super::tensor::{InOp, dims, matrix, values, zeros};
 use crate::check;
 use crate::host::{BiasSlices, HostMask, HostVarlen};
@@ -133,6 +133,10 @@ fn weights(
         let q = head_columns(q, shape, head)?;
         let k = head_columns(k, shape, head * shape.n_kv_heads / shape.n_heads)?;
         let scores = product(&q, &k.t()?.contiguous()?)?.affine(f64::from(shape.scale), 0.0)?;
+        let scores = match shape.softcap {
+            Some(c) => softcap(&scores, c)?,
+            None => scores,
+        };
         let scores = match bias.head(head, n_queries, n_keys) {
             Some(bias) => scores.add(&Tensor::from_vec(bias, (n_queries, n_keys), q.device())?)?,
             None => scores,

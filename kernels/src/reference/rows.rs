@@ -102,6 +102,11 @@ pub(super) fn group_norm(x: &Tensor, norm: &ReferenceNorm, cu_seqlens: &[u32]) -
     matrix(op, out, dims(x))
 }
 
+/// `c · tanh(x / c)` of each element.
+pub(super) fn softcap(x: &Tensor, c: f32) -> candle_core::Result<Tensor> {
+    x.affine(1.0 / f64::from(c), 0.0)?.tanh()?.affine(f64::from(c), 0.0)
+}
+
 /// `act(x[:, ..width]) · x[:, width..]`: `[n_tokens, 2 · width]` to `[n_tokens, width]`.
 pub(super) fn gate(x: &Tensor, width: usize, act: Activation) -> Result<Tensor> {
     let half = |start| x.narrow(1, start, width).and_then(|half| half.contiguous()).op("gate");

@@ -1,7 +1,8 @@
 //! Attention inside sequences.
 
-use triptych_kernels::ops::{Backend, Mask};
+use triptych_kernels::ops::{AttentionShape, Backend, Mask};
 
+use crate::added::Added;
 use crate::oracle::Seen;
 use crate::sequences::{Sequences, shape};
 use crate::subject::{Subject, stage};
@@ -49,6 +50,22 @@ pub fn bounds_of_the_mask_are_the_oracles<B: Backend>(subject: &Subject<B>) {
     for mask in [Seen::window(40), Seen::window(300), Seen::span(250, 600)] {
         Sequences::new(&[(70, 700), (1, 557), (600, 600)], shape(2, 1, 20), mask).check(subject);
     }
+}
+
+/// Bounds below most scores and above all.
+pub fn capped_scores_are_the_oracles<B: Backend>(subject: &Subject<B>) {
+    for softcap in [0.5, 2.0, 50.0] {
+        for (n_heads, n_kv_heads, head_dim) in [(1, 1, 12), (4, 2, 33), (2, 1, 64), (1, 1, 257)] {
+            let shape = AttentionShape { softcap: Some(softcap), ..shape(n_heads, n_kv_heads, head_dim) };
+            let lens = [(1, 1), (0, 0), (33, 33), (3, 40), (1, 66)];
+            Sequences::new(&lens, shape, Mask::Full).check(subject);
+            Sequences::new(&lens, shape, Mask::Causal).check(subject);
+            Sequences::new(&lens, shape, Seen::window(20)).check(subject);
+            Sequences::new(&lens, shape, Mask::Causal).biased(Added::alibi(n_heads)).check(subject);
+        }
+    }
+    let shape = AttentionShape { softcap: Some(3.0), ..shape(2, 1, 20) };
+    Sequences::new(&[(70, 530), (1, 257)], shape, Mask::Causal).check(subject);
 }
 
 pub fn queries_without_keys_give_zeros<B: Backend>(subject: &Subject<B>) {

@@ -174,7 +174,7 @@ pub fn offsets_that_are_not_offsets_are_refused<B: Backend>(subject: &Subject<B>
     shape_error(name, "numbers of sequences", attend(&[0, 3], &[0, 1, 3], fits, Mask::Full));
     shape_error(name, "causal with too few keys", attend(&[0, 3, 3], &[0, 2, 3], fits, Mask::Causal));
     for (n_heads, n_kv_heads, head_dim) in [(2, 0, 2), (3, 2, 2), (4, 2, 1), (2, 1, 2), (1, 1, 0)] {
-        let odd = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 };
+        let odd = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None };
         shape_error(name, &format!("{odd:?}"), attend(&[0, 3], &[0, 3], odd, Mask::Full));
     }
 }

@@ -80,6 +80,7 @@ on_every_backend! {
         a_gate_multiplies_activated_and_plain_half,
         a_sequence_is_normalised_as_a_whole,
         addition_is_by_element,
+        capped_values_come_near_their_bound,
         rotary_embedding_turns_pairs_and_leaves_the_rest;
     conv:
         windows_of_a_signal_have_zeros_outside,
@@ -98,6 +99,7 @@ on_every_backend! {
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
         bounds_of_the_mask_are_the_oracles,
+        capped_scores_are_the_oracles,
         attention_is_the_oracles_over_wide_heads,
         queries_without_keys_give_zeros,
         attention_over_one_projection_is_that_over_its_parts,
@@ -116,6 +118,7 @@ on_every_backend! {
     paged:
         paged_attention_is_attention_whatever_the_block_tables,
         paged_attention_has_the_bounds_of_its_mask,
+        paged_attention_caps_its_scores,
         bounds_change_no_bit_and_padding_gives_zeros,
         keys_and_values_side_by_side_are_those_apart,
         rows_of_one_projection_are_cached_as_their_parts_are,

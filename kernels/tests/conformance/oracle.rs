@@ -196,7 +196,7 @@ pub fn weights(
     mask: Seen,
     bias: impl Fn(Score) -> f64,
 ) -> Vec<f64> {
-    let AttentionShape { n_heads, n_kv_heads, head_dim, scale } = shape;
+    let AttentionShape { n_heads, n_kv_heads, head_dim, scale, softcap } = shape;
     let (n_queries, n_keys) = (q.len() / n_heads / head_dim, k.len() / n_kv_heads / head_dim);
     let mut out = Vec::new();
     for query in 0..n_queries {
@@ -209,7 +209,11 @@ pub fn weights(
                     &k[(key * n_kv_heads + kv_head) * head_dim..],
                 );
                 let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * f64::from(k[d])).sum();
-                dot * f64::from(scale) + bias(Score { head, query, key, n_queries, n_keys })
+                let capped = match softcap.map(f64::from) {
+                    Some(cap) => cap * (dot * f64::from(scale) / cap).tanh(),
+                    None => dot * f64::from(scale),
+                };
+                capped + bias(Score { head, query, key, n_queries, n_keys })
             };
             let scores: Vec<f64> = seen.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{
-    Backend, BucketSides, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, PagedBatch, PagedBounds, RopePairs,
-    RopeShape, Rotation,
+    AttentionShape, Backend, BucketSides, FusedQkv, KvLayer, KvLayout, KvSlots, Mask, PagedBatch,
+    PagedBounds, RopePairs, RopeShape, Rotation,
 };
 
 use crate::added::Added;
@@ -113,6 +113,17 @@ fn attend_within<B: Backend>(
     let bias = seqs.load_bias(&subject.backend);
     let kv = KvLayer { cache, layer, seqs: paged, mask, bias: bias.view(table_of) };
     subject.backend.paged_attention(&step, &q, kv, seqs.shape).expect("paged attention")
+}
+
+pub fn paged_attention_caps_its_scores<B: Backend>(subject: &Subject<B>) {
+    for (n_heads, n_kv_heads, head_dim) in [(1, 1, 12), (4, 2, 33), (2, 1, 64), (2, 2, 128)] {
+        let shape = AttentionShape { softcap: Some(1.5), ..shape(n_heads, n_kv_heads, head_dim) };
+        let seqs = Sequences::new(&[(1, 40), (5, 33), (1, 300), (64, 64)], shape, Mask::Causal);
+        let tables = Tables::new(&seqs, 1, 3);
+        let cache = filled(subject, &seqs, &tables, 0);
+        let out = attend(subject, &seqs, &tables, (&cache, 0));
+        subject.close("capped", &out, (&seqs.expect(), seqs.n_queries(), seqs.q_width()), subject.products);
+    }
 }
 
 pub fn paged_attention_has_the_bounds_of_its_mask<B: Backend>(subject: &Subject<B>) {

@@ -68,6 +68,21 @@ pub fn addition_is_by_element<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+pub fn capped_values_come_near_their_bound<B: Backend>(subject: &Subject<B>) {
+    for (n, width) in [(0, 3), (1, 1), (3, 33), (300, 257)] {
+        for c in [0.5, 30.0] {
+            let x: Vec<f32> = values(1, n * width).into_iter().map(|x| 20.0 * x).collect();
+            let mut capped = subject.tensor(&x, n, width);
+            let before = capped.clone();
+            subject.backend.softcap(&mut capped, c).expect("softcap");
+            let cap = |x: &f32| f64::from(c) * (f64::from(*x) / f64::from(c)).tanh();
+            let expect: Vec<f32> = x.iter().map(|x| cap(x) as f32).collect();
+            subject.close("capped values", &capped, (&expect, n, width), ELEMENTWISE);
+            subject.close("a clone", &before, (&x, n, width), 0.0);
+        }
+    }
+}
+
 pub fn rotary_embedding_turns_pairs_and_leaves_the_rest<B: Backend>(subject: &Subject<B>) {
     let widths =
         [(2, 2), (12, 12), (20, 20), (64, 64), (80, 80), (20, 12), (33, 32), (36, 2), (52, 26), (7, 0)];

@@ -13,7 +13,7 @@ use crate::subject::{Subject, stage, values};
 
 /// A shape with the usual scale.
 pub fn shape(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
+    AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), softcap: None }
 }
 
 /// Offsets of sequences of these lengths.

@@ -73,6 +73,8 @@ struct Heads {
     ahead: u64,
     is_causal: u32,
     window: u32,
+    softcap: f32,
+    quotient: f32,
 }
 
 impl Plain for Heads {}
@@ -143,7 +145,13 @@ impl Case {
 
     fn shape(&self) -> AttentionShape {
         let scale = 1.0 / (self.head_dim as f32).sqrt();
-        AttentionShape { n_heads: self.n_heads, n_kv_heads: self.n_kv_heads, head_dim: self.head_dim, scale }
+        AttentionShape {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            scale,
+            softcap: None,
+        }
     }
 
     fn heads(&self) -> Heads {
@@ -155,6 +163,8 @@ impl Case {
             ahead: 0,
             is_causal: u32::from(matches!(self.mask, Mask::Causal)),
             window: self.window as u32,
+            softcap: self.shape().softcap.unwrap_or(0.0),
+            quotient: self.shape().softcap.map_or(0.0, |c| 2.0 / c),
         }
     }
 

@@ -46,7 +46,7 @@ fn step(backend: &CudaBackend) -> Result<Vec<f32>, KernelError> {
     backend.swap_out(&cache, &mut host, &[(1, 0)])?;
     backend.swap_in(&host, &mut cache, &[(0, 1)])?;
     backend.copy_blocks(&mut cache, &[(1, 2)])?;
-    let shape = AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: 32, scale: 0.2 };
+    let shape = AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: 32, scale: 0.2, softcap: None };
     let kv = KvLayer { cache: &cache, layer: 1, seqs, mask: Mask::Causal, bias: ScoreBias::None };
     let out = backend.paged_attention(&staged, &q?, kv, shape)?;
     backend.download(&out)

@@ -29,7 +29,8 @@ const ENCODED: usize = 3;
 const BOUNDS: PagedBounds = PagedBounds { max_seqlen_q: 1, max_seqlen_k: MAX_KEYS };
 const WIDTH: usize = 64;
 const VOCAB: usize = 11;
-const SHAPE: AttentionShape = AttentionShape { n_heads: 4, n_kv_heads: 2, head_dim: 32, scale: 0.2 };
+const SHAPE: AttentionShape =
+    AttentionShape { n_heads: 4, n_kv_heads: 2, head_dim: 32, scale: 0.2, softcap: None };
 const OWN: KvLayout = KvLayout { n_layers: 2, n_blocks: SPARE + 1, n_kv_heads: 2, head_dim: 32 };
 const CROSS: KvLayout = KvLayout { n_layers: 1, n_blocks: 3 * ENCODED, ..OWN };
 /// The layer of self-attention.

@@ -84,7 +84,8 @@ impl Model {
         let mut x = backend.linear(features, &self.out, Activation::Gelu, None)?;
         backend.add(&mut x, &backend.embed(step, &self.table, batch.ids)?)?;
         let qkv = backend.linear(&x, &self.qkv, Activation::None, None)?;
-        let shape = AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: WIDTH / 2, scale: 0.2 };
+        let shape =
+            AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: WIDTH / 2, scale: 0.2, softcap: None };
         let seqs = Varlen { seqs: batch.seqs, mask: Mask::Full, bias: ScoreBias::Loaded(&self.bias) };
         let context = backend.fused_attention(step, &qkv, shape, seqs)?;
         let x = backend.linear(&context, &self.out, Activation::None, Some(&x))?;
@@ -295,7 +296,7 @@ fn a_bias_that_a_batch_chooses_is_the_same_in_every_replay() {
         (ForwardInputs { arrays, features: values(3, 6 * WIDTH), dims: (6, WIDTH) }, seqs, table_of)
     };
     let (captured, seqs, table_of) = inputs(&[1, 0]);
-    let shape = AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: WIDTH / 2, scale: 0.2 };
+    let shape = AttentionShape { n_heads: 2, n_kv_heads: 2, head_dim: WIDTH / 2, scale: 0.2, softcap: None };
     let graph = model.backend.capture(captured, &mut |backend, step, x| {
         let qkv = backend.linear(x, &model.qkv, Activation::None, None)?;
         let bias = ScoreBias::Chosen(&bias, table_of);

@@ -110,7 +110,7 @@ fn sequences_with_pages_in_common_are_the_same_alone() {
     let shapes = [(4, 4, 32), (4, 2, 64), (2, 1, 200)];
     for (seed, (n_heads, n_kv_heads, head_dim)) in shapes.into_iter().enumerate() {
         for mask in [Mask::Full, Mask::Causal] {
-            let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 0.3 };
+            let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None };
             let case = Case::new(seed as u64, shape, mask);
             let together = case.attend(&case.seqs, 0);
             let mut first_row = 0;

@@ -17,6 +17,7 @@ mod glm;
 mod idefics;
 mod image_keys;
 mod internvl;
+mod internvl_chat;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -84,10 +85,16 @@ pub enum Family {
     Idefics3,
     /// SmolVLM and SmolVLM2.
     SmolVlm,
-    /// InternVL 2.5 to 3.5.
+    /// InternVL 2.5 to 3.5 in the layout of transformers.
     InternVl,
+    /// InternVL 2 to 3.5 in the layout of its authors.
+    InternVlChat,
     /// Gemma 3 with images.
     Gemma3,
+    /// Gemma 3, text.
+    Gemma3Text,
+    /// Gemma 2, text.
+    Gemma2,
     /// An image encoder with a text decoder: TrOCR, Donut.
     VisionEncoderDecoder,
     /// Florence-2.
@@ -116,7 +123,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 40] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -133,6 +140,7 @@ impl Family {
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
+        Self::InternVlChat,
         Self::Gemma3,
         Self::Mllama,
         Self::Llama,
@@ -142,6 +150,8 @@ impl Family {
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::Gemma2,
+        Self::Gemma3Text,
         Self::Bart,
         Self::MBart,
         Self::M2M100,
@@ -183,7 +193,10 @@ impl Family {
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
+            Self::InternVlChat => "internvl_chat",
             Self::Gemma3 => "gemma3",
+            Self::Gemma3Text => "gemma3_text",
+            Self::Gemma2 => "gemma2",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
@@ -240,7 +253,10 @@ impl Family {
             Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
+            Self::InternVlChat => internvl_chat::spec(config),
             Self::Gemma3 => gemma::spec(config),
+            Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
+            Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),
             Self::VisionEncoderDecoder => vision::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),

@@ -140,12 +140,14 @@ pub struct HeadSpec {
     pub scale: f32,
     /// Rows at the end of the token table that have no logit: tokens that are only ever input.
     pub input_only: usize,
+    /// Bound `c` that logits come near and never reach: `c · tanh(logit / c)`; `None`: none.
+    pub softcap: Option<f32>,
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0, input_only: 0 }
+        Self { tied, scale: 1.0, input_only: 0, softcap: None }
     }
 }
 

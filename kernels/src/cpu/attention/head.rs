@@ -12,6 +12,7 @@ use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
 use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
 use crate::cpu::kv::{Page, PagedCells, value_panel_len};
+use crate::cpu::math::softcap;
 use crate::cpu::pool::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{
@@ -299,11 +300,7 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
         let row = stretch.row + r;
         let visible = stretch.visible(&state.visible[row]);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
-        if !head.bias.is_none() {
-            head.bias.add(head.score_row(row, stretch.first_key), &mut scores[..visible.end]);
-        }
-        scores[visible.end..].fill(f32::NEG_INFINITY);
-        scores[..visible.start].fill(f32::NEG_INFINITY);
+        finish_scores(s, head, (row, stretch.first_key), visible, scores);
         *correction = raise(s, scores, &mut state.part.max[row]);
     }
     let (mut value_scales, mut odd) = ([0.0; STRETCH], 0.0);
@@ -347,6 +344,25 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
         }));
         strip += n_strips;
     }
+}
+
+/// Scores of row `row` of the task from products: capped, biased, minus infinity where a key is not seen.
+#[inline(always)]
+fn finish_scores<S: Simd, M: PageMath>(
+    s: S,
+    head: &HeadRows<'_, M>,
+    (row, first_key): (usize, usize),
+    visible: Range<usize>,
+    scores: &mut [f32],
+) {
+    if let Some(c) = head.step.shape.softcap {
+        softcap(s, scores, c);
+    }
+    if !head.bias.is_none() {
+        head.bias.add(head.score_row(row, first_key), &mut scores[..visible.end]);
+    }
+    scores[visible.end..].fill(f32::NEG_INFINITY);
+    scores[..visible.start].fill(f32::NEG_INFINITY);
 }
 
 /// Scores of a tile for some strips of keys, `NS` at a time.

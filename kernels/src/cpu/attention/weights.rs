@@ -7,6 +7,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use super::head::HeadRows;
 use super::softmax::soften;
 use crate::cpu::cell::{FloatMath, n_cells};
+use crate::cpu::math::softcap;
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tile::{Rows, multiply, strip_width, strips_per_panel, zero_sums};
 
@@ -40,6 +41,9 @@ impl<M: FloatMath> Kernel for HeadWeights<'_, M> {
             rows.scaled_query(s, row, (&mut scaled, &mut q));
             for (i, scores) in scores.chunks_exact_mut(KV_BLOCK_TOKENS).enumerate() {
                 page_scores::<S, M>(s, &q, rows.page(i).keys, scores);
+            }
+            if let Some(c) = rows.step.shape.softcap {
+                softcap(s, &mut scores, c);
             }
             let visible = rows.visible(row);
             rows.bias.add(rows.score_row(row, 0), &mut scores[..visible.end]);

@@ -157,7 +157,11 @@ impl<B: Backend> TransformerDecoder<B> {
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
         }
-        Ok(self.backend.linear(&x, &self.head, Activation::None, None)?)
+        let mut logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
+        if let Some(c) = self.spec.head.softcap {
+            self.backend.softcap(&mut logits, c)?;
+        }
+        Ok(logits)
     }
 
     /// The layers of a step, and its logits `[logit_rows, vocab]`; `None` if nobody asks for them.

@@ -233,7 +233,7 @@ fn stack(config: &Config<'_>, variant: BartVariant, side: Side) -> Result<StackS
         hidden,
         n_layers: config.size(layers)?,
         attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale, softcap: None },
             bias: AttentionBias { q: true, k: true, v: true, out: true },
             head_norms: None,
         },

@@ -265,16 +265,26 @@ pub(super) fn windowed_layers(
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported, and for a model of the same layers that writes no text.
 pub(super) fn text_spec(config: &Config<'_>, kind: CausalKind) -> Result<ModelSpec, ModelError> {
-    const KEY: &str = "architectures";
-    let expected = kind.architecture();
-    if let Some(architectures) = config.get(KEY)
-        && !architectures.as_array().is_some_and(|list| list.iter().any(|name| name == expected))
-    {
-        return Err(config.unsupported(KEY, architectures, expected));
-    }
+    check_class(config, kind.architecture())?;
     let tied_head = config.flag_or("tie_word_embeddings", false)?;
     let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
     Ok(ModelSpec { encoder: None, decoder: spec(config, kind, place)? })
+}
+
+/// Refuses a model of the same layers that is of another class than `expected`, and so writes no text.
+///
+/// # Errors
+/// [`ModelError::Config`] naming both classes.
+pub(super) fn check_class(config: &Config<'_>, expected: &str) -> Result<(), ModelError> {
+    const KEY: &str = "architectures";
+    match config.get(KEY) {
+        Some(architectures)
+            if !architectures.as_array().is_some_and(|list| list.iter().any(|name| name == expected)) =>
+        {
+            Err(config.unsupported(KEY, architectures, expected))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Place of a decoder in its model.
@@ -331,7 +341,7 @@ pub(super) fn spec(
             hidden,
             n_layers,
             attention: AttentionSpec {
-                shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale },
+                shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale, softcap: None },
                 bias: kind.bias(config)?,
                 head_norms,
             },

@@ -177,7 +177,7 @@ fn stack(config: &Config<'_>, [hidden, n_layers, n_heads]: [usize; 3]) -> Result
         hidden,
         n_layers,
         attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale, softcap: None },
             bias: AttentionBias { q: qkv, k: qkv, v: qkv, out: true },
             head_norms: None,
         },

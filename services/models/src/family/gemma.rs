@@ -1,9 +1,11 @@
-//! Gemma 3: a SigLIP tower, the mean of each square of its rows, one projection, and a decoder whose layers mostly see a window.
+//! Gemma 2 and Gemma 3. Both: decoders whose layers partly see a window. Gemma 3 with images: a SigLIP tower before it, the
+//! mean of each square of its rows, and one projection.
 //!
-//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/gemma3/modeling_gemma3.py>. Quirks:
-//! norms stand before and behind attention and feed-forward and store their factors less 1; five layers of six attend to a
-//! window and have a rotary base of their own; queries are scaled by a number of the configuration; rows of an image see each
-//! other; the projection is a bare parameter. Token embeddings are scaled by `√hidden` in f32: models in bf16 round it.
+//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/gemma3/modeling_gemma3.py> and
+//! `gemma2` beside it. Quirks: norms stand before and behind attention and feed-forward and store their factors less 1; queries
+//! are scaled by a number of the configuration; rows of an image see each other; the projection is a bare parameter. Gemma 2:
+//! every other layer attends to a window, scores and logits are capped. Gemma 3: five layers of six, with a rotary base of
+//! their own, and queries and keys are normalised. Token embeddings are scaled by `√hidden` in f32: models in bf16 round it.
 
 use super::Config;
 use super::causal::{self, CausalPlace};
@@ -25,7 +27,62 @@ const SECOND_NORMS: [&str; 2] = ["post_attention_layernorm", "post_feedforward_l
 /// Bases of the rotation in layers that see everything and in those that see a window.
 const THETAS: [f32; 2] = [1_000_000.0, 10_000.0];
 
-/// The spec of a configuration.
+/// A version of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GemmaVersion {
+    /// Gemma 2.
+    Two,
+    /// Gemma 3.
+    Three,
+}
+
+impl GemmaVersion {
+    /// The class of a model by itself.
+    fn architecture(self) -> &'static str {
+        match self {
+            Self::Two => "Gemma2ForCausalLM",
+            Self::Three => "Gemma3ForCausalLM",
+        }
+    }
+
+    /// Tokens of the vocabulary and of the context, where a configuration is silent.
+    fn sizes(self) -> [usize; 2] {
+        match self {
+            Self::Two => [256_000, 8192],
+            Self::Three => [262_208, 131_072],
+        }
+    }
+
+    /// Bounds on scores and on logits, where a configuration is silent.
+    fn softcaps(self) -> [Option<f32>; 2] {
+        match self {
+            Self::Two => [Some(50.0), Some(30.0)],
+            Self::Three => [None; 2],
+        }
+    }
+
+    /// True of the layers that see a window, where a configuration has no list: every other one from the first, or all but
+    /// each last of `pattern`.
+    fn is_windowed(self, layer: usize, pattern: usize) -> bool {
+        match self {
+            Self::Two => layer.is_multiple_of(2),
+            Self::Three => !(layer + 1).is_multiple_of(pattern),
+        }
+    }
+}
+
+/// The spec of a decoder by itself.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported, and for a model of the same layers that writes no text.
+pub(super) fn text_spec(config: &Config<'_>, version: GemmaVersion) -> Result<ModelSpec, ModelError> {
+    causal::check_class(config, version.architecture())?;
+    let tied_head = config.flag_or("tie_word_embeddings", true)?;
+    let items = ItemsSpec::Embedded { levels: 0, is_mutual: false };
+    Ok(ModelSpec { encoder: None, decoder: decoder(config, version, CausalPlace { items, tied_head })? })
+}
+
+/// The spec of a configuration of Gemma 3 with images.
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
@@ -36,7 +93,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         None => config.flag_or("tie_word_embeddings", true)?,
     };
     let items = ItemsSpec::Embedded { levels: 0, is_mutual: true };
-    let decoder = decoder(&text, CausalPlace { items, tied_head })?;
+    let decoder = decoder(&text, GemmaVersion::Three, CausalPlace { items, tied_head })?;
     let vision = config.section("vision_config", "vision_config.")?;
     let mut encoder = towers::spec(&vision, TowerOutput::Normed)?;
     let eps = if vision.get("layer_norm_eps").is_some() { vision.number("layer_norm_eps")? } else { 1e-6 };
@@ -74,42 +131,34 @@ fn pooled_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError
 }
 
 /// The decoder of a section, or of a model by itself.
-///
-/// # Errors
-/// [`ModelError::Config`] for a key that is missing or not supported.
-pub(super) fn decoder(config: &Config<'_>, place: CausalPlace) -> Result<DecoderSpec, ModelError> {
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if let Some(cap) = config.get(key) {
-            return Err(config.unsupported(key, cap, "null: capped scores are not served"));
-        }
-    }
+fn decoder(
+    config: &Config<'_>,
+    version: GemmaVersion,
+    place: CausalPlace,
+) -> Result<DecoderSpec, ModelError> {
     config.must_be_off("use_bidirectional_attention")?;
     let hidden = config.size_or("hidden_size", 2304)?;
     let n_layers = config.size_or("num_hidden_layers", 26)?;
-    let n_heads = config.size_or("num_attention_heads", 8)?;
-    let n_kv_heads = config.size_or("num_key_value_heads", 4)?;
-    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
-    let head_dim = config.size_or("head_dim", 256)?;
-    let scale = match config.get("query_pre_attn_scalar") {
-        Some(_) => config.number("query_pre_attn_scalar")?,
-        None => 256.0,
-    };
     let eps = if config.get("rms_norm_eps").is_some() { config.number("rms_norm_eps")? } else { 1e-6 };
     let norm = NormSpec { unit_offset: true, ..NormSpec::rms(eps) };
-    let has_bias = config.flag_or("attention_bias", false)?;
-    let [full, windowed] = rotations(config, head_dim)?;
+    let [vocab, max_context] = version.sizes();
+    let attention = attention(config, version, norm)?;
+    let head_dim = attention.shape.head_dim;
+    let (full, windowed) = match version {
+        GemmaVersion::Two => (causal::rotary(config, head_dim)?, None),
+        GemmaVersion::Three => {
+            let [full, windowed] = rotations(config, head_dim)?;
+            (full, Some(windowed))
+        }
+    };
     Ok(DecoderSpec {
-        vocab: config.size_or("vocab_size", 262_208)?,
-        max_context: config.size_or("max_position_embeddings", 131_072)?,
+        vocab: config.size_or("vocab_size", vocab)?,
+        max_context: config.size_or("max_position_embeddings", max_context)?,
         positions: Positions::Rotary(full),
         stack: StackSpec {
             hidden,
             n_layers,
-            attention: AttentionSpec {
-                shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scale.powf(-0.5) },
-                bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: has_bias },
-                head_norms: Some(HeadNormsSpec { norm, part: NormedPart::Head, names: causal::HEAD_NORMS }),
-            },
+            attention,
             feed_forward: FeedForwardSpec {
                 width: config.size_or("intermediate_size", 9216)?,
                 kind: FeedForwardKind::Gated,
@@ -120,13 +169,52 @@ pub(super) fn decoder(config: &Config<'_>, place: CausalPlace) -> Result<Decoder
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Sandwich { names: SECOND_NORMS },
             final_norm: true,
-            layers: layers(config, n_layers, &windowed)?,
+            layers: layers(config, version, windowed.as_ref())?,
         },
         items: place.items,
         embedding_scale: (hidden as f32).sqrt(),
-        head: HeadSpec::plain(place.tied_head),
+        head: HeadSpec {
+            softcap: softcap(config, "final_logit_softcapping", version.softcaps()[1])?,
+            ..HeadSpec::plain(place.tied_head)
+        },
         names: &NAMES,
     })
+}
+
+/// Heads, their scale, and what is normalised or capped.
+fn attention(
+    config: &Config<'_>,
+    version: GemmaVersion,
+    norm: NormSpec,
+) -> Result<AttentionSpec, ModelError> {
+    const SCALAR: &str = "query_pre_attn_scalar";
+    const SOFTCAP: &str = "attn_logit_softcapping";
+    let n_heads = config.size_or("num_attention_heads", 8)?;
+    let n_kv_heads = config.size_or("num_key_value_heads", 4)?;
+    config.share("num_key_value_heads", n_heads, n_kv_heads)?;
+    let head_dim = config.size_or("head_dim", 256)?;
+    let scalar = if config.get(SCALAR).is_some() { config.number(SCALAR)? } else { 256.0 };
+    let softcap = softcap(config, SOFTCAP, version.softcaps()[0])?;
+    if let (GemmaVersion::Three, Some(softcap)) = (version, softcap) {
+        // The reference reads the key and caps nothing.
+        return Err(config.unsupported(SOFTCAP, softcap, "null"));
+    }
+    let has_bias = config.flag_or("attention_bias", false)?;
+    let head_norms = HeadNormsSpec { norm, part: NormedPart::Head, names: causal::HEAD_NORMS };
+    Ok(AttentionSpec {
+        shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: scalar.powf(-0.5), softcap },
+        bias: AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: has_bias },
+        head_norms: (version == GemmaVersion::Three).then_some(head_norms),
+    })
+}
+
+/// A bound on scores or logits: null is none, and so is a missing key where `default` is none.
+fn softcap(config: &Config<'_>, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
+    match config.get(key) {
+        Some(_) => config.number(key).map(Some),
+        None if config.is_null(key) => Ok(None),
+        None => Ok(default),
+    }
 }
 
 /// Rotations of layers that see everything and of those that see a window. The newer key has a section for each; before it,
@@ -154,13 +242,19 @@ fn rotations(config: &Config<'_>, head_dim: usize) -> Result<[RotarySpec; 2], Mo
     ])
 }
 
-/// The layers: by their list, or every sixth sees everything.
-fn layers(config: &Config<'_>, n_layers: usize, rotary: &RotarySpec) -> Result<Vec<LayerSpec>, ModelError> {
+/// The layers: by their list, or as their version has them. `rotary` is that of layers that see a window, where it differs.
+fn layers(
+    config: &Config<'_>,
+    version: GemmaVersion,
+    rotary: Option<&RotarySpec>,
+) -> Result<Vec<LayerSpec>, ModelError> {
+    let n_layers = config.size_or("num_hidden_layers", 26)?;
     let window = causal::window(config, 4096)?;
     let pattern = config.size_or("sliding_window_pattern", 6)?;
-    let is_windowed = causal::windowed_layers(config, n_layers, |layer| (layer + 1) % pattern != 0)?;
+    let default = |layer| version.is_windowed(layer, pattern);
+    let is_windowed = causal::windowed_layers(config, n_layers, default)?;
     let layer = |is_windowed: &bool| match is_windowed {
-        true => LayerSpec { window, rotary: Some(rotary.clone()), ..LayerSpec::default() },
+        true => LayerSpec { window, rotary: rotary.cloned(), ..LayerSpec::default() },
         false => LayerSpec::default(),
     };
     Ok(is_windowed.iter().map(layer).collect())

@@ -25,7 +25,7 @@ pub(super) fn attention_of(
     let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
     Ok(AttentionSpec {
-        shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+        shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale, softcap: None },
         bias,
         head_norms: None,
     })

@@ -10,7 +10,7 @@ use super::image_keys;
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
-use triptych_kernels::ops::NormKind;
+use triptych_kernels::ops::{Activation, NormKind};
 
 static VISION: EncoderNames = EncoderNames {
     prefixes: &["vision_tower.", "model.vision_tower."],
@@ -68,8 +68,17 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         }
     }
     let side = joined_side(config, &encoder.stem)?;
-    let hidden = decoder.stack.hidden;
     encoder.projector = Some(ProjectorSpec {
+        activation: config.activation("projector_hidden_act", "gelu")?,
+        ..projector(side, decoder.stack.hidden, &PROJECTOR)
+    });
+    encoder.extras.tiling = Some(TilingSpec::AspectRatio);
+    Ok(ModelSpec { encoder: Some(encoder), decoder })
+}
+
+/// The projection of joined rows to rows of `hidden`.
+pub(super) fn projector(side: usize, hidden: usize, names: &'static ProjectorNames) -> ProjectorSpec {
+    ProjectorSpec {
         rows: ProjectedRows::Patches,
         side,
         merge: RowMerge::Concatenate,
@@ -77,17 +86,18 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         widths: vec![hidden, hidden],
         bias: true,
         transposed: false,
-        activation: config.activation("projector_hidden_act", "gelu")?,
-        names: &PROJECTOR,
+        activation: Activation::Gelu,
+        names,
         merging: None,
         gated: None,
-    });
-    encoder.extras.tiling = Some(TilingSpec::AspectRatio);
-    Ok(ModelSpec { encoder: Some(encoder), decoder })
+    }
 }
 
 /// Side of the square of rows that become one: the inverse of a ratio.
-fn joined_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError> {
+///
+/// # Errors
+/// [`ModelError::Config`] for a ratio that is no inverse of a divisor.
+pub(super) fn joined_side(config: &Config<'_>, stem: &StemSpec) -> Result<usize, ModelError> {
     const KEY: &str = "downsample_ratio";
     let ratio = if config.get(KEY).is_some() { config.number(KEY)? } else { 0.5 };
     let side = (1.0 / ratio).round() as usize;
@@ -104,6 +114,47 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         "internvl_vision" => {}
         other => return Err(config.unsupported("model_type", other, "internvl_vision")),
     }
+    let row_norms = config.flag_or("use_qk_norm", false)?;
+    let row_norms = row_norms.then_some(HeadNormsSpec {
+        norm: NormSpec::rms(ROW_NORM_EPS),
+        part: NormedPart::Row,
+        names: ROW_NORMS,
+    });
+    let positions = config.flag_or("use_absolute_position_embeddings", true)?;
+    tower(
+        config,
+        Tower {
+            has_bias: config.flag_or("attention_bias", false)?,
+            row_norms,
+            has_positions: positions,
+            final_norm: !config.flag_or("use_mean_pooling", true)?,
+            scales: SCALES,
+            names: &VISION,
+        },
+    )
+}
+
+/// Differences of a tower between the two layouts.
+pub(super) struct Tower {
+    /// Queries, keys and values have a bias.
+    pub(super) has_bias: bool,
+    /// Norms of whole queries and keys.
+    pub(super) row_norms: Option<HeadNormsSpec>,
+    /// A learned position is added to each row.
+    pub(super) has_positions: bool,
+    /// A norm follows the last layer.
+    pub(super) final_norm: bool,
+    /// Names of the factors of channels.
+    pub(super) scales: [&'static str; 2],
+    /// Names of its tensors.
+    pub(super) names: &'static EncoderNames,
+}
+
+/// InternViT by the keys that both layouts have.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn tower(config: &Config<'_>, of: Tower) -> Result<EncoderSpec, ModelError> {
     let hidden = config.size_or("hidden_size", 1024)?;
     let side = if config.get("patch_size").is_some() { image_keys::patch_side(config)? } else { 14 };
     let image = match config.get("image_size") {
@@ -114,8 +165,7 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     if grid[0] != grid[1] || grid[0] == 0 {
         return Err(config.unsupported("image_size", format!("{image:?}"), "a square of one patch or more"));
     }
-    let has_bias = config.flag_or("attention_bias", false)?;
-    let bias = AttentionBias { q: has_bias, k: has_bias, v: has_bias, out: true };
+    let bias = AttentionBias { q: of.has_bias, k: of.has_bias, v: of.has_bias, out: true };
     let eps = if config.get("layer_norm_eps").is_some() { config.number("layer_norm_eps")? } else { 1e-6 };
     let kind = match config.get("norm_type").map(|kind| kind.as_str()) {
         None | Some(Some("layer_norm")) => NormKind::Layer,
@@ -126,9 +176,7 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     };
     let n_heads = config.size_or("num_attention_heads", 16)?;
     let mut attention = image_keys::attention_of(config, hidden, n_heads, bias)?;
-    let row_norms =
-        HeadNormsSpec { norm: NormSpec::rms(ROW_NORM_EPS), part: NormedPart::Row, names: ROW_NORMS };
-    attention.head_norms = config.flag_or("use_qk_norm", false)?.then_some(row_norms);
+    attention.head_norms = of.row_norms;
     Ok(EncoderSpec {
         modality: Modality::Image,
         stem: StemSpec::PrefixedPatches {
@@ -138,7 +186,7 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             n_prefix: 1,
             flat_prefix: false,
         },
-        positions: match config.flag_or("use_absolute_position_embeddings", true)? {
+        positions: match of.has_positions {
             true => Positions::Parameter { n_rows: grid[0] * grid[1] + 1 },
             false => Positions::Absent,
         },
@@ -155,12 +203,12 @@ fn vision(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
             norm: if kind == NormKind::Layer { NormSpec::layer(eps) } else { NormSpec::rms(eps) },
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
-            final_norm: !config.flag_or("use_mean_pooling", true)?,
+            final_norm: of.final_norm,
             layers: Vec::new(),
         },
         windows: None,
-        extras: EncoderExtras { scales: Some(SCALES), ..EncoderExtras::default() },
+        extras: EncoderExtras { scales: Some(of.scales), ..EncoderExtras::default() },
         projector: None,
-        names: &VISION,
+        names: of.names,
     })
 }

@@ -104,7 +104,13 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let n_kv_heads = config.size_or("num_key_value_heads", n_heads)?;
     config.share("num_key_value_heads", n_heads, n_kv_heads)?;
     let head_dim = config.share("num_attention_heads", hidden, n_heads)?;
-    let shape = AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() };
+    let shape = AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        softcap: None,
+    };
     let attention = AttentionSpec { shape, bias: NO_BIAS, head_norms: None };
     let activation = match config.text("hidden_act")? {
         "silu" => Activation::Silu,
@@ -196,6 +202,7 @@ fn vision(config: &Config<'_>, out: usize) -> Result<EncoderSpec, ModelError> {
                     n_kv_heads: n_heads,
                     head_dim,
                     scale: 1.0 / (head_dim as f32).sqrt(),
+                    softcap: None,
                 },
                 bias: NO_BIAS,
                 head_norms: None,

@@ -142,7 +142,13 @@ fn stack(config: &Config<'_>, side: Side) -> Result<StackSpec, ModelError> {
         hidden,
         n_layers: config.size(layers)?,
         attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() },
+            shape: AttentionShape {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                softcap: None,
+            },
             bias: AttentionBias { q: bias, k: bias, v: bias, out: false },
             head_norms: None,
         },

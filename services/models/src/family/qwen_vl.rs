@@ -233,7 +233,13 @@ fn vision(config: &Config<'_>, tower: VisionTower) -> Result<EncoderSpec, ModelE
             hidden,
             n_layers: config.size("depth")?,
             attention: AttentionSpec {
-                shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: scale(head_dim) },
+                shape: AttentionShape {
+                    n_heads,
+                    n_kv_heads: n_heads,
+                    head_dim,
+                    scale: scale(head_dim),
+                    softcap: None,
+                },
                 bias: AttentionBias { q: true, k: true, v: true, out: true },
                 head_norms: None,
             },

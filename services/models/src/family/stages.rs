@@ -34,7 +34,9 @@ impl Family {
             Some(TilingSpec::AnyResolution { .. }) => {
                 return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
             }
-            Some(TilingSpec::AspectRatio) => return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?)),
+            Some(TilingSpec::AspectRatio | TilingSpec::AspectRatioWithin { .. }) => {
+                return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?));
+            }
             Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
             None => {}
@@ -96,7 +98,9 @@ impl Family {
             | Self::Qwen2
             | Self::Qwen2Moe
             | Self::Qwen3
-            | Self::Qwen3Moe => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
+            | Self::Qwen3Moe
+            | Self::Gemma2
+            | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
             }
@@ -108,6 +112,10 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
             }
             Self::Voxtral => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::VOXTRAL, limits)?),
+            Self::InternVlChat => {
+                let chat = ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?;
+                Arc::new(chat.with_string_contents())
+            }
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
             Self::Idefics3 | Self::SmolVlm => {
                 let (grid, n_rows) = tile_rows(spec.encoder.as_ref());

@@ -175,6 +175,7 @@ fn stack(config: &Config<'_>, variant: T5Variant, n_layers: usize) -> Result<Sta
                 n_kv_heads: n_heads,
                 head_dim: config.size("d_kv")?,
                 scale: 1.0,
+                softcap: None,
             },
             bias: AttentionBias { q: false, k: false, v: false, out: false },
             head_norms: None,

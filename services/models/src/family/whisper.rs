@@ -119,7 +119,7 @@ fn stack(
         hidden,
         n_layers: config.size(layers)?,
         attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale, softcap: None },
             bias: AttentionBias { q: true, k: false, v: true, out: true },
             head_norms: None,
         },

@@ -5,6 +5,7 @@ use crate::error::ModelError;
 use crate::spec::{
     AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, NormedPart, QkvNames, StackSpec,
 };
+use std::ops::Range;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
 
@@ -84,6 +85,12 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: k_name, shape: &kv, bias: bias.k },
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
+            QkvNames::Grouped(name) => {
+                let all = [q[0] + 2 * kv[0], stack.hidden];
+                let stored = loader.stored(&LinearShape { name, shape: &all, bias: bias.q })?;
+                let parts: Vec<_> = grouped_rows(shape).map(|rows| stored.outputs(rows)).collect();
+                loader.pack(&parts)?
+            }
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         let head_norms = HeadNorms::load(loader, stack.attention)?;
@@ -333,10 +340,35 @@ fn norm_parts<B: Backend>(
     Ok(backend.merge_rows(parts, n_parts)?)
 }
 
+/// Rows of a grouped matrix in the order of queries, keys and values.
+fn grouped_rows(shape: AttentionShape) -> impl Iterator<Item = Range<usize>> {
+    let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = shape;
+    let n_queries = n_heads / n_kv_heads.max(1);
+    let of_group = [0..n_queries, n_queries..n_queries + 1, n_queries + 1..n_queries + 2];
+    of_group.into_iter().flat_map(move |part| {
+        (0..n_kv_heads).map(move |group| {
+            let first = group * (n_queries + 2);
+            (first + part.start) * head_dim..(first + part.end) * head_dim
+        })
+    })
+}
+
 fn q_width(shape: AttentionShape) -> usize {
     shape.widths()[0]
 }
 
 fn kv_width(shape: AttentionShape) -> usize {
     shape.widths()[1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_grouped_matrix_are_queries_then_keys_then_values() {
+        let shape = AttentionShape { n_heads: 4, n_kv_heads: 2, head_dim: 3, scale: 1.0, softcap: None };
+        let rows: Vec<Range<usize>> = grouped_rows(shape).collect();
+        assert_eq!(rows, [0..6, 12..18, 6..9, 18..21, 9..12, 21..24]);
+    }
 }

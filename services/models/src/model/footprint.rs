@@ -218,6 +218,9 @@ impl Backend for FootprintBackend {
     fn add(&self, _: &mut (), _: &()) -> Result<()> {
         refuse("add")
     }
+    fn softcap(&self, _: &mut (), _: f32) -> Result<()> {
+        refuse("softcap")
+    }
     fn gate(&self, _: &(), _: Activation) -> Result<()> {
         refuse("gate")
     }

@@ -22,6 +22,7 @@ mod tiles;
 
 pub use any_resolution::AnyResolutionProcessor;
 pub use aspect_ratio::AspectRatioProcessor;
+pub(crate) use aspect_ratio::MAX_TILES;
 pub use canvas::{CanvasProcessor, CanvasSettings};
 pub use longest_edge::LongestEdgeProcessor;
 pub use pan_and_scan::PanAndScanProcessor;

@@ -6,8 +6,8 @@ use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
 use super::positions::{GridSpan, positions};
 use super::{
-    ChatTemplate, ItemSpan, LineLayout, OutputKind, PlaceholderSpec, PreparedSequence, PromptBuilder,
-    RowPositions, SamplingDefaults, TileLayout, TokenName, TranscriptionSpec, check_ids,
+    ChatTemplate, ContentFormat, ItemSpan, LineLayout, OutputKind, PlaceholderSpec, PreparedSequence,
+    PromptBuilder, RowPositions, SamplingDefaults, TileLayout, TokenName, TranscriptionSpec, check_ids,
 };
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
@@ -155,6 +155,13 @@ impl ChatVl {
             defaults: files.sampling_defaults()?,
             tokenizer,
         })
+    }
+
+    /// The same, with contents of messages as strings, in which an item is the token of a row.
+    #[must_use]
+    pub fn with_string_contents(self) -> Self {
+        let format = ContentFormat::StringWithItems(self.image_text);
+        Self { template: self.template.with_contents(format), ..self }
     }
 
     /// Tokens of a prompt without a template. Items that it has no placeholder for go before it.

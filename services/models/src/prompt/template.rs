@@ -42,6 +42,9 @@ pub enum ContentFormat {
     Parts,
     /// One string, as templates of text models expect: texts of a message, a line each.
     String,
+    /// The same with a line for each item before them, the text that stands for one: what clients of vLLM send to a model
+    /// with items whose template is that of a text model.
+    StringWithItems(&'static str),
 }
 
 /// A message: its role and its parts.
@@ -154,6 +157,12 @@ impl ChatTemplate {
         Ok(Self { environment, specials, content: ContentFormat::Parts, format, has_tool_use })
     }
 
+    /// The same template, for contents of another format.
+    #[must_use]
+    pub fn with_contents(self, content: ContentFormat) -> Self {
+        Self { content, ..self }
+    }
+
     /// The format of its conversations.
     pub fn format(&self) -> ChatFormat {
         self.format
@@ -200,6 +209,11 @@ impl ChatTemplate {
             ContentFormat::Parts => message.content.iter().filter_map(content_value).collect(),
             ContentFormat::String => {
                 Value::from(message.content.iter().filter_map(text).collect::<Vec<_>>().join("\n"))
+            }
+            ContentFormat::StringWithItems(item) => {
+                let items = message.content.iter().filter(|part| matches!(part, TemplatePart::Item(_)));
+                let lines = items.map(|_| item.to_owned()).chain(message.content.iter().filter_map(text));
+                Value::from(lines.collect::<Vec<_>>().join("\n"))
             }
         };
         let mut fields = vec![("role", Value::from(message.role)), ("content", content)];
@@ -351,6 +365,20 @@ mod tests {
         let got = render(source, &[("user", " hi "), ("assistant", "x")]);
         let expect = "USER: hi</s>imageFalse\nASSISTANT: x</s>imageFalse\ngo";
         assert_eq!(got.unwrap(), expect);
+    }
+
+    #[test]
+    fn items_are_lines_before_the_texts_of_a_string() {
+        let source = "{% for m in messages %}{{ m.content + '|' }}{% endfor %}".to_owned();
+        let template = ChatTemplate::new(source.into(), Vec::new(), SystemTime::now).unwrap();
+        let [text, item] =
+            [TemplatePart::Text("two".into()), TemplatePart::Item(Modality::Image)].map(|part| vec![part]);
+        let of = |content: &[Vec<TemplatePart>]| TemplateMessage { role: "user", content: content.concat() };
+        let messages = [of(&[text.clone(), item.clone(), item]), of(&[text.clone(), text])];
+        let got = template
+            .with_contents(ContentFormat::StringWithItems("<x>"))
+            .render(&TemplateInput { messages: messages.into(), ..TemplateInput::default() });
+        assert_eq!(got.unwrap(), "<x>\n<x>\ntwo|two\ntwo|");
     }
 
     #[test]

@@ -43,6 +43,11 @@ pub enum TilingSpec {
     /// The image at the arrangement of tiles whose shape is nearest, then the whole image as one; an image of one tile is that
     /// alone (InternVL 1.5, <https://arxiv.org/abs/2404.16821>).
     AspectRatio,
+    /// The same where `config.json` has the numbers of tiles, and colours are normalised as ImageNet's.
+    AspectRatioWithin {
+        /// The least and the most tiles, that of the whole image not counted.
+        tiles: [u32; 2],
+    },
     /// The whole image as one tile, then parts of a long image along its longer side (Gemma 3,
     /// <https://arxiv.org/abs/2503.19786>).
     PanAndScan,

@@ -107,4 +107,6 @@ pub enum QkvNames {
     Fused(&'static str),
     /// Three matrices: query, key, value.
     Split([&'static str; 3]),
+    /// One matrix, in which each key head has its query heads, its key and its value on top of each other.
+    Grouped(&'static str),
 }

@@ -45,7 +45,13 @@ static NAMES: DecoderNames = DecoderNames {
 
 fn attention(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionSpec {
     AttentionSpec {
-        shape: AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() },
+        shape: AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap: None,
+        },
         bias: AttentionBias { q: false, k: false, v: false, out: false },
         head_norms: None,
     }

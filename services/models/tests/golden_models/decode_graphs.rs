@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 14] = [
+const CASES: [&str; 15] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -26,6 +26,7 @@ const CASES: [&str; 14] = [
     "qwen2_moe_shared",
     "llava_next_llama3",
     "gemma3_narrow_window",
+    "gemma2_low_caps",
 ];
 
 /// A decoder that keeps the bits of all logits.

@@ -8,7 +8,7 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{Backend, Precision};
 use triptych_models::{Model, ModelError};
 
-pub const CASES: [&str; 9] = [
+pub const CASES: [&str; 15] = [
     "llama_tied",
     "llama_biased",
     "mistral_windowed",
@@ -18,6 +18,12 @@ pub const CASES: [&str; 9] = [
     "mixtral_windowed",
     "qwen2_moe_shared",
     "qwen3_moe_renormalised",
+    "gemma3_text_old_keys",
+    "gemma3_text_two_ropes",
+    "gemma3_text_capped_logits",
+    "gemma2_class_caps",
+    "gemma2_low_caps",
+    "gemma2_uncapped_scores",
 ];
 
 /// The prompt of an entry of `expected.json`.
@@ -136,7 +142,9 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 
 #[test]
 fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    greedy_tokens_match(&["llama_tied", "mistral_windowed", "qwen2_moe_shared"], &cuda(Precision::F32));
+    let cases =
+        ["llama_tied", "mistral_windowed", "qwen2_moe_shared", "gemma3_text_two_ropes", "gemma2_low_caps"];
+    greedy_tokens_match(&cases, &cuda(Precision::F32));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 31] = [
+pub const CASES: [&str; 34] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -33,6 +33,9 @@ pub const CASES: [&str; 31] = [
     "internvl_rms_qwen3",
     "internvl_normed_llama",
     "internvl_row_norms",
+    "internvl_chat_qwen2",
+    "internvl_chat_row_norms",
+    "internvl_chat_internlm2",
     "gemma3_old_keys",
     "gemma3_pan_and_scan",
     "gemma3_narrow_window",

@@ -3,25 +3,38 @@
 use super::published::hollow;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use triptych_kernels::Precision;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
+use triptych_models::spec::{DecoderSpec, Positions};
 use triptych_models::weights::Weights;
 
 fn check(name: &str, config: &Value, max_context: usize) {
+    let spec = checked(name, config, max_context);
+    assert!(spec.stack.layers.iter().all(|layer| layer.window.is_none()), "{name}");
+}
+
+/// The spec of a published configuration, all of whose tensors were found.
+fn checked(name: &str, config: &Value, max_context: usize) -> DecoderSpec {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     assert!(spec.encoder.is_none());
     assert_eq!(spec.decoder.max_context, max_context, "{name}");
-    assert!(spec.decoder.stack.layers.iter().all(|layer| layer.window.is_none()), "{name}");
     let weights = Weights::survey(dir.path()).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let Weights::Stored(stored) = &weights else { panic!("a survey is of stored weights") };
     let taken: BTreeSet<String> = stored.taken();
     assert!(taken.iter().eq(shapes.keys()), "{name}");
+    spec.decoder
+}
+
+/// Windows of the first layers.
+fn windows<const N: usize>(spec: &DecoderSpec) -> [Option<u32>; N] {
+    std::array::from_fn(|i| spec.stack.layer(i).window.map(NonZeroU32::get))
 }
 
 #[test]
@@ -128,4 +141,49 @@ fn qwen3_30b_a3b() {
         "use_sliding_window": false, "vocab_size": 151_936,
     });
     check("qwen3-30b-a3b", &config, 40_960);
+}
+
+#[test]
+fn gemma_3_1b() {
+    let config = json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false,
+        "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid",
+        "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+        "intermediate_size": 6912, "max_position_embeddings": 32_768, "num_attention_heads": 4,
+        "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6, "rope_local_base_freq": 10_000, "rope_scaling": null, "rope_theta": 1_000_000,
+        "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "use_cache": true,
+        "vocab_size": 262_144,
+    });
+    let spec = checked("gemma-3-1b", &config, 32_768);
+    let window = Some(512);
+    assert_eq!(windows(&spec), [window, window, window, window, window, None, window]);
+    let Positions::Rotary(full) = &spec.positions else { panic!("it has rotary positions") };
+    let local = spec.stack.layer(0).rotary.expect("a rotation of its own");
+    assert_eq!([full.theta, local.theta], [1e6, 1e4]);
+    assert_eq!((spec.stack.attention.shape.softcap, spec.head.softcap), (None, None));
+    let mut capped = config.clone();
+    capped["attn_logit_softcapping"] = 50.0.into();
+    let config = Config::new("config.json", &capped);
+    let error = Family::Gemma3Text.spec(&config).expect_err("the reference caps nothing");
+    assert!(error.to_string().contains("attn_logit_softcapping is 50, expected null"), "{error}");
+}
+
+#[test]
+fn gemma_2_2b() {
+    let config = json!({
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02,
+        "intermediate_size": 9216, "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26,
+        "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "sliding_window": 4096, "torch_dtype": "bfloat16", "use_cache": true,
+        "vocab_size": 256_000,
+    });
+    let spec = checked("gemma-2-2b", &config, 8192);
+    assert_eq!(windows(&spec), [Some(4096), None, Some(4096), None]);
+    assert_eq!((spec.stack.attention.shape.softcap, spec.head.softcap), (Some(50.0), Some(30.0)));
+    assert_eq!(spec.stack.attention.head_norms, None);
 }

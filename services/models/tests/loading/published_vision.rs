@@ -315,6 +315,51 @@ fn internvl3_38b_hf() {
     check("internvl3-38b-hf", &config, &INTERNVL);
 }
 
+/// InternVL in its authors' layout, with the tower of 300 million parameters.
+fn original(llm: serde_json::Value) -> serde_json::Value {
+    serde_json::json!({
+        "architectures": ["InternVLChatModel"], "downsample_ratio": 0.5, "dynamic_image_size": true,
+        "force_image_size": 448, "llm_config": llm, "max_dynamic_patch": 12, "min_dynamic_patch": 1,
+        "model_type": "internvl_chat", "pad2square": false, "ps_version": "v2", "select_layer": -1,
+        "template": "internvl2_5", "use_backbone_lora": 0, "use_llm_lora": 0, "use_thumbnail": true,
+        "vision_config": {
+            "architectures": ["InternVisionModel"], "attention_dropout": 0.0, "drop_path_rate": 0.0, "dropout": 0.0,
+            "hidden_act": "gelu", "hidden_size": 1024, "image_size": 448, "initializer_factor": 1.0,
+            "intermediate_size": 4096, "layer_norm_eps": 1e-6, "model_type": "intern_vit_6b",
+            "norm_type": "layer_norm", "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24,
+            "patch_size": 14, "qk_normalization": false, "qkv_bias": true, "use_flash_attn": true,
+        },
+    })
+}
+
+/// The same factors by their other names.
+const INTERNVL_ORIGINAL: LoadDifferences =
+    LoadDifferences { not_as_stored: &[".ls1", ".ls2"], more_tables: 0, n_computed: 0 };
+
+#[test]
+fn internvl3_1b() {
+    let config = original(serde_json::json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896,
+        "intermediate_size": 4864, "max_position_embeddings": 32_768, "max_window_layers": 21,
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": { "factor": 2.0, "rope_type": "dynamic", "type": "dynamic" }, "rope_theta": 1_000_000.0,
+        "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_674,
+    }));
+    check("internvl3-1b", &config, &INTERNVL_ORIGINAL);
+}
+
+#[test]
+fn internvl2_5_8b() {
+    let config = original(serde_json::json!({
+        "architectures": ["InternLM2ForCausalLM"], "attn_implementation": "flash_attention_2", "bias": false,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14_336, "max_position_embeddings": 32_768,
+        "model_type": "internlm2", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "rope_scaling": { "factor": 2.0, "type": "dynamic" }, "rope_theta": 1_000_000,
+        "tie_word_embeddings": false, "vocab_size": 92_553,
+    }));
+    check("internvl2.5-8b", &config, &INTERNVL_ORIGINAL);
+}
+
 #[test]
 fn gemma_3_4b() {
     let config = serde_json::json!({

@@ -201,7 +201,7 @@ impl<B: Backend> CaptionedStem<B> {
         let width = backend.dims(x).1;
         let head_dim = (1..=width.min(128)).rev().find(|n| width.is_multiple_of(*n)).unwrap_or(1);
         let n_heads = width / head_dim;
-        let shape = AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: 1.0 };
+        let shape = AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale: 1.0, softcap: None };
         let q = &backend.zeros(1, width)?;
         let seqs = Varlen { seqs, mask: Mask::Full, bias: ScoreBias::None };
         Ok(backend.attention(step, Qkv { q, k: x, v: x }, shape, seqs)?)

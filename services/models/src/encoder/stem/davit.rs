@@ -253,7 +253,7 @@ impl<B: Backend> DavitHalfBlock<B> {
         let [q, k, v] = &[backend.transpose(&q, 1)?, backend.transpose(&k, 1)?, backend.transpose(&v, 1)?];
         let seqs = Varlen { seqs: groups, mask: Mask::Full, bias: ScoreBias::None };
         let scale = 1.0 / (n_positions as f32).sqrt();
-        let shape = AttentionShape { n_heads: 1, n_kv_heads: 1, head_dim: n_positions, scale };
+        let shape = AttentionShape { n_heads: 1, n_kv_heads: 1, head_dim: n_positions, scale, softcap: None };
         let context = backend.attention(step, Qkv { q, k, v }, shape, seqs)?;
         Ok(backend.transpose(&context, 1)?)
     }

@@ -92,7 +92,7 @@ fn stack(
         hidden,
         n_layers,
         attention: AttentionSpec {
-            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale },
+            shape: AttentionShape { n_heads, n_kv_heads: n_heads, head_dim, scale, softcap: None },
             bias: AttentionBias { q: qkv, k: qkv, v: qkv, out: true },
             head_norms: None,
         },

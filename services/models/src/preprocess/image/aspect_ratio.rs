@@ -3,7 +3,8 @@
 //! Decode, upright, RGB → the arrangement → the image at its size, whatever its own shape → tiles, and the image as one tile more
 //! → normalise
 //! (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/got_ocr2/image_processing_pil_got_ocr2.py>).
-//! `InternVLProcessor` asks for tiles whatever the file says of `crop_to_patches`.
+//! Where InternVL is in its authors' layout, `config.json` has the settings (`dynamic_preprocess` of its model card makes the same
+//! tiles). `InternVLProcessor` asks for tiles whatever the file says of `crop_to_patches`.
 
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
@@ -11,13 +12,13 @@ use super::square_tiles::SquareTiles;
 use crate::error::{ItemError, ModelError};
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::{EncoderInput, Preprocess, admit, check_options, contained};
-use crate::spec::EncoderSpec;
+use crate::spec::{EncoderSpec, TilingSpec};
 use std::path::Path;
 use triptych_core::limits::Limits;
 use triptych_core::{ItemOptions, Modality};
 
 /// Most tiles that a file may ask for.
-const MAX_TILES: u32 = 64;
+pub(crate) const MAX_TILES: u32 = 64;
 
 /// The processor of models that read tiles in the arrangement nearest to an image's shape.
 #[derive(Clone, Debug)]
@@ -34,6 +35,12 @@ impl AspectRatioProcessor {
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported, or not that
     /// of `config.json`.
     pub fn from_dir(dir: &Path, spec: &EncoderSpec) -> Result<Self, ModelError> {
+        if let Some(TilingSpec::AspectRatioWithin { tiles: [least, most] }) = spec.extras.tiling {
+            let tiles = SquareTiles::imagenet(spec).ok_or_else(|| {
+                ModelError::missing_key("config.json", "vision_config.image_size", "a square of patches")
+            })?;
+            return Ok(Self { tiles, arrangements: arrangements(least, most) });
+        }
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
         let tiles = SquareTiles::from_dir(dir, &file, "size", spec)?;
         let least = file.u32("min_patches")?.unwrap_or(1);
@@ -41,12 +48,7 @@ impl AspectRatioProcessor {
         if least == 0 || most < least || most > MAX_TILES {
             return Err(file.wrong("max_patches", &format!("from min_patches, 1 or more, to {MAX_TILES}")));
         }
-        let mut arrangements: Vec<[u32; 2]> = (1..=most)
-            .flat_map(|across| (1..=most).map(move |down| [down, across]))
-            .filter(|[down, across]| (least..=most).contains(&(down * across)))
-            .collect();
-        arrangements.sort_by_key(|[down, across]| down * across);
-        Ok(Self { tiles, arrangements })
+        Ok(Self { tiles, arrangements: arrangements(least, most) })
     }
 
     /// Tiles down and across: those whose shape is nearest, of equals the later while the image has more than half as many
@@ -80,6 +82,16 @@ impl AspectRatioProcessor {
         tiles.push(whole);
         Ok((tiles, [down, across]))
     }
+}
+
+/// Every arrangement of `least` to `most` tiles, down and across, by their number.
+fn arrangements(least: u32, most: u32) -> Vec<[u32; 2]> {
+    let mut all: Vec<[u32; 2]> = (1..=most)
+        .flat_map(|across| (1..=most).map(move |down| [down, across]))
+        .filter(|[down, across]| (least..=most).contains(&(down * across)))
+        .collect();
+    all.sort_by_key(|[down, across]| down * across);
+    all
 }
 
 impl Preprocess for AspectRatioProcessor {

@@ -51,6 +51,15 @@ impl SquareTiles {
         Ok(Self { settings, side, grid: grid[0] as u32, patch, n_rows })
     }
 
+    /// Those of an encoder of `spec`, in the colours of ImageNet; `None` for one that reads no square tiles.
+    pub(super) fn imagenet(spec: &EncoderSpec) -> Option<Self> {
+        let StemSpec::PrefixedPatches { patch: [.., patch], grid, .. } = spec.stem else { return None };
+        let side = u32::try_from(grid[0] * patch).ok().filter(|_| grid[0] == grid[1])?;
+        let n_rows = spec.image_tokens(grid).unwrap_or_default() as u32;
+        let settings = CanvasSettings::imagenet_square(side);
+        Some(Self { settings, side, grid: grid[0] as u32, patch, n_rows })
+    }
+
     /// Output rows of so many tiles.
     pub(super) fn rows_of(&self, n_tiles: u32) -> usize {
         n_tiles as usize * self.n_rows as usize

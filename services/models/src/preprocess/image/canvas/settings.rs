@@ -13,6 +13,9 @@ const MAX_SIDE: u32 = 8192;
 const IMAGENET: [[f32; 3]; 2] = [[0.5; 3]; 2];
 const OPENAI_CLIP: [[f32; 3]; 2] = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.2613026, 0.2757771]];
 
+/// ImageNet's own, which files call the default.
+const IMAGENET_DEFAULT: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
+
 /// Settings of a processor that makes canvases.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanvasSettings {
@@ -95,6 +98,13 @@ impl CanvasSettings {
             _ => steps(&file, kind)?,
         };
         Ok(Self { steps, filter: ResizeFilter::of(&file, default)?, mean, std, rescale })
+    }
+
+    /// A square of `side` pixels by the bicubic filter, colours as ImageNet has them: what code has where no file says it.
+    pub(crate) fn imagenet_square(side: u32) -> Self {
+        let [mean, std] = IMAGENET_DEFAULT;
+        let steps = vec![CanvasStep::Exact(ImageSize { width: side, height: side })];
+        Self { steps, filter: ResizeFilter::Bicubic, mean, std, rescale: 1.0 / 255.0 }
     }
 
     /// The size that no canvas exceeds; `None`: an image may stay long on one side.
