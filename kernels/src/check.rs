@@ -5,9 +5,7 @@
 
 use triptych_core::EncodedRows;
 
-use crate::ops::{
-    Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape, Routing,
-};
+use crate::ops::{Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offsets, Result, RopeShape};
 
 mod attention;
 mod conv;
@@ -96,12 +94,18 @@ pub(crate) fn experts(mut layers: impl Iterator<Item = [Dims; 2]>) -> Result<[Di
     Ok(first)
 }
 
-/// Checks of `fused_experts` but of the layers, whose dimensions those of its products are checked against.
-pub(crate) fn fused_experts(x: Dims, logits: Dims, n_experts: usize, routing: Routing) -> Result<()> {
+/// Checks of `fused_experts` but of the layers, whose dimensions those of its products are checked against; a token goes to `top_k`
+/// experts, `most` of them at most.
+pub(crate) fn fused_experts(
+    x: Dims,
+    logits: Dims,
+    n_experts: usize,
+    [top_k, most]: [usize; 2],
+) -> Result<()> {
     let op = "fused_experts";
     same(op, "logits", &[logits.0, logits.1], &[x.0, n_experts])?;
-    let most = n_experts.min(Routing::MAX_TOP_K);
-    match routing.top_k {
+    let most = most.min(n_experts);
+    match top_k {
         k if (1..=most).contains(&k) => Ok(()),
         k => Err(KernelError::Index { op, what: "experts of a token", index: k, len: most + 1 }),
     }

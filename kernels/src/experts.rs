@@ -86,7 +86,8 @@ pub(crate) fn fused_experts<B: Backend>(
 ) -> Result<B::Tensor> {
     let (n_tokens, hidden) = backend.dims(x);
     let n_experts = experts.layers.len();
-    check::fused_experts(backend.dims(x), backend.dims(logits), n_experts, routing)?;
+    let top_k = [routing.top_k, Routing::MAX_TOP_K];
+    check::fused_experts(backend.dims(x), backend.dims(logits), n_experts, top_k)?;
     let routes = Routes::new(&backend.download(logits)?, n_experts, routing);
     let rows = backend.download(x)?;
     let mut sums: Vec<f32> = Vec::new();

@@ -75,7 +75,8 @@ impl CudaExperts {
         let op = "fused_experts";
         let Routed { x, logits, routing, activation, residual } = routed;
         let (n_tokens, hidden) = x.dims();
-        check::fused_experts(x.dims(), logits.dims(), self.layers.len(), routing)?;
+        let top_k = [routing.top_k, Routing::MAX_TOP_K];
+        check::fused_experts(x.dims(), logits.dims(), self.layers.len(), top_k)?;
         check::linear(x.dims(), (self.gate_up.n_in, hidden), residual.map(CudaTensor::dims))?;
         let y = CudaTensor::new(op, queue, x.dims())?;
         if y.n_values() == 0 {

@@ -13,7 +13,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_MAX_BODY_MIB", default_value_t = mib(Limits::default().max_body_bytes),
           value_parser = clap::value_parser!(u32).range(1..=2047))]
     pub max_body_mib: u32,
-    /// MiB of an image, a sound, or a text for an encoder, sent or fetched
+    /// MiB of an image, an audio clip, or a text for an encoder, sent or fetched
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_MAX_ITEM_MIB", default_value_t = mib(Limits::default().max_item_bytes),
           value_parser = clap::value_parser!(u32).range(1..=2047))]
     pub max_item_mib: u32,
@@ -25,7 +25,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_IMAGE_PIXELS", default_value_t = Limits::default().max_image_pixels,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub max_image_pixels: u64,
-    /// Seconds of a sound
+    /// Seconds of an audio clip
     #[arg(long, value_name = "S", env = "TRIPTYCH_MAX_AUDIO", default_value_t = Limits::default().max_audio.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub max_audio: u64,
