@@ -50,6 +50,7 @@ def main(groups):
     import text
     import text_decoders
     import tokenizers_golden
+    import video
     import vision
     import whisper
     import whisper_long
@@ -81,6 +82,7 @@ def main(groups):
         "trocr": vision.make_trocr,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
+        "video": video.make,
         "rotary": rotary.make,
         "preprocess": preprocess.make,
         "generation": generation.make,
