@@ -26,7 +26,7 @@ impl ProcessorSettings {
     pub(super) fn apply(self, items: &mut [Item]) -> Result<(), Failure> {
         if let Some((name, _)) = self.others.iter().find(|(_, value)| !value.is_null()) {
             let message = format!("{FIELD} has {name}, allowed are fps and num_frames");
-            return Err(Failure::invalid(message).with_param(format!("{FIELD}.{name}")));
+            return Err(Failure::invalid(message).with_param(FIELD));
         }
         let frames = convert::frames(self.fps, self.num_frames).map_err(|e| {
             let field = e.field();
@@ -76,7 +76,7 @@ mod tests {
             (json!({"fps": 0}), Video, "mm_processor_kwargs.fps", "is 0, allowed is 0.001"),
             (json!({"fps": 1, "num_frames": 2}), Video, "mm_processor_kwargs.num_frames", "beside fps"),
             (json!({"num_frames": 0}), Video, "mm_processor_kwargs.num_frames", "1 or more"),
-            (json!({"max_pixels": 9}), Video, "mm_processor_kwargs.max_pixels", "allowed are fps and"),
+            (json!({"max_pixels": 9}), Video, "mm_processor_kwargs", "allowed are fps and"),
             (json!({"fps": 1}), Image, "mm_processor_kwargs", "has none"),
         ] {
             let failure = applied(settings, &[kinds]).unwrap_err();
