@@ -38,7 +38,7 @@ impl Mp4 {
     /// [`ItemError`] for a file without a video track, a codec that is not read, or too many frames.
     pub fn open(bytes: &[u8], limits: &Limits) -> Result<Self, ItemError> {
         let corrupt = |e: Error| ItemError::Corrupt(format!("the MP4 file cannot be read: {e}"));
-        let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes.to_vec())), Default::default());
+        let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
         let mut format = symphonia::default::get_probe()
             .probe(&Hint::new(), stream, Default::default(), Default::default())
             .map_err(corrupt)?;
