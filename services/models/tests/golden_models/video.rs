@@ -98,7 +98,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     let mut parts: Vec<MessagePart> =
         (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i))).collect();
     parts.push(MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned()));
-    let chat = Prompt::Chat(vec![Message { role: Role::User, parts }]);
+    let chat = Prompt::Chat(vec![Message { role: Role::User, parts }].into());
     let prepared = loaded.model.prompts().prepare(&chat, &items).expect("a golden prompt").remove(0);
     let name = case.dir.display();
     assert_eq!(prepared.tokens, case.ids(&format!("prompt.{k}.input_ids")).1, "{name} {k}");

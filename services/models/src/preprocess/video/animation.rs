@@ -79,7 +79,7 @@ impl<'a> Gif<'a> {
 
 /// An animated WebP.
 pub(super) struct WebP<'a> {
-    decoder: WebPDecoder<Cursor<&'a [u8]>>,
+    decoder: Box<WebPDecoder<Cursor<&'a [u8]>>>,
     /// Size, as its headers declare it.
     pub facts: VideoFacts,
 }
@@ -102,7 +102,7 @@ impl<'a> WebP<'a> {
         let seconds = Some(decoder.loop_duration() as f64 / 1000.0).filter(|s| *s > 0.0).unwrap_or(usual);
         let size = ImageSize { width, height };
         let facts = VideoFacts { n_frames, fps: n_frames as f64 / seconds, size, is_sampled: false };
-        Ok(Self { decoder, facts })
+        Ok(Self { decoder: Box::new(decoder), facts })
     }
 
     /// Decodes up to the last frame wanted.

@@ -17,17 +17,20 @@ use symphonia::core::formats::{FormatReader, Track, TrackType};
 use symphonia::core::io::MediaSourceStream;
 use triptych_core::limits::Limits;
 
+/// Packets of a track.
+type Packets = Vec<Box<[u8]>>;
+
 /// A video track.
 pub(super) struct Mp4 {
     codec: TrackCodec,
-    packets: Vec<Box<[u8]>>,
+    packets: Packets,
     /// Size, as its headers declare it.
     pub facts: VideoFacts,
 }
 
 /// The codec of a track.
 enum TrackCodec {
-    H264(AvcDecoder),
+    H264(Box<AvcDecoder>),
     Jpeg,
 }
 
@@ -92,7 +95,7 @@ fn packets(
     format: &mut dyn FormatReader,
     track: u32,
     [n_bytes, most]: [usize; 2],
-) -> Result<(Vec<Box<[u8]>>, u64), ItemError> {
+) -> Result<(Packets, u64), ItemError> {
     let (mut packets, mut total, mut ticks) = (Vec::new(), 0_usize, 0_u64);
     while packets.len() <= most {
         let packet = match format.next_packet() {
@@ -141,7 +144,7 @@ fn codec(
     let config = config.ok_or_else(|| ItemError::Corrupt("the MP4 file has H.264 without avcC".into()))?;
     let decoder = AvcDecoder::new(config)?;
     let size = decoder.size();
-    Ok((TrackCodec::H264(decoder), size))
+    Ok((TrackCodec::H264(Box::new(decoder)), size))
 }
 
 #[cfg(test)]
