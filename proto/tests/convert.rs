@@ -8,7 +8,9 @@ use triptych_core::prompt::{
     SpeechKind, SpeechResume, SpeechTask, TextOrTokens, Tool, ToolCall, ToolChoice,
 };
 use triptych_core::sampling::{BeamParams, Constraint, EarlyStopping, SamplingParams};
-use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, WindowSpan};
+use triptych_core::{
+    ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality, Seconds, WindowSpan,
+};
 use triptych_proto::convert::{WireError, sampling_from_wire, sampling_to_wire};
 use triptych_proto::v1;
 
@@ -123,7 +125,12 @@ fn prompt() -> impl Strategy<Value = Prompt> {
 fn encoded_item() -> impl Strategy<Value = EncodedItem> {
     let dtype =
         prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16), Just(DType::I8), Just(DType::F8)];
-    let modality = prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)];
+    let modality = prop_oneof![
+        Just(Modality::Image),
+        Just(Modality::Audio),
+        Just(Modality::Text),
+        Just(Modality::Video)
+    ];
     let extent = prop_oneof![
         any::<(u32, u32, u32)>().prop_map(|(t, h, w)| Extent::Grid { t, h, w }),
         any::<(u32, u64)>().prop_map(|(n_windows, duration_ms)| Extent::windows(n_windows, duration_ms)),
@@ -134,6 +141,10 @@ fn encoded_item() -> impl Strategy<Value = EncodedItem> {
             Extent::Windows { n_windows: spans.len() as u32, duration_ms, spans }
         }),
         Just(Extent::Tokens),
+        (any::<(u32, u32)>(), prop::collection::vec(0.0..1e6_f64, 1..9)).prop_map(|((h, w), times)| {
+            let times: Arc<[Seconds]> = times.into_iter().filter_map(Seconds::new).collect();
+            Extent::Video { t: times.len() as u32, h, w, interval: times[0], times }
+        }),
     ];
     (any::<[[u8; 32]; 3]>(), modality, 1..9u32, 1..9u32, dtype, extent).prop_map(
         |([key, fp, checksum], modality, n_tokens, hidden, dtype, extent)| EncodedItem {

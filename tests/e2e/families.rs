@@ -6,6 +6,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use triptych_proto::v1;
+use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::samples::data_url;
 
@@ -262,6 +264,60 @@ async fn items_of_several_levels_answer_as_transformers() {
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;
+    }
+}
+
+/// Checks a video of a case, an animation of which some frames are taken: alone, over gRPC, beside other items, and with other
+/// frames.
+async fn check_videos(cluster: &Cluster, case: &str) {
+    let file = read(case, "video.json")["file"].clone();
+    let bytes = std::fs::read(golden(file["path"].as_str().expect("a file"))).expect("a video");
+    let url = format!("data:image/gif;base64,{}", BASE64.encode(&bytes));
+    let video = json!({"type": "video_url", "video_url": {"url": url}});
+    let text = json!({"type": "text", "text": file["text"]});
+    let ask = |content: Value| {
+        json!({
+            "model": case, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "max_tokens": file["greedy_tokens"].as_array().expect("ids").len(),
+        })
+    };
+    let answer = post(cluster, "/v1/chat/completions", &ask(json!([video, text]))).await;
+    assert_eq!(answer["usage"]["prompt_tokens"], file["n_prompt"], "{case}");
+    assert_eq!(answer["choices"][0]["message"]["content"], file["greedy_text"], "{case}");
+    // The same over gRPC finds the rows in the store.
+    let mut over_grpc = about_images(file["text"].as_str().expect("a text"), vec![bytes.clone()]);
+    over_grpc.model = case.to_owned();
+    over_grpc.items[0].modality = v1::Modality::Video.into();
+    if let Some(sampling) = &mut over_grpc.sampling {
+        sampling.max_tokens = file["greedy_tokens"].as_array().map(|ids| ids.len() as u32);
+    }
+    let grpc = generate(&mut connect(&cluster.grpc).await, over_grpc).await.expect("an answer");
+    assert_eq!(Some(grpc.text.as_str()), file["greedy_text"].as_str(), "{case}");
+    assert_eq!(grpc.summary.item_sources, [i32::from(v1::ItemSource::Cached)], "{case}");
+    // Two videos and an image, one of the videos as a list of frames.
+    let still = std::fs::read(golden(case).join("videos/still.png")).expect("an image");
+    let frame = BASE64.encode(std::fs::read(golden("preprocess/images/jpeg_420.jpg")).expect("a JPEG"));
+    let list = format!("data:video/jpeg;base64,{frame},{frame}");
+    let content = json!([
+        video, {"type": "image_url", "image_url": {"url": data_url(&still)}},
+        {"type": "video_url", "video_url": {"url": list}}, text,
+    ]);
+    let answer = post(cluster, "/v1/chat/completions", &ask(content)).await;
+    let (n, alone) = (answer["usage"]["prompt_tokens"].as_u64(), file["n_prompt"].as_u64());
+    assert!(n > alone.map(|n| n + 8), "{case}: {n:?} tokens with more items than {alone:?}");
+    // More frames are more tokens.
+    let mut more = ask(json!([video, text]));
+    more["mm_processor_kwargs"] = json!({"num_frames": 6});
+    let answer = post(cluster, "/v1/chat/completions", &more).await;
+    assert!(answer["usage"]["prompt_tokens"].as_u64() > alone, "{case}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn videos_answer_as_transformers() {
+    let cases = ["qwen2_vl_two_images", "qwen2_5_vl_window112", "qwen3_vl_wide_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_videos(&cluster, case).await;
     }
 }
 

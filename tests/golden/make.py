@@ -51,6 +51,7 @@ def main(groups):
     import text
     import text_decoders
     import tokenizers_golden
+    import video
     import vision
     import whisper
     import whisper_long
@@ -84,6 +85,7 @@ def main(groups):
         "trocr": vision.make_trocr,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
+        "video": video.make,
         "rotary": rotary.make,
         "preprocess": preprocess.make,
         "generation": generation.make,

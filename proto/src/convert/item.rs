@@ -5,7 +5,9 @@ use crate::v1;
 use bytes::Bytes;
 use std::sync::Arc;
 use triptych_core::lifetime::ItemSource;
-use triptych_core::{DType, EncodedItem, Extent, ItemForm, ItemOptions, Modality, WindowSpan};
+use triptych_core::{
+    DType, EncodedItem, Extent, FrameSampling, ItemForm, ItemOptions, Modality, Seconds, WindowSpan,
+};
 
 impl From<Modality> for v1::Modality {
     fn from(m: Modality) -> Self {
@@ -13,6 +15,7 @@ impl From<Modality> for v1::Modality {
             Modality::Image => Self::Image,
             Modality::Audio => Self::Audio,
             Modality::Text => Self::Text,
+            Modality::Video => Self::Video,
         }
     }
 }
@@ -26,6 +29,7 @@ pub fn modality(value: i32) -> Result<Modality, WireError> {
         Ok(v1::Modality::Image) => Ok(Modality::Image),
         Ok(v1::Modality::Audio) => Ok(Modality::Audio),
         Ok(v1::Modality::Text) => Ok(Modality::Text),
+        Ok(v1::Modality::Video) => Ok(Modality::Video),
         Ok(v1::Modality::Unspecified) | Err(_) => {
             Err(WireError::Enum { field: "modality", value, set: "Modality" })
         }
@@ -54,20 +58,49 @@ fn dtype(value: i32) -> Result<DType, WireError> {
 }
 
 /// Reads processing options; `token_ids` says how the item's bytes are to be read.
-pub fn options(o: v1::ItemOptions, token_ids: bool) -> ItemOptions {
+///
+/// # Errors
+/// [`WireError::Value`] for a sampling of frames that is none, or for two of them.
+pub fn options(o: v1::ItemOptions, token_ids: bool) -> Result<ItemOptions, WireError> {
     let form = if token_ids { ItemForm::TokenIds } else { ItemForm::Plain };
-    ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang }
+    let frames = frames(o.fps, o.num_frames)?;
+    Ok(ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang, frames })
+}
+
+/// Reads the frames that are taken of a video.
+///
+/// # Errors
+/// [`WireError::Value`] for a number that is out of range, or for both.
+pub fn frames(fps: Option<f64>, num_frames: Option<u32>) -> Result<Option<FrameSampling>, WireError> {
+    let wrong = |field: &'static str, message: String| Err(WireError::Value { field, message });
+    match (fps, num_frames) {
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => wrong("num_frames", "is set beside fps; one of them is allowed".into()),
+        (Some(fps), None) => match FrameSampling::rate(fps) {
+            None => wrong("fps", format!("is {fps}, allowed is 0.001 to 1000 with three decimals at most")),
+            rate => Ok(rate),
+        },
+        (None, Some(n)) => match FrameSampling::count(n) {
+            None => wrong("num_frames", "is 0, allowed is 1 or more".into()),
+            count => Ok(count),
+        },
+    }
 }
 
 impl From<ItemOptions> for v1::ItemOptions {
     fn from(o: ItemOptions) -> Self {
-        Self { prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang }
+        let (fps, num_frames) = match o.frames {
+            None => (None, None),
+            Some(FrameSampling::Rate { thousandths }) => (Some(f64::from(thousandths) / 1000.0), None),
+            Some(FrameSampling::Count(n)) => (None, Some(n)),
+        };
+        Self { prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang, fps, num_frames }
     }
 }
 
 impl From<Extent> for v1::Extent {
     fn from(e: Extent) -> Self {
-        use v1::extent::{Grid, Kind, Span, Tokens, Windows};
+        use v1::extent::{Grid, Kind, Span, Tokens, Video, Windows};
         let kind = match e {
             Extent::Grid { t, h, w } => Kind::Grid(Grid { t, h, w }),
             Extent::Windows { n_windows, duration_ms, spans } => {
@@ -75,6 +108,10 @@ impl From<Extent> for v1::Extent {
                 Kind::Windows(Windows { n_windows, duration_ms, spans: spans.iter().map(span).collect() })
             }
             Extent::Tokens => Kind::Tokens(Tokens {}),
+            Extent::Video { t, h, w, interval, times } => {
+                let times_s = times.iter().map(|time| time.get()).collect();
+                Kind::Video(Video { t, h, w, interval_s: interval.get(), times_s })
+            }
         };
         Self { kind: Some(kind) }
     }
@@ -89,6 +126,7 @@ impl TryFrom<v1::Extent> for Extent {
             Kind::Grid(g) => Self::Grid { t: g.t, h: g.h, w: g.w },
             Kind::Windows(w) => windows(w)?,
             Kind::Tokens(_) => Self::Tokens,
+            Kind::Video(v) => video(v)?,
         })
     }
 }
@@ -103,6 +141,21 @@ fn windows(w: v1::extent::Windows) -> Result<Extent, WireError> {
         return Err(WireError::Value { field: "extent.windows.spans", message });
     }
     Ok(Extent::Windows { n_windows: w.n_windows, duration_ms: w.duration_ms, spans })
+}
+
+/// There is a time for each temporal patch, and at least one.
+fn video(v: v1::extent::Video) -> Result<Extent, WireError> {
+    let wrong = |field, message| WireError::Value { field, message };
+    let seconds = |field: &'static str| {
+        move |s: f64| Seconds::new(s).ok_or_else(|| wrong(field, format!("{s} is no time in seconds")))
+    };
+    if v.t == 0 || v.times_s.len() != v.t as usize {
+        let message = format!("{} times for {} temporal patches", v.times_s.len(), v.t);
+        return Err(wrong("extent.video.times_s", message));
+    }
+    let interval = seconds("extent.video.interval_s")(v.interval_s)?;
+    let times = v.times_s.into_iter().map(seconds("extent.video.times_s")).collect::<Result<_, _>>()?;
+    Ok(Extent::Video { t: v.t, h: v.h, w: v.w, interval, times })
 }
 
 impl From<&EncodedItem> for v1::EncodedItem {

@@ -22,6 +22,12 @@ static ENCODED_ITEM: Shape = Shape {
 static EXTENT: Shape = Shape {
     fields: &[
         Field { number: 2, name: "Extent.windows", element_bytes: 0, kind: Kind::Message(&EXTENT_WINDOWS) },
+        Field { number: 4, name: "Extent.video", element_bytes: 0, kind: Kind::Message(&EXTENT_VIDEO) },
+    ],
+};
+static EXTENT_VIDEO: Shape = Shape {
+    fields: &[
+        Field { number: 5, name: "Video.times_s", element_bytes: size_of::<f64>(), kind: Kind::Fixed(8) },
     ],
 };
 static EXTENT_WINDOWS: Shape = Shape {

@@ -18,6 +18,22 @@ pub struct WindowSpan {
     pub end_ms: u32,
 }
 
+/// A span of time, or a time from the start of an item. Equal and hashed by its bits: it says what an output was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seconds(u64);
+
+impl Seconds {
+    /// So many seconds; `None` unless finite and not negative.
+    pub fn new(seconds: f64) -> Option<Self> {
+        (seconds.is_finite() && seconds >= 0.0).then_some(Self(seconds.to_bits()))
+    }
+
+    /// The number of seconds.
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
 /// Size of an item in its own units, from which a PD worker derives the positions of its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
@@ -41,6 +57,19 @@ pub enum Extent {
     },
     /// Encoder text.
     Tokens,
+    /// A video as a grid of patches before merging, as [`Self::Grid`], with the times of its sampled frames.
+    Video {
+        /// Temporal patches.
+        t: u32,
+        /// Patches down.
+        h: u32,
+        /// Patches across.
+        w: u32,
+        /// Time from one temporal patch to the next, on average.
+        interval: Seconds,
+        /// Time of each temporal patch: the mean of those of its first and its last frame, `[t]`.
+        times: Arc<[Seconds]>,
+    },
 }
 
 impl Extent {

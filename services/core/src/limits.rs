@@ -15,6 +15,13 @@ pub struct Limits {
     pub max_image_pixels: u64,
     /// Longest audio clip. Default 30 minutes.
     pub max_audio: Duration,
+    /// Longest video. Default 30 minutes.
+    pub max_video: Duration,
+    /// Most frames of a video file, sampled or not, checked before any is decoded. Default 36,000.
+    pub max_video_frames: u32,
+    /// Most pixels of all frames of a video file, checked before any is decoded: what bounds the time of decoding. Default
+    /// 4 billion, which are 66 s of 1080p at 30 frames a second, or 7 minutes of 480p at 24.
+    pub max_video_pixels: u64,
     /// Largest EC object in bytes. Default 512 MiB.
     pub max_object_bytes: usize,
     /// Longest time from a request's arrival to its last token. Default 120 s.
@@ -29,6 +36,9 @@ impl Default for Limits {
             max_items: 16,
             max_image_pixels: 50_000_000,
             max_audio: Duration::from_secs(30 * 60),
+            max_video: Duration::from_secs(30 * 60),
+            max_video_frames: 36_000,
+            max_video_pixels: 4_000_000_000,
             max_object_bytes: 512 << 20,
             max_request_time: Duration::from_secs(120),
         }

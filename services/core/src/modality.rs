@@ -11,11 +11,13 @@ pub enum Modality {
     Audio,
     /// Text for the encoder of an encoder-decoder model.
     Text,
+    /// A video, without its sound.
+    Video,
 }
 
 impl Modality {
     /// Every modality, in a fixed order.
-    pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Text];
+    pub const ALL: [Self; 4] = [Self::Image, Self::Audio, Self::Text, Self::Video];
 
     /// The name used in settings, metrics and keys.
     pub const fn as_str(self) -> &'static str {
@@ -23,6 +25,7 @@ impl Modality {
             Self::Image => "image",
             Self::Audio => "audio",
             Self::Text => "text",
+            Self::Video => "video",
         }
     }
 

@@ -15,6 +15,32 @@ pub enum ItemForm {
     TokenIds,
 }
 
+/// Frames that are taken of a video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameSampling {
+    /// So many of each second, as thousandths: 2000 are two frames a second. Never 0.
+    Rate {
+        /// Frames of a thousand seconds.
+        thousandths: u32,
+    },
+    /// So many of the whole video. Never 0.
+    Count(u32),
+}
+
+impl FrameSampling {
+    /// A rate in frames per second; `None` unless it is above 0, at most 1000, and has three decimals at most.
+    pub fn rate(fps: f64) -> Option<Self> {
+        let thousandths = (fps * 1000.0).round();
+        let fits = (1.0..=1_000_000.0).contains(&thousandths) && (thousandths / 1000.0 - fps).abs() < 1e-9;
+        fits.then_some(Self::Rate { thousandths: thousandths as u32 })
+    }
+
+    /// A number of frames; `None` for 0.
+    pub fn count(n_frames: u32) -> Option<Self> {
+        (n_frames > 0).then_some(Self::Count(n_frames))
+    }
+}
+
 /// Processing options of one item. The default sets none.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ItemOptions {
@@ -28,6 +54,8 @@ pub struct ItemOptions {
     pub vad: bool,
     /// Language of an encoder text, by the name of the model's token for it (`de_DE`); `None`: the model's default.
     pub src_lang: Option<String>,
+    /// Frames that are taken of a video; `None`: those that the model's own processor takes.
+    pub frames: Option<FrameSampling>,
 }
 
 impl ItemOptions {
@@ -48,6 +76,15 @@ impl ItemOptions {
             // Escaped: a line break in it begins no other option.
             let _ = writeln!(text, "src_lang={language:?}");
         }
+        match self.frames {
+            None => {}
+            Some(FrameSampling::Rate { thousandths }) => {
+                let _ = writeln!(text, "fps={thousandths}/1000");
+            }
+            Some(FrameSampling::Count(n)) => {
+                let _ = writeln!(text, "num_frames={n}");
+            }
+        }
         // Free text comes last, so that nothing in it can be taken for another option.
         if let Some(prompt) = &self.prompt {
             let _ = write!(text, "prompt={prompt}");
@@ -62,6 +99,8 @@ impl ItemOptions {
             ("start_ms", self.start_ms.is_some()),
             ("vad", self.vad),
             ("src_lang", self.src_lang.is_some()),
+            ("fps", matches!(self.frames, Some(FrameSampling::Rate { .. }))),
+            ("num_frames", matches!(self.frames, Some(FrameSampling::Count(_)))),
             ("prompt", self.prompt.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
@@ -77,8 +116,17 @@ mod tests {
         let form = prop_oneof![Just(ItemForm::Plain), Just(ItemForm::TokenIds)];
         let prompt = prop::option::of("[a-z=\n]{0,12}");
         let src_lang = prop::option::of("[a-z=\"\n]{0,3}");
-        (form, prompt, prop::option::of(0u64..20), any::<bool>(), src_lang).prop_map(
-            |(form, prompt, start_ms, vad, src_lang)| ItemOptions { form, prompt, start_ms, vad, src_lang },
+        let rate = (1u32..9).prop_map(|thousandths| FrameSampling::Rate { thousandths });
+        let frames = prop::option::of(prop_oneof![rate, (1u32..9).prop_map(FrameSampling::Count)]);
+        (form, prompt, prop::option::of(0u64..20), any::<bool>(), src_lang, frames).prop_map(
+            |(form, prompt, start_ms, vad, src_lang, frames)| ItemOptions {
+                form,
+                prompt,
+                start_ms,
+                vad,
+                src_lang,
+                frames,
+            },
         )
     }
 
@@ -96,6 +144,18 @@ mod tests {
         let two = ItemOptions { prompt: Some("x".into()), ..of("a") };
         assert_ne!(of("a\"\nprompt=x").canonical(), two.canonical());
         assert_eq!(of("de_DE").given().collect::<Vec<_>>(), ["src_lang"]);
+    }
+
+    #[test]
+    fn a_rate_of_frames_is_read_to_the_thousandth() {
+        let of = |fps| match FrameSampling::rate(fps) {
+            Some(FrameSampling::Rate { thousandths }) => Some(thousandths),
+            _ => None,
+        };
+        assert_eq!([of(2.0), of(0.3), of(29.97), of(1000.0)], [2000, 300, 29_970, 1_000_000].map(Some));
+        let refused =
+            [of(0.0), of(-1.0), of(0.0004), of(1.00049), of(1001.0), of(f64::NAN), of(f64::INFINITY)];
+        assert_eq!(refused, [None; 7]);
     }
 
     proptest! {

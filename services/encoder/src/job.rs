@@ -164,7 +164,7 @@ impl EncoderWorkerState {
         }
         let permit = self.pool.admit(&request.model, job.modality, request.item.len())?;
         let starting = RequestId::parse(&request.request_id).map(|id| self.journal.begin(id));
-        let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids);
+        let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids)?;
         let preprocess = job.model.preprocess.clone();
         let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;

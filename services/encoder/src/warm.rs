@@ -30,7 +30,8 @@ pub fn warm_up(encoder: &mut dyn Encoder, preprocess: &dyn Preprocess, modality:
 /// A grey square, a tenth of a second of silence, one letter.
 fn smallest(modality: Modality) -> Vec<u8> {
     match modality {
-        Modality::Image => bitmap(32),
+        // An encoder of videos reads images, too.
+        Modality::Image | Modality::Video => bitmap(32),
         Modality::Audio => silence(16_000, 1_600),
         Modality::Text => b"a".to_vec(),
     }

@@ -283,14 +283,10 @@ impl EmbeddedConfig {
 /// A model with loaded weights, before its threads are started.
 struct LoadedModel {
     model: Model,
-    encoders: Vec<LoadedEncoder>,
-    dtype: DType,
-}
-
-struct LoadedEncoder {
-    modality: triptych_core::Modality,
-    fingerprint: triptych_core::Fingerprint,
+    /// The kinds of items that the encoder reads, each with its fingerprint.
+    kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
     encoder: Box<dyn triptych_models::encoder::Encoder>,
+    dtype: DType,
 }
 
 /// Treatment of a model that has no encoder.
@@ -334,17 +330,16 @@ impl LoadSettings {
             };
         }
         let dtype = self.dtype.of(model.name().as_str());
-        let mut encoders = Vec::new();
-        for &modality in model.modalities() {
-            let fingerprint = model.fingerprint_in(modality, dtype, compute.precision())?;
-            let mut encoder = compute.load_encoder(&model, modality)?;
-            if let Some(graphs) = &self.graphs {
-                encoder.use_graphs(graphs);
-            }
-            warm_up(&mut *encoder, &*model.preprocess(), modality);
-            encoders.push(LoadedEncoder { modality, fingerprint, encoder });
+        let fingerprint =
+            |&m: &triptych_core::Modality| Ok((m, model.fingerprint_in(m, dtype, compute.precision())?));
+        let kinds = model.modalities().iter().map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
+        let Some(&(first, _)) = kinds.first() else { return Ok(None) };
+        let mut encoder = compute.load_encoder(&model, first)?;
+        if let Some(graphs) = &self.graphs {
+            encoder.use_graphs(graphs);
         }
-        Ok(Some(LoadedModel { model, encoders, dtype }))
+        warm_up(&mut *encoder, &*model.preprocess(), first);
+        Ok(Some(LoadedModel { model, kinds, encoder, dtype }))
     }
 }
 
@@ -362,10 +357,10 @@ fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
 impl LoadedModel {
     fn start(self, batcher: &BatcherConfig, meters: &Arc<EncoderMeters>) -> (String, ServedEncoder) {
         let name = self.model.name().to_string();
-        let encoders = self.encoders.into_iter().map(|e| {
-            let label = format!("{name}-{}", e.modality);
-            (e.modality, (e.fingerprint, Batcher::spawn(label, e.encoder, batcher.clone(), meters.clone())))
-        });
+        let labels: Vec<&str> = self.kinds.iter().map(|(modality, _)| modality.as_str()).collect();
+        let label = format!("{name}-{}", labels.join("-"));
+        let batcher = Batcher::spawn(label, self.encoder, batcher.clone(), meters.clone());
+        let encoders = self.kinds.into_iter().map(|(m, fingerprint)| (m, (fingerprint, batcher.clone())));
         let served = ServedEncoder {
             family: self.model.family().to_owned(),
             preprocess: self.model.preprocess(),

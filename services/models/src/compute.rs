@@ -157,7 +157,9 @@ impl Compute {
     pub fn load_encoder(&self, model: &Model, modality: Modality) -> Result<Box<dyn Encoder>, ModelError> {
         match self {
             Self::Cpu(b) => {
-                let stage = format!("{modality}-encoder");
+                // One encoder reads all of a model's kinds of items.
+                let first = model.modalities().first().copied().unwrap_or(modality);
+                let stage = format!("{first}-encoder");
                 packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(modality, b))
             }
             Self::Cuda(b) => model.load_encoder(modality, b),

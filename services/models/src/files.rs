@@ -15,6 +15,9 @@ pub(crate) struct JsonFile {
     value: Value,
 }
 
+/// The file of a directory's only processor.
+const WHOLE: &str = "preprocessor_config.json";
+
 /// An item processor of a model directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ItemProcessor {
@@ -22,6 +25,8 @@ pub(crate) enum ItemProcessor {
     Image,
     /// Of audio.
     Audio,
+    /// Of videos.
+    Video,
 }
 
 impl ItemProcessor {
@@ -30,6 +35,15 @@ impl ItemProcessor {
         match self {
             Self::Image => &["image_processor"],
             Self::Audio => &["feature_extractor", "audio_processor"],
+            Self::Video => &["video_processor"],
+        }
+    }
+
+    /// Files that hold it alone, in the order they are tried.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Image | Self::Audio => &[WHOLE],
+            Self::Video => &["video_preprocessor_config.json", WHOLE],
         }
     }
 }
@@ -58,12 +72,11 @@ impl JsonFile {
     }
 
     /// Reads an item processor of a model directory: its object in `processor_config.json`, which is all that
-    /// `save_pretrained` of transformers 5 writes, or else the whole of `preprocessor_config.json`. Where a directory has
-    /// both, the object wins, as in transformers
+    /// `save_pretrained` of transformers 5 writes, or else the whole of `preprocessor_config.json`, for videos of
+    /// `video_preprocessor_config.json` where it exists. Where a directory has both, the object wins, as in transformers
     /// (<https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/image_processing_base.py>).
     pub(crate) fn processor(dir: &Path, processor: ItemProcessor) -> Result<Self, ModelError> {
         const NESTED: &str = "processor_config.json";
-        const WHOLE: &str = "preprocessor_config.json";
         let nested = Self::read_or_empty(dir, NESTED)?;
         let parts = processor.parts();
         if let Some((part, value)) = parts.iter().find_map(|part| Some((*part, nested.get(part)?))) {
@@ -72,7 +85,9 @@ impl JsonFile {
                 false => Err(nested.wrong(part, "an object")),
             };
         }
-        match Self::read(dir, WHOLE) {
+        let files = processor.files();
+        let whole = files.iter().find(|file| dir.join(file).exists()).copied().unwrap_or(WHOLE);
+        match Self::read(dir, whole) {
             Err(ModelError::File { source, .. })
                 if source.kind() == std::io::ErrorKind::NotFound && dir.join(NESTED).exists() =>
             {

@@ -31,6 +31,9 @@ const CONFIG: &str = "config.json";
 /// The arithmetic that images are resized in, as part of what an encoder's output depends on: another one, another text.
 const RESAMPLING: &str = "resampled in 22 bits, across first";
 
+/// The arithmetic that frames of videos are decoded and sampled in, as part of what an encoder's output depends on.
+const SAMPLING: &str = "frames in BT.601, 2 a second unless said, pixels shared among them";
+
 /// A model that can be served: everything of it but the weights, which each stage loads for itself.
 pub struct Model {
     source: ModelSource,
@@ -38,8 +41,8 @@ pub struct Model {
     family: Family,
     spec: ModelSpec,
     modalities: Vec<Modality>,
-    // Configuration that the encoder's output depends on beside its weights, as text.
-    encoder_settings: String,
+    // Configuration that the encoder's output depends on beside its weights, as text, for each modality.
+    encoder_settings: Vec<(Modality, String)>,
     tokenizer: Arc<Tokenizer>,
     preprocess: Arc<dyn Preprocess>,
     prompts: Arc<dyn PromptBuilder>,
@@ -68,16 +71,19 @@ impl Model {
         let spec = family.spec(&config)?;
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
         let (encoder_settings, preprocess): (_, Arc<dyn Preprocess>) = match &spec.encoder {
-            Some(encoder) => (
-                encoder_settings(dir, &file, encoder, &tokenizer)?,
-                family.preprocess(dir, encoder, &tokenizer)?,
-            ),
-            None => (String::new(), Arc::new(NoItems)),
+            Some(encoder) => {
+                let preprocess = family.preprocess(dir, encoder, &tokenizer)?;
+                let settings =
+                    |m: &Modality| Ok((*m, encoder_settings(dir, &file, (encoder, *m), &tokenizer)?));
+                let all = preprocess.modalities().iter().map(settings);
+                (all.collect::<Result<_, ModelError>>()?, preprocess)
+            }
+            None => (Vec::new(), Arc::new(NoItems)),
         };
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
-            modalities: spec.encoder.iter().map(|encoder| encoder.modality).collect(),
+            modalities: preprocess.modalities().to_vec(),
             encoder_settings,
             preprocess,
             prompts: family.prompts(dir, &spec, &tokenizer)?,
@@ -132,7 +138,7 @@ impl Model {
         }
     }
 
-    /// The kinds of items it reads; none of a model without an encoder.
+    /// The kinds of items it reads; none of a model without an encoder. All are read by one encoder.
     pub fn modalities(&self) -> &[Modality] {
         &self.modalities
     }
@@ -174,8 +180,9 @@ impl Model {
         precision: Precision,
     ) -> Result<Fingerprint, ModelError> {
         let encoder = self.encoder_of(modality)?;
-        let mut parts: Vec<Vec<u8>> =
-            vec![modality.as_str().into(), dtype.as_str().into(), self.encoder_settings.as_str().into()];
+        let settings = self.encoder_settings.iter().find(|(of, _)| *of == modality);
+        let settings = settings.map_or("", |(_, settings)| settings.as_str());
+        let mut parts: Vec<Vec<u8>> = vec![modality.as_str().into(), dtype.as_str().into(), settings.into()];
         let precision = precision.of_encoders();
         if precision != Precision::F32 {
             parts.push(format!("computed in {}", precision.as_str()).into());
@@ -233,9 +240,9 @@ impl Model {
         Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, &weights, backend)?))
     }
 
-    /// The encoder of a modality.
+    /// The encoder of a modality, which may be that of another one, too.
     fn encoder_of(&self, modality: Modality) -> Result<&EncoderSpec, ModelError> {
-        let found = self.spec.encoder.as_ref().filter(|encoder| encoder.modality == modality);
+        let found = self.spec.encoder.as_ref().filter(|_| self.modalities.contains(&modality));
         found.ok_or_else(|| ModelError::Config {
             file: CONFIG,
             key: "model_type".into(),
@@ -249,19 +256,22 @@ impl Model {
 fn encoder_settings(
     dir: &Path,
     file: &JsonFile,
-    encoder: &EncoderSpec,
+    (encoder, modality): (&EncoderSpec, Modality),
     tokenizer: &Tokenizer,
 ) -> Result<String, ModelError> {
     // An encoder that reads text, alone or with an image, is the text model's as well.
     let reads_text = matches!(encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
     let tower_config = file.get("vision_config").or_else(|| file.get("audio_config")).filter(|_| !reads_text);
     let encoder_config = tower_config.unwrap_or(file.value());
-    let mut processor = match encoder.modality {
+    let mut processor = match modality {
         Modality::Text => String::new(),
         Modality::Image => {
             format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
         }
         Modality::Audio => JsonFile::processor(dir, ItemProcessor::Audio)?.value().to_string(),
+        Modality::Video => {
+            format!("{}\n{RESAMPLING}\n{SAMPLING}", JsonFile::processor(dir, ItemProcessor::Video)?.value())
+        }
     };
     if reads_text {
         // The tokens of a text depend on the tokenizer.

@@ -9,11 +9,13 @@ pub mod absent;
 pub mod captioned;
 pub mod image;
 pub mod text;
+pub mod video;
 
 pub use absent::NoItems;
 pub use captioned::CaptionProcessor;
 pub use image::{CanvasProcessor, CanvasSettings, ImageProcessor, ImageSettings};
 pub use text::TextProcessor;
+pub use video::{FrameStack, QwenProcessor, VideoKind, VideoProcessor, VideoSettings};
 
 use crate::error::ItemError;
 use triptych_core::limits::Limits;

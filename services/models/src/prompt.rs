@@ -9,6 +9,7 @@ mod chat_text;
 mod chat_vl;
 mod conversation;
 pub(crate) mod generation;
+mod item_rows;
 mod placeholder;
 mod positions;
 mod seq2seq;
@@ -19,7 +20,9 @@ pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
 pub use chat_text::ChatText;
 pub use chat_vl::{ChatVl, PromptLimits};
-pub use placeholder::{LineLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName};
+pub use placeholder::{
+    FrameTimes, LineLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName, VideoPlaceholder,
+};
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, ContentFormat, TemplateInput, TemplateMessage, TemplatePart};
 pub use transcription::TranscriptionSpec;

@@ -29,6 +29,8 @@ mod text;
 mod text_decoders;
 #[path = "golden_models/towers.rs"]
 mod towers;
+#[path = "golden_models/video.rs"]
+mod video;
 #[path = "golden_models/vision.rs"]
 mod vision;
 #[path = "golden_models/whisper.rs"]

@@ -11,6 +11,8 @@ mod canvases;
 mod images;
 #[path = "preprocess/audio.rs"]
 mod audio;
+#[path = "preprocess/videos.rs"]
+mod videos;
 #[path = "preprocess/texts.rs"]
 mod texts;
 #[path = "preprocess/rows.rs"]

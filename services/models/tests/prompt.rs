@@ -12,6 +12,8 @@ mod lines;
 mod seq2seq;
 #[path = "prompt/tools.rs"]
 mod tools;
+#[path = "prompt/videos.rs"]
+mod videos;
 
 use golden::Tensors;
 use std::sync::Arc;
@@ -19,8 +21,8 @@ use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechKind, Spee
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::PromptError;
 use triptych_models::prompt::{
-    AnswerLength, ChatVl, CrossInput, ItemSpan, OutputKind, PlaceholderSpec, PreparedSequence, PromptBuilder,
-    PromptLimits, SamplingDefaults,
+    AnswerLength, ChatVl, CrossInput, FrameTimes, ItemSpan, OutputKind, PlaceholderSpec, PreparedSequence,
+    PromptBuilder, PromptLimits, SamplingDefaults,
 };
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
@@ -47,8 +49,13 @@ fn tokenizer(case: &str) -> Arc<Tokenizer> {
 const LIMITS: PromptLimits = PromptLimits { vocab: 336, max_context: 4096 };
 
 fn qwen(case: &str) -> ChatVl {
-    ChatVl::from_dir(&golden::path(&format!("{case}/model")), tokenizer(case), &PlaceholderSpec::QWEN, LIMITS)
-        .unwrap()
+    ChatVl::from_dir(
+        &golden::path(&format!("{case}/model")),
+        tokenizer(case),
+        &PlaceholderSpec::qwen(FrameTimes::Counted),
+        LIMITS,
+    )
+    .unwrap()
 }
 
 fn whisper(case: &str) -> WhisperPrompt {
@@ -382,18 +389,30 @@ fn requests_unfit_for_a_speech_model_are_refused_by_name() {
 fn a_directory_without_a_part_says_which() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = tokenizer("qwen2_vl_two_images");
-    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN, LIMITS)
-        .unwrap_err()
-        .to_string();
+    let text = ChatVl::from_dir(
+        dir.path(),
+        Arc::clone(&tokens),
+        &PlaceholderSpec::qwen(FrameTimes::Counted),
+        LIMITS,
+    )
+    .unwrap_err()
+    .to_string();
     assert!(text.contains("config.json"), "{text}");
     std::fs::copy(golden::path("qwen2_vl_two_images/model/config.json"), dir.path().join("config.json"))
         .unwrap();
-    let text = ChatVl::from_dir(dir.path(), Arc::clone(&tokens), &PlaceholderSpec::QWEN, LIMITS)
-        .unwrap_err()
-        .to_string();
+    let text = ChatVl::from_dir(
+        dir.path(),
+        Arc::clone(&tokens),
+        &PlaceholderSpec::qwen(FrameTimes::Counted),
+        LIMITS,
+    )
+    .unwrap_err()
+    .to_string();
     assert!(text.contains("chat_template"), "{text}");
     std::fs::write(dir.path().join("chat_template.jinja"), "{% if %}").unwrap();
-    let text = ChatVl::from_dir(dir.path(), tokens, &PlaceholderSpec::QWEN, LIMITS).unwrap_err().to_string();
+    let text = ChatVl::from_dir(dir.path(), tokens, &PlaceholderSpec::qwen(FrameTimes::Counted), LIMITS)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("chat_template"), "{text}");
 }
 

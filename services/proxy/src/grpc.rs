@@ -145,6 +145,10 @@ fn read_item(i: usize, item: v1::Item) -> Result<Item, Failure> {
         None => return Err(Failure::invalid("the item has no data, url, text or tokens").with_param(param)),
     };
     let options = convert::options(item.options.unwrap_or_default(), false);
+    let options = options.map_err(|e| {
+        let field = e.field();
+        Failure::from(e).with_param(format!("{param}.options.{field}"))
+    })?;
     Ok(Item { modality, source, options, param })
 }
 

@@ -89,7 +89,7 @@ impl Materials {
             Ok::<_, Failure>((ContentKey::of(parts), bytes))
         };
         let len = match &item.source {
-            Source::Bytes(bytes) | Source::Base64(bytes) => bytes.len(),
+            Source::Bytes(bytes) | Source::Base64(bytes) | Source::Base64Frames(bytes) => bytes.len(),
             Source::Url(_) => usize::MAX,
         };
         let (key, bytes) = if len > INLINE_BYTES {
@@ -143,6 +143,14 @@ fn decode(source: Source) -> Result<Bytes, Failure> {
             let decoded = BASE64.decode(&text);
             decoded.map(Bytes::from).map_err(|e| Failure::invalid(format!("the data is not base64: {e}")))
         }
+        Source::Base64Frames(text) => {
+            let mut all = Vec::with_capacity(text.len() / 4 * 3);
+            for (i, frame) in text.split(|byte| *byte == b',').enumerate() {
+                let decoded = BASE64.decode_vec(frame, &mut all);
+                decoded.map_err(|e| Failure::invalid(format!("frame {i} of the data is not base64: {e}")))?;
+            }
+            Ok(all.into())
+        }
         Source::Url(_) => Err(Failure::internal("a URL that was not fetched")),
     }
 }
@@ -159,5 +167,13 @@ mod tests {
         for bad in ["a", "aGk*", "a b c d"] {
             assert!(decoded(bad).unwrap_err().message.contains("not base64"), "{bad}");
         }
+    }
+
+    #[test]
+    fn frames_are_decoded_one_by_one_and_stand_one_after_another() {
+        let decoded = |text: &'static str| decode(Source::Base64Frames(Bytes::from_static(text.as_bytes())));
+        assert_eq!(decoded("aGk=,aG8,aGE=").unwrap(), "hihoha");
+        assert_eq!(decoded("aGk=").unwrap(), "hi");
+        assert!(decoded("aGk=,*").unwrap_err().message.contains("frame 1 of the data is not base64"));
     }
 }

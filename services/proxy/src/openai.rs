@@ -12,6 +12,7 @@ mod collected;
 mod completions;
 pub mod cors;
 mod error;
+mod item_settings;
 mod json_error;
 mod lists;
 pub mod listen;

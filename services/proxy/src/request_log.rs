@@ -178,6 +178,7 @@ impl RequestLog {
             images = n_items(Modality::Image),
             audio = n_items(Modality::Audio),
             encoder_texts = n_items(Modality::Text),
+            videos = n_items(Modality::Video),
             cached_items = n_cached,
             outcome = outcome.map_or_else(|failure| failure.class.as_str(), |_| "ok"),
             http_status = request.api.http_status(outcome.map(|_| ())),

@@ -14,11 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The targets, each with the folders of files that it starts from.
-const TARGETS: [(&str, &[&str]); 6] = [
+const TARGETS: [(&str, &[&str]); 7] = [
     ("object", &[]),
     ("wire", &[]),
     ("http", &["tests/fuzz/seeds/http"]),
     ("image", &["tests/models/heldout/scenes", "services/models/tests/media"]),
+    ("video", &["tests/golden/video"]),
     ("audio", &["tests/models/heldout/digits", "services/models/tests/media"]),
     ("weights", &["tests/golden/pickled"]),
 ];
@@ -26,7 +27,7 @@ const TARGETS: [(&str, &[&str]); 6] = [
 /// Settings of `cargo xtask fuzz`.
 #[derive(Args, Debug)]
 pub struct FuzzArgs {
-    /// One target: object, wire, http, image, audio, weights. Default: all
+    /// One target: object, wire, http, image, video, audio, weights. Default: all
     #[arg(long)]
     target: Option<String>,
     /// Inputs to try

@@ -84,6 +84,7 @@ fn words(modalities: &BTreeSet<Modality>) -> String {
         Modality::Image => "images",
         Modality::Audio => "audio",
         Modality::Text => "text for its encoder",
+        Modality::Video => "videos",
     };
     let words: Vec<_> = modalities.iter().map(word).collect();
     if words.is_empty() { "text alone".to_owned() } else { words.join(" and ") }

@@ -31,6 +31,13 @@ pub(super) fn write_extent(extent: &Extent) -> String {
             text
         }
         Extent::Tokens => "tokens".into(),
+        Extent::Video { t, h, w, interval, times } => {
+            let mut text = format!("video {t} {h} {w} {}", interval.get());
+            for time in times.iter() {
+                let _ = write!(text, " {}", time.get());
+            }
+            text
+        }
     }
 }
 

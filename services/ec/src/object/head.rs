@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::Arc;
 use triptych_core::key::LAYOUT_VERSION;
-use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, WindowSpan};
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, Seconds, WindowSpan};
 
 /// Bytes of the length at the start of a safetensors file.
 const LEN_BYTES: usize = 8;
@@ -190,6 +190,13 @@ fn read_extent(text: &str) -> Option<Extent> {
             fits.then_some(Extent::Windows { n_windows, duration_ms: ms.parse().ok()?, spans })
         }
         ["tokens"] => Some(Extent::Tokens),
+        ["video", t, h, w, interval, times @ ..] => {
+            let seconds = |word: &&str| Seconds::new(word.parse().ok()?);
+            let times: Arc<[Seconds]> = times.iter().map(seconds).collect::<Option<_>>()?;
+            let t: u32 = t.parse().ok()?;
+            let (h, w, interval) = (h.parse().ok()?, w.parse().ok()?, seconds(interval)?);
+            (times.len() == t as usize).then_some(Extent::Video { t, h, w, interval, times })
+        }
         _ => None,
     }
 }

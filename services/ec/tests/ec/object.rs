@@ -7,7 +7,7 @@ use std::sync::Arc;
 use triptych_core::item::rows_from_f32;
 use triptych_core::limits::Limits;
 use triptych_core::{
-    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality, WindowSpan,
+    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, Modality, Seconds, WindowSpan,
 };
 use triptych_ec::conformance::{sample_output, sample_variant};
 use triptych_ec::object::{
@@ -28,10 +28,19 @@ fn outputs() -> impl Strategy<Value = EncoderOutput> {
             Extent::Windows { n_windows: spans.len() as u32, duration_ms, spans }
         }),
         Just(Extent::Tokens),
+        (any::<(u32, u32)>(), prop::collection::vec(0.0..1e6_f64, 1..9)).prop_map(|((h, w), times)| {
+            let times: Arc<[Seconds]> = times.into_iter().filter_map(Seconds::new).collect();
+            Extent::Video { t: times.len() as u32, h, w, interval: times[0], times }
+        }),
     ];
     let kind = (
         prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::F16), Just(DType::I8), Just(DType::F8)],
-        prop_oneof![Just(Modality::Image), Just(Modality::Audio), Just(Modality::Text)],
+        prop_oneof![
+            Just(Modality::Image),
+            Just(Modality::Audio),
+            Just(Modality::Text),
+            Just(Modality::Video)
+        ],
     );
     (any::<[u8; 32]>(), any::<[u8; 32]>(), kind, extent, 0u32..6, 0u32..6).prop_map(
         |(key, fingerprint, (dtype, modality), extent, n_tokens, hidden)| {

@@ -5,7 +5,7 @@ use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
 
-/// The smallest part of an item that no other part attends to: an image, an audio window, or a text.
+/// The smallest part of an item that no other part attends to: an image, a frame of a video, an audio window, or a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EncodeUnit<'a> {
     /// Index of its item in the batch.
@@ -71,6 +71,11 @@ pub(super) fn units<'a>(
             let patches = [grid[1], grid[2]];
             Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
         }
+        (StemSpec::Patches { patch, .. }, Features::Patches(values), &Extent::Video { t, h, w, .. }) => {
+            let grid = [t as usize, h as usize, w as usize];
+            check_grid(spec, grid, patch, values.len())?;
+            Ok(frames(item, grid, values))
+        }
         (
             StemSpec::Captioned(spec),
             Features::Captioned { patches, tokens },
@@ -127,6 +132,14 @@ pub(super) fn units<'a>(
         }
         _ => Err(shape("features", vec![], vec![])),
     }
+}
+
+/// The units of a video whose grid was checked: its frames, which do not attend to each other, so that a long video is no large
+/// unit.
+fn frames(item: usize, [n_frames, h, w]: [usize; 3], values: &[f32]) -> Vec<EncodeUnit<'_>> {
+    let unit =
+        |values| EncodeUnit { item, grid: [1, h, w], patches: [h, w], values: UnitValues::Floats(values) };
+    values.chunks_exact((values.len() / n_frames.max(1)).max(1)).map(unit).collect()
 }
 
 /// The units of an audio: its windows, or the part of its only one before the silence. `dims` are windows, mel bins, frames.

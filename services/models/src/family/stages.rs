@@ -7,9 +7,12 @@ use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
     ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
 };
-use crate::preprocess::{CaptionProcessor, Preprocess, TextProcessor};
+use crate::preprocess::{
+    CaptionProcessor, Preprocess, QwenProcessor, TextProcessor, VideoKind, VideoProcessor, VideoSettings,
+};
 use crate::prompt::{
-    ChatCross, ChatText, ChatVl, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits, Seq2SeqPrompt,
+    ChatCross, ChatText, ChatVl, FrameTimes, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits,
+    Seq2SeqPrompt,
 };
 use crate::spec::{EncoderSpec, MelWindows, ModelSpec, StemSpec, TilingSpec};
 use crate::speech::audio::{AudioProcessor, AudioSettings, ClipProcessor, WaveProcessor};
@@ -62,12 +65,23 @@ impl Family {
                 Arc::new(LongestEdgeProcessor::from_dir(dir, spec)?)
             }
             StemSpec::Patches { patch: [_, n_frames, side, _], .. } => {
-                let settings = ImageSettings::from_dir(dir)?;
-                let file = JsonFile::processor(dir, ItemProcessor::Image)?;
-                agree(&file, "patch_size", settings.patch_size as usize, side)?;
-                agree(&file, "temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
-                agree(&file, "merge_size", settings.merge_size as usize, spec.merged_side())?;
-                Arc::new(ImageProcessor::new(settings))
+                let read = |processor, settings: &ImageSettings| -> Result<(), ModelError> {
+                    let file = JsonFile::processor(dir, processor)?;
+                    agree(&file, "patch_size", settings.patch_size as usize, side)?;
+                    agree(&file, "temporal_patch_size", settings.temporal_patch_size as usize, n_frames)?;
+                    agree(&file, "merge_size", settings.merge_size as usize, spec.merged_side())
+                };
+                let images = ImageSettings::from_dir(dir)?;
+                read(ItemProcessor::Image, &images)?;
+                let images = ImageProcessor::new(images);
+                let kind = match self {
+                    Self::Qwen2Vl | Self::Qwen25Vl => VideoKind::PerFrame,
+                    Self::Qwen3Vl | Self::Qwen3VlMoe => VideoKind::OverFrames,
+                    _ => return Ok(Arc::new(images)),
+                };
+                let videos = VideoSettings::from_dir(dir, kind)?;
+                read(ItemProcessor::Video, &videos.image)?;
+                Arc::new(QwenProcessor::new(images, VideoProcessor::new(videos)))
             }
             StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, spec)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
@@ -102,7 +116,12 @@ impl Family {
             | Self::Gemma2
             | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
             Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe => {
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN, limits)?)
+                let times = match self {
+                    Self::Qwen2Vl => FrameTimes::Counted,
+                    Self::Qwen25Vl => FrameTimes::PerSecond,
+                    _ => FrameTimes::Written,
+                };
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::qwen(times), limits)?)
             }
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
             Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {

@@ -248,7 +248,7 @@ impl Model {
                 return ExampleItem { item: format!("a text of {n_rows} tokens"), n_rows };
             }
             Modality::Audio => ("30 s of audio", silence(30)),
-            Modality::Image => ("an image of 1024 x 768", blank(1024, 768)),
+            Modality::Image | Modality::Video => ("an image of 1024 x 768", blank(1024, 768)),
         };
         let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
         // A processor that refuses a plain item has no example.

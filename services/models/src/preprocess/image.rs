@@ -21,6 +21,12 @@ mod square_tiles;
 mod tiles;
 
 pub use any_resolution::AnyResolutionProcessor;
+pub(in crate::preprocess) use decode::{decode, on_white};
+pub(in crate::preprocess) use patches::patches;
+pub(in crate::preprocess) use pixels::RgbPixels;
+pub(in crate::preprocess) use resample::resample;
+pub(in crate::preprocess) use resize::PixelBounds;
+
 pub use aspect_ratio::AspectRatioProcessor;
 pub(crate) use aspect_ratio::MAX_TILES;
 pub use canvas::{CanvasProcessor, CanvasSettings};
@@ -84,15 +90,15 @@ impl Preprocess for ImageProcessor {
     ) -> Result<EncoderInput, ItemError> {
         super::admit(Modality::Image, modality, bytes, limits)?;
         super::check_options(options, &[])?;
-        let image = super::contained(modality, || decode::decode(bytes, limits))?;
+        let image = super::contained(modality, || decode(bytes, limits))?;
         let target = smart_resize(image.size, &self.settings)?;
-        let image = resample::resample(image, target, self.settings.filter);
+        let image = resample(image, target, self.settings.filter);
         let h = target.height / self.settings.patch_size;
         let w = target.width / self.settings.patch_size;
         Ok(EncoderInput {
             extent: Extent::Grid { t: 1, h, w },
             n_tokens: h * w / (self.settings.merge_size * self.settings.merge_size),
-            features: Features::Patches(patches::patches(&image, &self.settings)),
+            features: Features::Patches(patches(&[&image], &self.settings)),
         })
     }
 }

@@ -160,7 +160,7 @@ impl PromptBuilder for ChatCross {
                 let template = self.template.as_ref().map_err(|e| {
                     PromptError::Invalid(format!("this model has no conversations, only prompts: {e}"))
                 })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, (chat, Modality::Image))?;
+                let chat = RenderedChat::new(&self.tokenizer, template, (chat, &|_| Modality::Image))?;
                 let order = chat.order.clone();
                 let tokens = chat.tokens(&self.tokenizer, Ok)?;
                 if order.iter().any(|item| item.0 as usize >= items.len()) {

@@ -71,7 +71,7 @@ impl PromptBuilder for ChatText {
                     let text = "this model has no chat template: it takes a prompt, not messages";
                     PromptError::Invalid(text.into())
                 })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, (chat, Modality::Text))?;
+                let chat = RenderedChat::new(&self.tokenizer, template, (chat, &|_| Modality::Text))?;
                 if let Some(item) = chat.order.first() {
                     let text = format!("a message names item {}, the request has 0 items", item.0);
                     return Err(PromptError::Invalid(text));

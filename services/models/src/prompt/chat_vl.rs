@@ -1,13 +1,14 @@
-//! Prompts of models whose image or audio rows are among the tokens, by a [`PlaceholderSpec`].
+//! Prompts of models whose image, video or audio rows are among the tokens, by a [`PlaceholderSpec`].
 //!
 //! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
 use super::conversation::RenderedChat;
 use super::generation::GenerationFiles;
+use super::item_rows::{ItemLayout, ItemRows, RowGrid, RowRun, RowShape, VideoTokens};
 use super::positions::{GridSpan, positions};
 use super::{
     ChatTemplate, ContentFormat, ItemSpan, LineLayout, OutputKind, PlaceholderSpec, PreparedSequence,
-    PromptBuilder, RowPositions, SamplingDefaults, TileLayout, TokenName, TranscriptionSpec, check_ids,
+    PromptBuilder, RowPositions, SamplingDefaults, TokenName, TranscriptionSpec, VideoPlaceholder, check_ids,
 };
 use crate::error::{ModelError, PromptError};
 use crate::rules::LogitRules;
@@ -42,55 +43,13 @@ pub struct ChatVl {
     written_text: &'static str,
     around: Option<[u32; 2]>,
     layout: ItemLayout,
+    /// `None`: it reads no videos.
+    video: Option<VideoTokens>,
     transcription: Option<TranscriptionSpec>,
     limits: PromptLimits,
     end_tokens: Vec<u32>,
     rules: LogitRules,
     defaults: SamplingDefaults,
-}
-
-/// Layout of an item's rows.
-#[derive(Clone, Copy, Debug)]
-enum ItemLayout {
-    Rows,
-    /// Between two texts.
-    Between([&'static str; 2]),
-    /// Patches on a side of the square that becomes one row.
-    Grid {
-        merge_size: u32,
-    },
-    Tiles(TileLayout),
-    Lines(LineLayout),
-}
-
-/// An item whose metadata were checked.
-#[derive(Clone, Copy, Debug)]
-struct ImageRows {
-    item: ItemIdx,
-    n_tokens: u32,
-    shape: ImageShape,
-}
-
-/// Arrangement of an item's rows.
-#[derive(Clone, Copy, Debug)]
-enum ImageShape {
-    /// One after another.
-    Rows,
-    /// By frame, down, across.
-    Grid([u32; 3]),
-    /// Tiles down and across, and the whole image; `[0, 0]`: that alone.
-    Tiles([u32; 2]),
-    /// Lines, and rows of a line.
-    Lines([u32; 2]),
-}
-
-/// Rows of an item in the place of one placeholder.
-#[derive(Clone, Copy, Debug)]
-struct RowRun {
-    item: ItemIdx,
-    first_row: u32,
-    n_rows: u32,
-    grid: Option<[u32; 3]>,
 }
 
 impl ChatVl {
@@ -117,6 +76,7 @@ impl ChatVl {
             })
         };
         const MERGE: &str = "vision_config.spatial_merge_size";
+        const PER_SECOND: &str = "vision_config.tokens_per_second";
         let layout = match spec.positions {
             RowPositions::Text => ItemLayout::Rows,
             RowPositions::Between(around) => ItemLayout::Between(around),
@@ -139,6 +99,16 @@ impl ChatVl {
             None => None,
         };
         let written = spec.written.unwrap_or(spec.image);
+        let video = match spec.video {
+            None => None,
+            Some(VideoPlaceholder { row, times }) => Some(VideoTokens {
+                row: token(row)?,
+                row_text: row.text,
+                around: spec.around.map_or([""; 2], |around| around.map(|name| name.text)),
+                times,
+                tokens_per_second: files.config.f64(PER_SECOND)?.unwrap_or(4.0) as f32,
+            }),
+        };
         Ok(Self {
             template: ChatTemplate::from_dir(dir)?,
             modality: spec.modality,
@@ -148,6 +118,7 @@ impl ChatVl {
             written_text: written.text,
             around,
             layout,
+            video,
             transcription: spec.transcription,
             limits,
             end_tokens: files.end_tokens()?,
@@ -165,24 +136,26 @@ impl ChatVl {
     }
 
     /// Tokens of a prompt without a template. Items that it has no placeholder for go before it.
-    fn raw(&self, prompt: &TextOrTokens, images: &[ImageRows]) -> Result<Vec<u32>, PromptError> {
+    fn raw(&self, prompt: &TextOrTokens, images: &[ItemRows]) -> Result<Vec<u32>, PromptError> {
         let mut ids = match prompt {
-            TextOrTokens::Text(text) if text.contains(self.written_text) => {
+            TextOrTokens::Text(text) if self.has_placeholder(text) => {
                 self.tokenizer.encode_input(&self.written_out(text.clone(), images)?)?
             }
             TextOrTokens::Text(text) => self.tokenizer.encode_input(text)?,
             TextOrTokens::Tokens(ids) => ids.clone(),
         };
         check_ids(&ids, u32::try_from(self.limits.vocab).unwrap_or(u32::MAX))?;
-        let is_written = matches!(prompt, TextOrTokens::Text(_)) && ids.contains(&self.image);
+        let is_row = |id: &u32| self.kind_of_row(*id).is_some();
+        let is_written = matches!(prompt, TextOrTokens::Text(_)) && ids.iter().any(is_row);
         if is_written || images.is_empty() {
             return Ok(ids);
         }
-        if !ids.contains(&self.written) {
+        if !ids.iter().any(|id| *id == self.written || is_row(id)) {
             let first = self.tokenizer.n_prefix(&ids)?;
             let mut all = Vec::new();
             for image in images {
-                let [before, after] = self.around.map_or([None; 2], |around| around.map(Some));
+                let around = self.around.filter(|_| !matches!(image.shape, RowShape::TimedFrames { .. }));
+                let [before, after] = around.map_or([None; 2], |around| around.map(Some));
                 all.extend(before);
                 all.extend(self.tokens_of(image)?);
                 all.extend(after);
@@ -193,7 +166,8 @@ impl ChatVl {
         let mut waiting = images.iter();
         let mut all = Vec::with_capacity(ids.len());
         for id in ids {
-            match waiting.as_slice().first().filter(|_| id == self.written) {
+            let written = |image: &&ItemRows| id == self.written_of(image.modality);
+            match waiting.as_slice().first().filter(written) {
                 Some(image) => {
                     all.extend(self.tokens_of(image)?);
                     waiting.next();
@@ -202,6 +176,24 @@ impl ChatVl {
             }
         }
         Ok(all)
+    }
+
+    /// The kind of items whose rows have this token; `None` for a token of text.
+    fn kind_of_row(&self, id: u32) -> Option<Modality> {
+        match self.video {
+            Some(video) if id == video.row => Some(Modality::Video),
+            _ => (id == self.image).then_some(self.modality),
+        }
+    }
+
+    /// The token of an item's rows.
+    fn row_of(&self, modality: Modality) -> u32 {
+        self.video.filter(|_| modality == Modality::Video).map_or(self.image, |video| video.row)
+    }
+
+    /// The token that stands for a whole item.
+    fn written_of(&self, modality: Modality) -> u32 {
+        self.video.filter(|_| modality == Modality::Video).map_or(self.written, |video| video.row)
     }
 
     /// Tokens of a transcription of the one item.
@@ -220,20 +212,21 @@ impl ChatVl {
     }
 
     /// Tokens of an item, one placeholder for each run of rows.
-    fn tokens_of(&self, image: &ImageRows) -> Result<Vec<u32>, PromptError> {
+    fn tokens_of(&self, image: &ItemRows) -> Result<Vec<u32>, PromptError> {
         match self.text_of(image) {
             Some(text) => self.tokenizer.encode(&text),
-            None => Ok(vec![self.image]),
+            None => Ok(vec![self.row_of(image.modality)]),
         }
     }
 
     /// Text of an item, one placeholder for each run of rows; `None` if it is the placeholder.
-    fn text_of(&self, image: &ImageRows) -> Option<String> {
+    fn text_of(&self, image: &ItemRows) -> Option<String> {
         let rows = self.image_text;
-        match (self.layout, image.shape) {
+        match (self.layout, &image.shape) {
+            (_, RowShape::TimedFrames { times, .. }) => self.video.map(|video| video.timed(times)),
             (ItemLayout::Between([before, after]), _) => Some(format!("{before}{rows}{after}")),
-            (ItemLayout::Tiles(layout), ImageShape::Tiles(tiles)) => Some(layout.text.of(tiles, rows)),
-            (ItemLayout::Lines(lines), ImageShape::Lines([n_lines, _])) => {
+            (ItemLayout::Tiles(layout), RowShape::Tiles(tiles)) => Some(layout.text.of(*tiles, rows)),
+            (ItemLayout::Lines(lines), RowShape::Lines([n_lines, _])) => {
                 let LineLayout { end_of_line, end_of_image, .. } = lines;
                 let first = format!("{rows}{end_of_line}").repeat(n_lines.saturating_sub(1) as usize);
                 Some(format!("{first}{rows}{end_of_image}"))
@@ -242,87 +235,88 @@ impl ChatVl {
         }
     }
 
+    /// True if a text has a placeholder of some kind of items.
+    fn has_placeholder(&self, text: &str) -> bool {
+        text.contains(self.written_text) || self.video.is_some_and(|video| text.contains(video.row_text))
+    }
+
     /// A text whose placeholders, one for each item, are written out as the items are.
-    fn written_out(&self, text: String, images: &[ImageRows]) -> Result<String, PromptError> {
-        if let ItemLayout::Rows | ItemLayout::Grid { .. } = self.layout {
+    fn written_out(&self, text: String, images: &[ItemRows]) -> Result<String, PromptError> {
+        let is_plain = matches!(self.layout, ItemLayout::Rows | ItemLayout::Grid { .. });
+        if is_plain && !images.iter().any(|image| matches!(image.shape, RowShape::TimedFrames { .. })) {
             return Ok(text);
         }
-        let n_placeholders = text.matches(self.written_text).count();
-        check_placeholders(self.modality, [n_placeholders, images.len()])?;
-        let mut parts = text.split(self.written_text);
-        let mut out = parts.next().unwrap_or_default().to_owned();
-        for (part, image) in parts.zip(images) {
-            out.push_str(&self.text_of(image).unwrap_or_default());
-            out.push_str(part);
+        let mut found: Vec<(usize, &str)> = text.match_indices(self.written_text).collect();
+        if let Some(video) = &self.video {
+            found.extend(text.match_indices(video.row_text));
+            found.sort_unstable();
         }
+        check_placeholders(self.modality, [found.len(), images.len()])?;
+        let mut out = String::with_capacity(text.len());
+        let mut rest = 0;
+        for ((at, placeholder), image) in found.into_iter().zip(images) {
+            let (mut start, mut end) = (at, at + placeholder.len());
+            if let (RowShape::TimedFrames { .. }, Some(video)) = (&image.shape, &self.video) {
+                // Each frame has its own tokens around it, in the place of those around the video.
+                let [before, after] = video.around;
+                if text[rest..at].ends_with(before) && text[end..].starts_with(after) {
+                    (start, end) = (at - before.len(), end + after.len());
+                }
+            }
+            out.push_str(&text[rest..start]);
+            match self.text_of(image) {
+                Some(written) => out.push_str(&written),
+                None => out.push_str(placeholder),
+            }
+            rest = end;
+        }
+        out.push_str(&text[rest..]);
         Ok(out)
     }
 
     /// Checks what is known of an item against this model.
-    fn image_rows(&self, idx: usize, item: &EncodedItem) -> Result<ImageRows, PromptError> {
-        if item.modality != self.modality {
-            let (found, read) = (item.modality, self.modality);
-            return Err(PromptError::Invalid(format!(
-                "item {idx} is {found}, this model reads {read} items"
-            )));
+    fn item_rows(&self, idx: usize, item: &EncodedItem) -> Result<ItemRows, PromptError> {
+        let invalid = |text: String| Err(PromptError::Invalid(text));
+        let modality = item.modality;
+        let video = self.video.as_ref().filter(|_| modality == Modality::Video);
+        if modality != self.modality && video.is_none() {
+            let reads = if self.video.is_some() { "image and video" } else { self.modality.as_str() };
+            return invalid(format!("item {idx} is {modality}, this model reads {reads} items"));
         }
         let [t, h, w] = match item.extent {
-            Extent::Grid { t, h, w } if self.modality == Modality::Image => [t, h, w],
-            Extent::Windows { n_windows, .. } if self.modality == Modality::Audio => [1, 1, n_windows],
-            _ => {
-                let text = format!("item {idx} has not the extent of an item of kind {}", self.modality);
-                return Err(PromptError::Invalid(text));
-            }
+            Extent::Grid { t, h, w } if modality == Modality::Image => [t, h, w],
+            Extent::Windows { n_windows, .. } if modality == Modality::Audio => [1, 1, n_windows],
+            Extent::Video { t, h, w, .. } if modality == Modality::Video => [t, h, w],
+            _ => return invalid(format!("item {idx} has not the extent of an item of kind {modality}")),
         };
-        let shape = match self.layout {
-            ItemLayout::Rows | ItemLayout::Between(_) => (item.n_tokens > 0).then_some(ImageShape::Rows),
-            ItemLayout::Grid { merge_size } => merged([t, h, w], merge_size, item).map(ImageShape::Grid),
-            ItemLayout::Lines(LineLayout { merge_size, .. }) => {
-                let grid = merged([t, h, w], merge_size, item).filter(|_| t == 1);
-                grid.map(|[_, lines, columns]| ImageShape::Lines([lines, columns]))
-            }
-            ItemLayout::Tiles(TileLayout { grid, n_rows, .. }) => {
-                let tiles = [h / grid[0].max(1), w / grid[1].max(1)];
-                let n = tiles[0].checked_mul(tiles[1]);
-                let cut = n.filter(|n| *n > 1).and_then(|n| n.checked_add(1)?.checked_mul(n_rows));
-                match (n, cut) {
-                    (Some(1), _) if item.n_tokens == n_rows => Some(ImageShape::Tiles([0, 0])),
-                    (_, Some(all)) if all == item.n_tokens => Some(ImageShape::Tiles(tiles)),
-                    _ => None,
-                }
-            }
+        let shape = match video {
+            Some(video) => video.shape(item, self.layout),
+            None => self.layout.shape(item, [t, h, w]),
         };
-        let shape = shape.ok_or_else(|| {
-            PromptError::Invalid(format!(
+        match shape {
+            Some(shape) => {
+                Ok(ItemRows { item: ItemIdx(idx as u32), n_tokens: item.n_tokens, modality, shape })
+            }
+            None => invalid(format!(
                 "item {idx} has {} rows, which is not what a grid of {t}x{h}x{w} patches makes",
                 item.n_tokens
-            ))
-        })?;
-        Ok(ImageRows { item: ItemIdx(idx as u32), n_tokens: item.n_tokens, shape })
-    }
-
-    /// Runs of rows of an item, in the order of its placeholders.
-    fn runs(&self, image: &ImageRows) -> Vec<RowRun> {
-        let item = image.item;
-        let all = |grid| vec![RowRun { item, first_row: 0, n_rows: image.n_tokens, grid }];
-        match (image.shape, self.layout) {
-            (ImageShape::Tiles(_), ItemLayout::Tiles(TileLayout { n_rows, .. })) => (0..image.n_tokens)
-                .step_by(n_rows.max(1) as usize)
-                .map(|first_row| RowRun { item, first_row, n_rows, grid: None })
-                .collect(),
-            (ImageShape::Lines([lines, n_rows]), _) => {
-                (0..lines).map(|line| RowRun { item, first_row: line * n_rows, n_rows, grid: None }).collect()
-            }
-            (ImageShape::Grid(thw), _) => all(Some(thw)),
-            _ => all(None),
+            )),
         }
     }
 
     /// Repeats each placeholder as often as it stands for rows.
-    fn expand(&self, ids: &[u32], images: &[ImageRows]) -> Result<PreparedSequence, PromptError> {
-        let runs: Vec<RowRun> = images.iter().flat_map(|image| self.runs(image)).collect();
-        let n_placeholders = ids.iter().filter(|id| **id == self.image).count();
+    fn expand(&self, ids: &[u32], images: &[ItemRows]) -> Result<PreparedSequence, PromptError> {
+        let runs: Vec<RowRun> = images.iter().flat_map(|image| image.runs(self.layout)).collect();
+        let kinds: Vec<Modality> = ids.iter().filter_map(|id| self.kind_of_row(*id)).collect();
+        let n_placeholders = kinds.len();
         check_placeholders(self.modality, [n_placeholders, runs.len()])?;
+        if let Some((kind, run)) = kinds.iter().zip(&runs).find(|(kind, run)| **kind != run.modality) {
+            let text = format!(
+                "the prompt has a placeholder of kind {kind} where item {} is {}",
+                run.item.0, run.modality
+            );
+            return Err(PromptError::Invalid(text));
+        }
         let n_rows: u64 = runs.iter().map(|run| u64::from(run.n_rows)).sum();
         let n_tokens = (ids.len() - n_placeholders) as u64 + n_rows;
         if n_tokens > self.limits.max_context as u64 {
@@ -333,7 +327,7 @@ impl ChatVl {
         let mut grids = Vec::new();
         let mut waiting = runs.iter();
         for id in ids {
-            let Some(run) = waiting.as_slice().first().filter(|_| *id == self.image) else {
+            let Some(run) = waiting.as_slice().first().filter(|_| self.kind_of_row(*id).is_some()) else {
                 tokens.push(*id);
                 continue;
             };
@@ -345,8 +339,9 @@ impl ChatVl {
                 first_token: first_token as u32,
                 n_tokens: run.n_rows,
             });
-            grids.extend(run.grid.map(|thw| GridSpan { first_token, thw }));
-            tokens.extend(std::iter::repeat_n(self.image, run.n_rows as usize));
+            let span = |RowGrid { thw, frame_step }| GridSpan { first_token, thw, frame_step };
+            grids.extend(run.grid.map(span));
+            tokens.extend(std::iter::repeat_n(*id, run.n_rows as usize));
         }
         let (positions, next_position) = positions(tokens.len(), &grids);
         Ok(PreparedSequence {
@@ -362,15 +357,6 @@ impl ChatVl {
     }
 }
 
-/// Rows of a grid of patches whose squares of `side` a side become one row each, as (frames, down, across); `None` if it does not
-/// make the item's.
-fn merged([t, h, w]: [u32; 3], side: u32, item: &EncodedItem) -> Option<[u32; 3]> {
-    let thw = [t, h.checked_div(side)?, w.checked_div(side)?];
-    let n = thw.iter().try_fold(1_u32, |n, side| n.checked_mul(*side));
-    let whole = h.is_multiple_of(side) && w.is_multiple_of(side);
-    (n == Some(item.n_tokens) && item.n_tokens > 0 && whole).then_some(thw)
-}
-
 /// Checks that there is a placeholder for each item: numbers of placeholders and of items.
 fn check_placeholders(modality: Modality, [n_placeholders, n_items]: [usize; 2]) -> Result<(), PromptError> {
     if n_placeholders == n_items {
@@ -383,15 +369,17 @@ fn check_placeholders(modality: Modality, [n_placeholders, n_items]: [usize; 2])
 
 impl PromptBuilder for ChatVl {
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError> {
-        let rows: Vec<ImageRows> =
-            items.iter().enumerate().map(|(i, item)| self.image_rows(i, item)).collect::<Result<_, _>>()?;
-        let of = |order: &[ItemIdx]| -> Result<Vec<ImageRows>, PromptError> {
+        let rows: Vec<ItemRows> =
+            items.iter().enumerate().map(|(i, item)| self.item_rows(i, item)).collect::<Result<_, _>>()?;
+        let of = |order: &[ItemIdx]| -> Result<Vec<ItemRows>, PromptError> {
             check_order(order, rows.len())?;
-            Ok(order.iter().filter_map(|i| rows.get(i.0 as usize).copied()).collect())
+            Ok(order.iter().filter_map(|i| rows.get(i.0 as usize).cloned()).collect())
         };
         let (ids, images) = match prompt {
             Prompt::Chat(chat) => {
-                let chat = RenderedChat::new(&self.tokenizer, &self.template, (chat, self.modality))?;
+                let kind =
+                    |item: ItemIdx| rows.get(item.0 as usize).map_or(self.modality, |rows| rows.modality);
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, (chat, &kind))?;
                 let images = of(&chat.order)?;
                 (chat.tokens(&self.tokenizer, |text| self.written_out(text, &images))?, images)
             }

@@ -19,14 +19,14 @@ pub(super) struct RenderedChat {
 }
 
 impl RenderedChat {
-    /// Renders a conversation whose items are of one kind, one placeholder for each item.
+    /// Renders a conversation, one placeholder for each item; `kind` is the kind of an item.
     ///
     /// # Errors
     /// [`PromptError`] if there are no messages, a text that has to be JSON is not, or the template refuses them.
     pub(super) fn new(
         tokenizer: &Tokenizer,
         template: &ChatTemplate,
-        (chat, modality): (&Chat, Modality),
+        (chat, kind): (&Chat, &dyn Fn(ItemIdx) -> Modality),
     ) -> Result<Self, PromptError> {
         if chat.messages.is_empty() {
             return Err(PromptError::Invalid("the conversation has no messages".into()));
@@ -36,7 +36,7 @@ impl RenderedChat {
         let guard = tokenizer.guard(texts.chain(json.texts()))?;
         let json = json.apply(&guard);
         let mut arguments = json.arguments.into_iter();
-        let mut message = |message| shaped(message, modality, &guard, &mut arguments);
+        let mut message = |message| shaped(message, kind, &guard, &mut arguments);
         let input = TemplateInput {
             messages: chat.messages.iter().map(&mut message).collect(),
             tools: json.tools,
@@ -92,13 +92,13 @@ fn text_of(part: &MessagePart) -> Option<&str> {
 /// A message as templates see it; `arguments` are those of all calls, in order.
 fn shaped<'a>(
     message: &'a Message,
-    modality: Modality,
+    kind: &dyn Fn(ItemIdx) -> Modality,
     guard: &ControlTokenGuard,
     arguments: &mut impl Iterator<Item = serde_json::Value>,
 ) -> TemplateMessage<'a> {
     let part = |part: &MessagePart| match part {
         MessagePart::Text(text) => TemplatePart::Text(guard.apply(text)),
-        MessagePart::Item(_) => TemplatePart::Item(modality),
+        MessagePart::Item(item) => TemplatePart::Item(kind(*item)),
         MessagePart::Reasoning(text) => TemplatePart::Reasoning(guard.apply(text)),
         MessagePart::ToolCall(call) => TemplatePart::ToolCall {
             id: guard.apply(&call.id),

@@ -18,6 +18,28 @@ pub struct PlaceholderSpec {
     pub positions: RowPositions,
     /// Prompt of a transcript of one audio; `None`: the model has none of its own.
     pub transcription: Option<TranscriptionSpec>,
+    /// Place of a video's rows; `None`: the model reads no videos.
+    pub video: Option<VideoPlaceholder>,
+}
+
+/// Place of a video's rows, between the tokens around an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VideoPlaceholder {
+    /// The token of a row, which also stands for a whole video.
+    pub row: TokenName,
+    /// Part that times have in positions or text.
+    pub times: FrameTimes,
+}
+
+/// Part that the times of a video's frames have in positions or text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameTimes {
+    /// None: frames are counted. Qwen2-VL.
+    Counted,
+    /// Temporal positions, so many of each second as `tokens_per_second` says. Qwen2.5-VL.
+    PerSecond,
+    /// A text before each frame, which has tokens around it as an image has. Qwen3-VL.
+    Written,
 }
 
 /// A token by the keys of `config.json` that hold its id, and by its spelling.
@@ -116,18 +138,23 @@ impl TileText {
 }
 
 impl PlaceholderSpec {
-    /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL.
-    pub const QWEN: Self = Self {
-        modality: Modality::Image,
-        image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
-        written: None,
-        around: Some([
-            TokenName { keys: &["vision_start_token_id"], text: "<|vision_start|>" },
-            TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
-        ]),
-        positions: RowPositions::Grid,
-        transcription: None,
-    };
+    /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL, by the part that times have.
+    pub const fn qwen(times: FrameTimes) -> Self {
+        let row = TokenName { keys: &["video_token_id"], text: "<|video_pad|>" };
+        Self {
+            modality: Modality::Image,
+            image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" },
+            written: None,
+            around: Some([
+                TokenName { keys: &["vision_start_token_id"], text: "<|vision_start|>" },
+                TokenName { keys: &["vision_end_token_id"], text: "<|vision_end|>" },
+            ]),
+            positions: RowPositions::Grid,
+            transcription: None,
+            video: Some(VideoPlaceholder { row, times }),
+        }
+    }
+
     /// GLM-OCR.
     pub const GLM: Self = Self {
         modality: Modality::Image,
@@ -139,6 +166,7 @@ impl PlaceholderSpec {
         ]),
         positions: RowPositions::Grid,
         transcription: None,
+        video: None,
     };
     /// LLaVA-1.5, LLaVA-NeXT.
     pub const LLAVA: Self = Self {
@@ -148,6 +176,7 @@ impl PlaceholderSpec {
         around: None,
         positions: RowPositions::Text,
         transcription: None,
+        video: None,
     };
 
     /// Qwen2-Audio.
@@ -161,6 +190,7 @@ impl PlaceholderSpec {
         ]),
         positions: RowPositions::Text,
         transcription: None,
+        video: None,
     };
 
     /// Voxtral.
@@ -176,6 +206,7 @@ impl PlaceholderSpec {
             language: "lang:",
             end: "[TRANSCRIBE]",
         }),
+        video: None,
     };
 
     /// InternVL.
@@ -186,6 +217,7 @@ impl PlaceholderSpec {
         around: None,
         positions: RowPositions::Between(["<img>", "</img>"]),
         transcription: None,
+        video: None,
     };
 
     /// Pixtral and Mistral Small 3.1, whose rows are squares of `merge_size` patches a side.
@@ -198,6 +230,7 @@ impl PlaceholderSpec {
             around: None,
             positions: RowPositions::Lines(lines),
             transcription: None,
+            video: None,
         }
     }
 
@@ -211,6 +244,7 @@ impl PlaceholderSpec {
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
             transcription: None,
+            video: None,
         }
     }
 
@@ -228,6 +262,7 @@ impl PlaceholderSpec {
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
             transcription: None,
+            video: None,
         }
     }
 }

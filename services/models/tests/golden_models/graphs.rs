@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 23] = [
+const CASES: [(&str, Modality); 25] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -27,7 +27,9 @@ const CASES: [(&str, Modality); 23] = [
     ("qwen2_vl_odd_heads", Modality::Image),
     ("qwen2_5_vl_window56", Modality::Image),
     ("qwen2_5_vl_window112", Modality::Image),
+    ("qwen2_5_vl_window56", Modality::Video),
     ("qwen3_vl_wide_heads", Modality::Image),
+    ("qwen3_vl_one_level", Modality::Video),
     ("llava_clip_llama", Modality::Image),
     ("llava_next_mistral", Modality::Image),
     ("smolvlm_split", Modality::Image),
@@ -63,6 +65,18 @@ fn item(modality: Modality, size: usize, seed: u64) -> Vec<u8> {
             let mut file = Cursor::new(Vec::new());
             DynamicImage::ImageRgb8(image).write_to(&mut file, ImageFormat::Png).expect("a PNG");
             file.into_inner()
+        }
+        // A list of frames, as JPEGs.
+        Modality::Video => {
+            let (width, height) = (40 + 28 * size as u32, 56);
+            let frame = |_| {
+                let pixels = (0..3 * width * height).map(|_| random(&mut seed, 256) as u8).collect();
+                let image = RgbImage::from_raw(width, height, pixels).expect("as many values as pixels");
+                let mut file = Cursor::new(Vec::new());
+                DynamicImage::ImageRgb8(image).write_to(&mut file, ImageFormat::Jpeg).expect("a JPEG");
+                file.into_inner()
+            };
+            (0..2 + size).flat_map(frame).collect()
         }
         Modality::Audio => {
             let n_samples = 2_000 + 1_777 * size;

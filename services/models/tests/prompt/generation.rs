@@ -41,7 +41,7 @@ fn defaults(case: &str, more: &Value) -> SamplingDefaults {
 fn sequence(model: &Model) -> PreparedSequence {
     let open = TextOrTokens::Tokens(Vec::new());
     let (prompt, items): (Prompt, Vec<EncodedItem>) = match model.modalities().first() {
-        None | Some(Modality::Image) => (user(vec![text("hi")]), Vec::new()),
+        None | Some(Modality::Image | Modality::Video) => (user(vec![text("hi")]), Vec::new()),
         Some(Modality::Audio) => (Prompt::Speech(task(None, false)), vec![speech(1, 900)]),
         Some(Modality::Text) => {
             (Prompt::Explicit { encoder: None, decoder: open }, vec![item(Modality::Text, Extent::Tokens, 9)])

@@ -174,6 +174,7 @@ impl Pd {
         let (modality, n_tokens) = match extent {
             Extent::Grid { t, h, w } => (Modality::Image, t * h * w / 4),
             Extent::Windows { n_windows, .. } => (Modality::Audio, n_windows * WINDOW),
+            Extent::Video { t, h, w, .. } => (Modality::Video, t * h * w / 4),
             Extent::Tokens => unreachable!("neither model reads text"),
         };
         let fingerprint = self.encoders.iter().find(|(name, _)| name == model).expect("a served model").1;

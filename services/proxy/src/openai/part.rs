@@ -1,4 +1,4 @@
-//! Parts of a message: text, images and audio clips.
+//! Parts of a message: text, images, videos and audio clips.
 
 use crate::request::{Item, Source};
 use bytes::Bytes;
@@ -16,6 +16,7 @@ pub(super) struct RawPart {
     kind: Option<String>,
     text: Option<String>,
     image_url: Option<ItemUrl>,
+    video_url: Option<ItemUrl>,
     audio_url: Option<ItemUrl>,
     input_audio: Option<InputAudio>,
 }
@@ -40,8 +41,7 @@ pub(super) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Failure> {
     for (i, part) in parts.into_iter().enumerate() {
         let at = format!("items[{i}]");
         if let MessagePart::Text(_) = part.into_part(&at, &mut items)? {
-            let message =
-                "type is text, allowed are image_url, audio_url and input_audio; text goes into the prompts";
+            let message = "type is text, allowed are image_url, video_url, audio_url and input_audio; text goes into the prompts";
             return Err(Failure::invalid(message).with_param(format!("{at}.type")));
         }
     }
@@ -64,6 +64,12 @@ impl RawPart {
                 let source = url_source(url, "image/").map_err(|f| f.with_param(&*param))?;
                 (Modality::Image, source, param)
             }
+            Some("video_url") => {
+                let url = self.video_url.ok_or_else(|| missing("video_url"))?;
+                let param = format!("{at}.video_url");
+                let source = video_source(url).map_err(|f| f.with_param(&*param))?;
+                (Modality::Video, source, param)
+            }
             Some("audio_url") => {
                 let url = self.audio_url.ok_or_else(|| missing("audio_url"))?;
                 let param = format!("{at}.audio_url");
@@ -78,8 +84,9 @@ impl RawPart {
             }
             other => {
                 let what = other.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
-                let message =
-                    format!("type is {what}, allowed are text, image_url, audio_url and input_audio");
+                let message = format!(
+                    "type is {what}, allowed are text, image_url, video_url, audio_url and input_audio"
+                );
                 return Err(Failure::invalid(message).with_param(format!("{at}.type")));
             }
         };
@@ -111,6 +118,19 @@ fn check_detail(detail: Option<&str>) -> Result<(), Failure> {
     }
 }
 
+/// The source of a video: a file, or with the type `video/jpeg` a list of frames, as vLLM reads it.
+fn video_source(url: ItemUrl) -> Result<Source, Failure> {
+    let (ItemUrl::Object { url, .. } | ItemUrl::Bare(url)) = url;
+    if !is_data_url(&url) {
+        return Ok(Source::Url(url));
+    }
+    let is_list = url.get(5..15).is_some_and(|kind| kind.eq_ignore_ascii_case("video/jpeg"));
+    match data_url_of(url, &["video/", "image/gif", "image/webp"])? {
+        Source::Base64(frames) if is_list => Ok(Source::Base64Frames(frames)),
+        source => Ok(source),
+    }
+}
+
 fn audio_source(audio: InputAudio) -> Result<Source, Failure> {
     let data = audio.data.ok_or_else(|| Failure::invalid("input_audio needs data"))?;
     if let Some(format) = audio.format.map(|f| f.to_ascii_lowercase())
@@ -126,8 +146,13 @@ fn is_data_url(text: &str) -> bool {
     text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"))
 }
 
-/// The base64 of `data:[type][;parameters];base64,…` (RFC 2397), still encoded.
+/// As [`data_url_of`], of one kind.
 fn data_url(url: String, expected: &str) -> Result<Source, Failure> {
+    data_url_of(url, &[expected])
+}
+
+/// The base64 of `data:[type][;parameters];base64,…` (RFC 2397), still encoded.
+fn data_url_of(url: String, expected: &[&str]) -> Result<Source, Failure> {
     let Some((head, _)) = url.split_once(',') else {
         return Err(Failure::invalid("the data URL has no comma before its data"));
     };
@@ -137,7 +162,9 @@ fn data_url(url: String, expected: &str) -> Result<Source, Failure> {
         return Err(Failure::invalid("the data URL is not base64: it must read `data:TYPE;base64,DATA`"));
     };
     let essence = media_type.split(';').next().unwrap_or_default();
-    if !(essence.is_empty() || essence == "application/octet-stream" || essence.starts_with(expected)) {
+    let is_plain = essence.is_empty() || essence == "application/octet-stream";
+    if !is_plain && !expected.iter().any(|kind| essence.starts_with(kind)) {
+        let expected = expected.join("*, ");
         return Err(Failure::invalid(format!("the data URL has type {essence:?}, expected is {expected}*")));
     }
     Ok(Source::Base64(Bytes::from(url).slice(at..)))

@@ -8,7 +8,7 @@ use triptych_core::{Failure, FailureClass, ItemForm, ItemIdx, ItemOptions, Modal
 /// Longest item URL in bytes.
 const MAX_URL_BYTES: usize = 8 << 10;
 
-/// An image, an audio clip, or a text for the encoder.
+/// An image, a video, an audio clip, or a text for the encoder.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// Its kind.
@@ -28,6 +28,8 @@ pub enum Source {
     Bytes(Bytes),
     /// Here, as base64 that is not decoded yet.
     Base64(Bytes),
+    /// Here, as the frames of a video: base64 of each, with commas between them.
+    Base64Frames(Bytes),
     /// Behind an http(s) URL.
     Url(String),
 }
@@ -37,7 +39,7 @@ impl Source {
     pub fn declared_len(&self) -> Option<usize> {
         match self {
             Self::Bytes(bytes) => Some(bytes.len()),
-            Self::Base64(text) => Some(text.len() / 4 * 3),
+            Self::Base64(text) | Self::Base64Frames(text) => Some(text.len() / 4 * 3),
             Self::Url(_) => None,
         }
     }

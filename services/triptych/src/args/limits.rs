@@ -29,6 +29,9 @@ pub struct LimitArgs {
     #[arg(long, value_name = "S", env = "TRIPTYCH_MAX_AUDIO", default_value_t = Limits::default().max_audio.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub max_audio: u64,
+    /// Videos
+    #[command(flatten)]
+    pub video: VideoLimitArgs,
     /// Encoder outputs
     #[command(flatten)]
     pub object: ObjectLimitArgs,
@@ -36,6 +39,23 @@ pub struct LimitArgs {
     #[arg(long, value_name = "S", env = "TRIPTYCH_REQUEST_TIMEOUT", default_value_t = Limits::default().max_request_time.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub request_timeout: u64,
+}
+
+/// Limits of a video file, known before a frame is decoded.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct VideoLimitArgs {
+    /// Seconds of a video
+    #[arg(long, value_name = "S", env = "TRIPTYCH_MAX_VIDEO", default_value_t = Limits::default().max_video.as_secs(),
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub max_video: u64,
+    /// Frames of a video, sampled or not
+    #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_VIDEO_FRAMES", default_value_t = Limits::default().max_video_frames,
+          value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub max_video_frames: u32,
+    /// Pixels of all frames of a video, which bound the time of decoding
+    #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_VIDEO_PIXELS", default_value_t = Limits::default().max_video_pixels,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
+    pub max_video_pixels: u64,
 }
 
 /// Limit of an encoder output, which stores need too.
@@ -68,6 +88,9 @@ impl LimitArgs {
             max_items: self.max_items as usize,
             max_image_pixels: self.max_image_pixels,
             max_audio: Duration::from_secs(self.max_audio),
+            max_video: Duration::from_secs(self.video.max_video),
+            max_video_frames: self.video.max_video_frames,
+            max_video_pixels: self.video.max_video_pixels,
             max_object_bytes: bytes(self.object.max_object_mib),
             max_request_time: Duration::from_secs(self.request_timeout),
         }
@@ -81,6 +104,9 @@ impl LimitArgs {
             ("--max-items", self.max_items.into()),
             ("--max-image-pixels", self.max_image_pixels),
             ("--max-audio", self.max_audio),
+            ("--max-video", self.video.max_video),
+            ("--max-video-frames", self.video.max_video_frames.into()),
+            ("--max-video-pixels", self.video.max_video_pixels),
             ("--request-timeout", self.request_timeout),
         ];
         let own =
@@ -114,13 +140,18 @@ mod tests {
         assert_eq!(defaults.limits(), Limits::default());
         let flags = ["x", "--max-body-mib", "200", "--max-item-mib", "150", "--max-items", "40"];
         let more = ["--max-image-pixels", "9000", "--max-audio", "7200", "--max-object-mib", "700"];
-        let set = Flags::parse_from(flags.into_iter().chain(more).chain(["--request-timeout", "900"])).limits;
+        let video = ["--max-video", "60", "--max-video-frames", "99", "--max-video-pixels", "12345"];
+        let all = flags.into_iter().chain(more).chain(video).chain(["--request-timeout", "900"]);
+        let set = Flags::parse_from(all).limits;
         let expect = Limits {
             max_body_bytes: 200 << 20,
             max_item_bytes: 150 << 20,
             max_items: 40,
             max_image_pixels: 9000,
             max_audio: Duration::from_secs(7200),
+            max_video: Duration::from_secs(60),
+            max_video_frames: 99,
+            max_video_pixels: 12_345,
             max_object_bytes: 700 << 20,
             max_request_time: Duration::from_secs(900),
         };

@@ -13,6 +13,9 @@ pub struct AskArgs {
     /// Image file: PNG, JPEG, WebP, GIF or BMP; repeat for several
     #[arg(long = "image", value_name = "FILE")]
     pub images: Vec<PathBuf>,
+    /// Video file: MP4 with H.264 or motion JPEG, animated GIF or WebP; repeat for several
+    #[arg(long = "video", value_name = "FILE")]
+    pub videos: Vec<PathBuf>,
     /// Audio file: WAV, FLAC, MP3, Ogg Vorbis or AAC; without a question it is transcribed
     #[arg(long, value_name = "FILE")]
     pub audio: Option<PathBuf>,

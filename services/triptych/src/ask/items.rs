@@ -19,14 +19,15 @@ pub struct Item {
     pub data: Bytes,
 }
 
-/// Reads the images, then the audio file.
+/// Reads the images, then the videos, then the audio file.
 ///
 /// # Errors
 /// [`CliError::Setting`] that names the file at fault.
 pub fn read_all(args: &AskArgs) -> Result<Vec<Item>, CliError> {
     let images = args.images.iter().map(|file| (file, Modality::Image));
+    let videos = args.videos.iter().map(|file| (file, Modality::Video));
     let clips = args.audio.iter().map(|file| (file, Modality::Audio));
-    images.chain(clips).map(|(file, modality)| read(file, modality)).collect()
+    images.chain(videos).chain(clips).map(|(file, modality)| read(file, modality)).collect()
 }
 
 fn read(file: &Path, modality: Modality) -> Result<Item, CliError> {
@@ -48,7 +49,8 @@ fn read(file: &Path, modality: Modality) -> Result<Item, CliError> {
         Err(e) => return wrong(format!("cannot read {shown}: {e}")),
     };
     match looks_like(&data) {
-        Some(other) if other != modality => {
+        // An image may move.
+        Some(other) if other != modality && (other, modality) != (Modality::Image, Modality::Video) => {
             wrong(format!("{shown} is {}; pass it with --{other}", article(other)))
         }
         _ => {
@@ -64,6 +66,7 @@ fn article(modality: Modality) -> &'static str {
         Modality::Image => "an image",
         Modality::Audio => "audio",
         Modality::Text => "text",
+        Modality::Video => "a video",
     }
 }
 

@@ -15,10 +15,12 @@ use triptych_proto::v1::prompt::{Chat, Kind};
 pub fn build(args: &AskArgs, items: Vec<Item>) -> Result<v1::GenerateRequest, CliError> {
     let kind = match args.text.as_deref().map(str::trim) {
         Some(text) if !text.is_empty() => Kind::Chat(chat(text, items.len())),
-        _ if args.audio.is_some() && args.images.is_empty() => Kind::Speech(speech(args)),
+        _ if args.audio.is_some() && args.images.is_empty() && args.videos.is_empty() => {
+            Kind::Speech(speech(args))
+        }
         _ if items.is_empty() => {
             return Err(CliError::Setting(
-                "nothing to ask: give a question, and files with --image or --audio".into(),
+                "nothing to ask: give a question, and files with --image, --video or --audio".into(),
             ));
         }
         _ => {

@@ -89,6 +89,9 @@ fn extent(extent: &Extent) -> String {
             format!("{n_windows} windows of {:.3} s of audio", *duration_ms as f64 / 1000.0)
         }
         Extent::Tokens => "text".into(),
+        Extent::Video { t, h, w, interval, .. } => {
+            format!("a video of {t} x {h} x {w} patches, {:.3} s apart", interval.get())
+        }
     }
 }
 

@@ -19,13 +19,12 @@ pub fn stages(model: &Model, config: ComputeConfig) -> Result<Measured, ModelErr
     let compute = Compute::new(config)?;
     let grown = |from: Option<u64>| Some(own_memory()?.saturating_sub(from?));
     let start = own_memory();
-    let encoders: Vec<_> =
-        model.modalities().iter().map(|m| compute.load_encoder(model, *m)).collect::<Result<_, _>>()?;
+    let loaded = model.modalities().first().map(|m| compute.load_encoder(model, *m)).transpose()?;
     let encoder = grown(start);
     let middle = own_memory();
     let decoder = compute.load_decoder(model)?;
     let measured = Measured { precision: config.precision.as_str(), encoder, decoder: grown(middle) };
-    drop((encoders, decoder));
+    drop((loaded, decoder));
     Ok(measured)
 }
 

@@ -13,7 +13,7 @@ const BYTES_PER_PIXEL: u64 = 16;
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
 /// Decodes the first frame.
-pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbPixels, ItemError> {
+pub(in crate::preprocess) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbPixels, ItemError> {
     let unsupported = || {
         let found = look(bytes);
         ItemError::Unsupported(format!("the image is {found}; read are PNG, JPEG, WebP, GIF and BMP"))
@@ -42,8 +42,13 @@ pub(super) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbPixels, ItemErr
     let orientation = decoder.orientation().unwrap_or(image::metadata::Orientation::NoTransforms);
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(corrupt)?;
     decoded.apply_orientation(orientation);
-    let size = ImageSize { width: decoded.width(), height: decoded.height() };
-    Ok(RgbPixels { size, rgb: to_rgb(decoded) })
+    Ok(on_white(decoded))
+}
+
+/// Pixels of a decoded image; what is transparent lies over white.
+pub(in crate::preprocess) fn on_white(image: DynamicImage) -> RgbPixels {
+    let size = ImageSize { width: image.width(), height: image.height() };
+    RgbPixels { size, rgb: to_rgb(image) }
 }
 
 /// Pixels that a PNG's header declares. A colour profile before the pixels is inflated with the header and may be a

@@ -118,7 +118,7 @@ impl Preprocess for LongestEdgeProcessor {
         Ok(EncoderInput {
             extent: Extent::Grid { t: 1, h: down * merge, w: across * merge },
             n_tokens: down * across,
-            features: Features::Patches(patches::patches(&image, &self.settings)),
+            features: Features::Patches(patches::patches(&[&image], &self.settings)),
         })
     }
 }

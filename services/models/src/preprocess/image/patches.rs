@@ -4,10 +4,12 @@ use super::pixels::RgbPixels;
 use super::settings::ImageSettings;
 
 /// `[n_patches, 3 · temporal_patch_size · patch_size · patch_size]`: the patches of a merge square one after
-/// the other, squares row by row; within a patch by channel, then frame, then row.
+/// the other, squares row by row; within a patch by channel, then frame, then row. The last frame is repeated until there are
+/// [`ImageSettings::temporal_patch_size`].
 ///
-/// The sides of the image are multiples of [`ImageSettings::factor`].
-pub(super) fn patches(image: &RgbPixels, settings: &ImageSettings) -> Vec<f32> {
+/// The frames, one or more, have one size, whose sides are multiples of [`ImageSettings::factor`].
+pub(in crate::preprocess) fn patches(frames_of_patch: &[&RgbPixels], settings: &ImageSettings) -> Vec<f32> {
+    let Some(image) = frames_of_patch.first() else { return Vec::new() };
     let patch = settings.patch_size as usize;
     let merge = settings.merge_size as usize;
     let frames = settings.temporal_patch_size as usize;
@@ -24,12 +26,15 @@ pub(super) fn patches(image: &RgbPixels, settings: &ImageSettings) -> Vec<f32> {
             let top = (square_y * merge + inner / merge) * patch;
             let left = (square_x * merge + inner % merge) * patch;
             for (channel, table) in tables.iter().enumerate() {
-                let frame_start = values.len();
-                for y in top..top + patch {
-                    let row = &image.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
-                    values.extend(row.iter().skip(channel).step_by(3).map(|v| table[usize::from(*v)]));
+                let mut frame_start = values.len();
+                for frame in frames_of_patch.iter().take(frames) {
+                    frame_start = values.len();
+                    for y in top..top + patch {
+                        let row = &frame.rgb[(y * width + left) * 3..(y * width + left + patch) * 3];
+                        values.extend(row.iter().skip(channel).step_by(3).map(|v| table[usize::from(*v)]));
+                    }
                 }
-                for _ in 1..frames {
+                for _ in frames_of_patch.len()..frames {
                     values.extend_from_within(frame_start..frame_start + patch * patch);
                 }
             }

@@ -11,7 +11,7 @@ pub struct ImageSize {
 
 /// Pixels `[height, width, 3]`, red, green, blue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RgbPixels {
+pub(in crate::preprocess) struct RgbPixels {
     /// Width and height.
     pub size: ImageSize,
     /// `[height, width, 3]`, row-major.

@@ -35,7 +35,11 @@ const LANES: usize = 64;
 /// The image at another size. A side that keeps its length is left as it is, whatever the filter.
 ///
 /// `target` has pixels. O(pixels · weights of a window), where a window has as many pixels as the scale makes it.
-pub(super) fn resample(image: RgbPixels, target: ImageSize, filter: ResizeFilter) -> RgbPixels {
+pub(in crate::preprocess) fn resample(
+    image: RgbPixels,
+    target: ImageSize,
+    filter: ResizeFilter,
+) -> RgbPixels {
     let Some(kernel) = Kernel::of(filter) else { return nearest(&image, target) };
     let image = if image.size.width == target.width { image } else { across(&image, target.width, kernel) };
     if image.size.height == target.height { image } else { down(&image, target.height, kernel) }

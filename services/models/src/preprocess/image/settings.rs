@@ -80,6 +80,20 @@ impl ImageSettings {
     /// [`ModelError::File`], [`ModelError::Format`], or [`ModelError::Config`] for a value that is not supported.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let file = JsonFile::processor(dir, ItemProcessor::Image)?;
+        let name = file.get("image_processor_type").and_then(|name| name.as_str()).unwrap_or_default();
+        let count = if name.starts_with("Glm4") { PixelCount::OfFrames } else { PixelCount::OfImage };
+        let [min_pixels, max_pixels] = match count {
+            PixelCount::OfImage => [56 * 56, 28 * 28 * 1280],
+            PixelCount::OfFrames => [112 * 112, 28 * 28 * 15_000],
+        };
+        Self::read(&file, Self { min_pixels, max_pixels, count, ..Self::DEFAULT })
+    }
+
+    /// Reads the keys of a processor; those that are missing are as in `default`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a value that is not supported.
+    pub(in crate::preprocess) fn read(file: &JsonFile, default: Self) -> Result<Self, ModelError> {
         for step in ["do_resize", "do_rescale", "do_normalize"] {
             if file.bool(step)? == Some(false) {
                 return Err(file.wrong(step, "true"));
@@ -89,29 +103,23 @@ impl ImageSettings {
             let value = file.u32(key)?.unwrap_or(default);
             if (1..=256).contains(&value) { Ok(value) } else { Err(file.wrong(key, "1 to 256")) }
         };
-        let name = file.get("image_processor_type").and_then(|name| name.as_str()).unwrap_or_default();
-        let count = if name.starts_with("Glm4") { PixelCount::OfFrames } else { PixelCount::OfImage };
-        let [least, most] = match count {
-            PixelCount::OfImage => [56 * 56, 28 * 28 * 1280],
-            PixelCount::OfFrames => [112 * 112, 28 * 28 * 15_000],
-        };
-        let pixels = |old: &str, new: &str, default: u32| -> Result<u64, ModelError> {
-            Ok(u64::from(match file.u32(old)? {
-                Some(value) => value,
-                None => file.u32(new)?.unwrap_or(default),
-            }))
+        let pixels = |old: &str, new: &str, default: u64| -> Result<u64, ModelError> {
+            Ok(match file.u32(old)? {
+                Some(value) => u64::from(value),
+                None => file.u32(new)?.map_or(default, u64::from),
+            })
         };
         let settings = Self {
-            patch_size: side("patch_size", 14)?,
-            merge_size: side("merge_size", 2)?,
-            temporal_patch_size: side("temporal_patch_size", 2)?,
-            min_pixels: pixels("min_pixels", "size.shortest_edge", least)?,
-            max_pixels: pixels("max_pixels", "size.longest_edge", most)?,
-            mean: channels(&file, "image_mean", [0.48145466, 0.4578275, 0.40821073])?,
-            std: channels(&file, "image_std", [0.26862954, 0.2613026, 0.2757771])?,
-            rescale: file.f64("rescale_factor")?.unwrap_or(1.0 / 255.0) as f32,
-            filter: ResizeFilter::of(&file, ResizeFilter::Bicubic)?,
-            count,
+            patch_size: side("patch_size", default.patch_size)?,
+            merge_size: side("merge_size", default.merge_size)?,
+            temporal_patch_size: side("temporal_patch_size", default.temporal_patch_size)?,
+            min_pixels: pixels("min_pixels", "size.shortest_edge", default.min_pixels)?,
+            max_pixels: pixels("max_pixels", "size.longest_edge", default.max_pixels)?,
+            mean: channels(file, "image_mean", default.mean)?,
+            std: channels(file, "image_std", default.std)?,
+            rescale: file.f64("rescale_factor")?.map_or(default.rescale, |factor| factor as f32),
+            filter: ResizeFilter::of(file, default.filter)?,
+            count: default.count,
         };
         if settings.std.iter().any(|s| *s <= 0.0) {
             return Err(file.wrong("image_std", "numbers above 0"));
@@ -122,6 +130,20 @@ impl ImageSettings {
         }
         Ok(settings)
     }
+
+    /// Those of `Qwen2VLImageProcessor`.
+    pub(in crate::preprocess) const DEFAULT: Self = Self {
+        patch_size: 14,
+        merge_size: 2,
+        temporal_patch_size: 2,
+        min_pixels: 56 * 56,
+        max_pixels: 28 * 28 * 1280,
+        mean: [0.48145466, 0.4578275, 0.40821073],
+        std: [0.26862954, 0.2613026, 0.2757771],
+        rescale: (1.0_f64 / 255.0) as f32,
+        filter: ResizeFilter::Bicubic,
+        count: PixelCount::OfImage,
+    };
 
     /// Times that limits count a pixel.
     pub fn counted_frames(&self) -> u32 {

@@ -1,6 +1,7 @@
 //! The body of a chat request. Every field may be absent or null; unknown ones are ignored.
 
 use super::super::api::AdmittedCall;
+use super::super::item_settings::ProcessorSettings;
 use super::super::lists::{IsSet, IsWanted, ShortList};
 use super::super::sampling::SamplingBody;
 use super::super::sse::StreamOptions;
@@ -27,6 +28,7 @@ pub(crate) struct ChatBody {
     reasoning_effort: Option<String>,
     // Extensions.
     src_lang: Option<String>,
+    mm_processor_kwargs: Option<ProcessorSettings>,
     include_reasoning: Option<bool>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
@@ -39,7 +41,6 @@ pub(crate) struct ChatBody {
     audio: Option<IsSet>,
     web_search_options: Option<IsSet>,
     chat_template: Option<IsWanted>,
-    mm_processor_kwargs: Option<IsSet>,
     media_io_kwargs: Option<IsSet>,
 }
 
@@ -64,7 +65,6 @@ impl ChatBody {
             ("audio", is_given(&self.audio)),
             ("web_search_options", is_given(&self.web_search_options)),
             ("chat_template", is_wanted(&self.chat_template)),
-            ("mm_processor_kwargs", is_given(&self.mm_processor_kwargs)),
             ("media_io_kwargs", is_given(&self.media_io_kwargs)),
         ];
         match wanted.into_iter().find(|(_, wanted)| *wanted) {
@@ -88,6 +88,7 @@ impl ChatBody {
         for (i, message) in self.messages.take().unwrap_or_default().into_iter().enumerate() {
             messages.push(message.into_message(i, &mut items)?);
         }
+        self.mm_processor_kwargs.take().unwrap_or_default().apply(&mut items)?;
         let documents = self.documents.take().map(|list| Value::Array(list.0).to_string());
         let chat = Chat {
             messages,

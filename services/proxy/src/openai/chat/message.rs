@@ -131,15 +131,20 @@ mod tests {
             {"type": "image_url", "image_url": "https://example.com/a.png"},
             {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
             {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,aGk="}},
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aGk="}},
+            {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,aGk=,aGk="}},
         ]);
         let (message, items) = read(json!({"role": "user", "content": content})).unwrap();
-        assert_eq!(message.parts[1..], [0, 1, 2, 3].map(|i| MessagePart::Item(ItemIdx(i))));
+        assert_eq!(message.parts[1..], [0, 1, 2, 3, 4, 5].map(|i| MessagePart::Item(ItemIdx(i))));
         assert!(matches!(&items[0].source, Source::Base64(b) if b == "aGk="));
         assert!(matches!(&items[1].source, Source::Url(u) if u == "https://example.com/a.png"));
         assert_eq!(items[2].param, "messages[3].content[3].input_audio");
         assert_eq!([items[2].modality, items[3].modality], [Modality::Audio; 2]);
         assert_eq!(items[3].param, "messages[3].content[4].audio_url");
         assert!(matches!(&items[3].source, Source::Base64(b) if b == "aGk="));
+        assert_eq!([items[4].modality, items[5].modality], [Modality::Video; 2]);
+        assert!(matches!(&items[4].source, Source::Base64(b) if b == "aGk="));
+        assert!(matches!(&items[5].source, Source::Base64Frames(b) if b == "aGk=,aGk="));
     }
 
     #[test]
@@ -171,7 +176,13 @@ mod tests {
                 "allowed is function",
             ),
             (json!({"content": "x"}), "messages[3].role".to_owned(), "role is missing"),
-            (part(json!({"type": "video_url"})), at("type"), "type is \"video_url\", allowed are text"),
+            (part(json!({"type": "file"})), at("type"), "type is \"file\", allowed are text"),
+            (part(json!({"type": "video_url"})), at("video_url"), "needs video_url"),
+            (
+                part(json!({"type": "video_url", "video_url": "data:image/png;base64,aGk="})),
+                at("video_url"),
+                "has type \"image/png\", expected is video/*, image/gif*, image/webp*",
+            ),
             (part(json!({"text": "x"})), at("type"), "type is missing"),
             (part(json!({"type": "text"})), at("text"), "needs text"),
             (part(json!({"type": "image_url"})), at("image_url"), "needs image_url"),
