@@ -20,7 +20,7 @@ pub struct Limits {
     /// Most frames of a video file, sampled or not, checked before any is decoded. Default 36,000.
     pub max_video_frames: u32,
     /// Most pixels of all frames of a video file, checked before any is decoded: what bounds the time of decoding. Default
-    /// 4 billion, which are 66 s of 1080p at 30 frames a second, or 7 minutes of 480p at 24.
+    /// 2 billion, which are 32 s of 1080p at 30 frames a second, or 3 minutes of 480p at 24.
     pub max_video_pixels: u64,
     /// Largest EC object in bytes. Default 512 MiB.
     pub max_object_bytes: usize,
@@ -38,7 +38,7 @@ impl Default for Limits {
             max_audio: Duration::from_secs(30 * 60),
             max_video: Duration::from_secs(30 * 60),
             max_video_frames: 36_000,
-            max_video_pixels: 4_000_000_000,
+            max_video_pixels: 2_000_000_000,
             max_object_bytes: 512 << 20,
             max_request_time: Duration::from_secs(120),
         }
