@@ -1,4 +1,6 @@
 //! The attention kernel: some rows that share one key head, over all keys they see.
+//!
+//! One file over 600 lines: its parts are inlined into one loop, and stand in the order in which they run.
 
 use std::ops::Range;
 
