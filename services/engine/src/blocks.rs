@@ -8,12 +8,16 @@
 //! least recently used one is taken first; of one table the last block goes first, since a prefix serves more
 //! sequences than its continuation.
 //!
+//! Where every layer attends within a sliding window, a pool knows the longest one. A table then gives back the blocks that no
+//! layer sees any more ([`BlockTable::release_unseen`]), and a prefix is found by the blocks that its continuation sees.
+//!
 //! `free + used = total` always; cached blocks count as free. `audit` recounts it in the tests.
 //!
 //! The paging is that of PagedAttention (<https://arxiv.org/abs/2309.06180>).
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use thiserror::Error;
 use triptych_core::PrefixKey;
@@ -52,6 +56,22 @@ pub struct OutOfBlocks {
     pub free: usize,
 }
 
+/// The blocks of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct TableBlocks<'a> {
+    /// Blocks in the order of tokens. In the place of each that was given back stands the first that was not.
+    pub blocks: &'a [BlockId],
+    /// Blocks from the first on that were given back.
+    pub n_released: usize,
+}
+
+impl<'a> TableBlocks<'a> {
+    /// Blocks that the table holds.
+    pub fn held(self) -> &'a [BlockId] {
+        self.blocks.get(self.n_released..).unwrap_or(&[])
+    }
+}
+
 /// Blocks that `n_tokens` tokens take.
 pub fn blocks_for(n_tokens: usize) -> usize {
     n_tokens.div_ceil(KV_BLOCK_TOKENS)
@@ -78,7 +98,9 @@ struct PoolState {
     /// Published blocks, held or cached.
     by_key: HashMap<PrefixKey, BlockId>,
     /// Releases so far of published blocks.
-    n_released: u64,
+    n_releases: u64,
+    /// Keys that a query sees at most, its own included; `None`: all.
+    window: Option<NonZeroU32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -100,9 +122,17 @@ impl BlockPool {
             cached: BTreeMap::new(),
             meta: vec![BlockMeta::default(); total],
             by_key: HashMap::new(),
-            n_released: 0,
+            n_releases: 0,
+            window: None,
         };
         Self { total, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The same for layers whose queries see at most `window` keys, their own included; `None`: all.
+    #[must_use]
+    pub fn with_window(self, window: Option<NonZeroU32>) -> Self {
+        self.state.lock().window = window;
+        self
     }
 
     /// Number of all blocks.
@@ -153,15 +183,43 @@ impl BlockPool {
         table
     }
 
+    /// A table over the longest prefix of `keys` of which everything is published that its continuation sees: without a
+    /// window the same as [`find`](Self::find).
+    pub fn find_seen(&self, keys: &[PrefixKey]) -> BlockTable {
+        let mut table = self.empty_table();
+        let mut state = self.state.lock();
+        let known: Vec<Option<BlockId>> = keys.iter().map(|key| state.by_key.get(key).copied()).collect();
+        // For each prefix, the published blocks in a row that it ends with.
+        let mut n_last = 0;
+        let mut longest = (0, 0);
+        for (block_idx, block) in known.iter().enumerate() {
+            n_last = if block.is_some() { n_last + 1 } else { 0 };
+            let n_blocks = block_idx + 1;
+            let first_seen = state.first_seen(n_blocks * KV_BLOCK_TOKENS).min(block_idx);
+            if n_blocks - first_seen <= n_last {
+                longest = (first_seen, n_blocks);
+            }
+        }
+        let held: Vec<BlockId> = known[longest.0..longest.1].iter().copied().flatten().collect();
+        held.iter().for_each(|block| state.hold(*block));
+        drop(state);
+        table.n_released = longest.0;
+        table.blocks = held.first().into_iter().cycle().take(longest.0).chain(&held).copied().collect();
+        table
+    }
+
     /// New blocks in place of those of `tables`, which may be of another pool. Blocks that the tables share are
     /// shared in the copy too. Returns the tables and the block copies to make.
     ///
     /// # Errors
     /// [`OutOfBlocks`]; nothing is taken then.
-    pub fn mirror(&self, tables: &[&[BlockId]]) -> Result<(Vec<BlockTable>, Vec<BlockPair>), OutOfBlocks> {
+    pub fn mirror(
+        &self,
+        tables: &[TableBlocks<'_>],
+    ) -> Result<(Vec<BlockTable>, Vec<BlockPair>), OutOfBlocks> {
         let mut copy_idx: HashMap<BlockId, usize> = HashMap::new();
         let mut distinct: Vec<BlockId> = Vec::new();
-        for block in tables.iter().copied().flatten() {
+        for block in tables.iter().flat_map(|table| table.held()) {
             copy_idx.entry(*block).or_insert_with(|| {
                 distinct.push(*block);
                 distinct.len() - 1
@@ -171,9 +229,11 @@ impl BlockPool {
         let mut state = self.state.lock();
         let mut mirrored = Vec::with_capacity(tables.len());
         for table in tables {
-            let blocks: Vec<BlockId> = table.iter().map(|b| fresh.blocks[copy_idx[b]]).collect();
-            blocks.iter().for_each(|block| state.hold(*block));
-            mirrored.push(BlockTable { blocks, state: Arc::clone(&self.state) });
+            let held = table.held().iter().map(|b| fresh.blocks[copy_idx[b]]);
+            held.clone().for_each(|block| state.hold(block));
+            let n_released = table.blocks.len() - table.held().len();
+            let blocks = held.clone().take(1).cycle().take(n_released).chain(held).collect();
+            mirrored.push(BlockTable { blocks, n_released, state: Arc::clone(&self.state) });
         }
         let pairs = distinct.iter().zip(&fresh.blocks).map(|(from, to)| BlockPair { from: *from, to: *to });
         let pairs = pairs.collect();
@@ -193,11 +253,16 @@ impl BlockPool {
     }
 
     fn empty_table(&self) -> BlockTable {
-        BlockTable { blocks: Vec::new(), state: Arc::clone(&self.state) }
+        BlockTable { blocks: Vec::new(), n_released: 0, state: Arc::clone(&self.state) }
     }
 }
 
 impl PoolState {
+    /// Index of the first block that the query of token `token` sees.
+    fn first_seen(&self, token: usize) -> usize {
+        self.window.map_or(0, |window| (token + 1).saturating_sub(window.get() as usize) / KV_BLOCK_TOKENS)
+    }
+
     fn free(&self) -> usize {
         self.empty.len() + self.cached.len()
     }
@@ -229,7 +294,7 @@ impl PoolState {
 
     /// Removes a holder.
     fn release(&mut self, block: BlockId) {
-        let at = self.n_released;
+        let at = self.n_releases;
         let meta = self.meta(block);
         meta.ref_count -= 1;
         if meta.ref_count > 0 {
@@ -239,7 +304,7 @@ impl PoolState {
             return self.empty.push(block);
         }
         meta.cached_at = Some(at);
-        self.n_released += 1;
+        self.n_releases += 1;
         self.cached.insert(at, block);
     }
 }
@@ -247,7 +312,11 @@ impl PoolState {
 /// Blocks of one sequence, in the order of its tokens. Gives them back when dropped.
 #[derive(Debug)]
 pub struct BlockTable {
+    /// In the place of each block that was given back stands the first that was not, so that a kernel that reads more than it
+    /// uses reads computed keys of the same sequence.
     blocks: Vec<BlockId>,
+    /// Blocks from the first on that were given back.
+    n_released: usize,
     state: SharedPoolState,
 }
 
@@ -267,9 +336,39 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Block ids, in the order of tokens.
+    /// Block ids, in the order of tokens. In the place of each that was given back stands the first that was not.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
+    }
+
+    /// The first `n_blocks` blocks, or all if there are fewer.
+    pub fn first(&self, n_blocks: usize) -> TableBlocks<'_> {
+        let blocks = &self.blocks[..n_blocks.min(self.blocks.len())];
+        TableBlocks { blocks, n_released: self.n_released.min(blocks.len()) }
+    }
+
+    /// Blocks that it holds.
+    pub fn n_held(&self) -> usize {
+        self.blocks.len() - self.n_released
+    }
+
+    /// Gives back the blocks that neither token `next` nor any after it sees. The last block stays. No effect without a window.
+    pub fn release_unseen(&mut self, next: usize) {
+        let mut state = self.state.lock();
+        let first_seen = state.first_seen(next).min(self.blocks.len().saturating_sub(1));
+        for block in self.blocks.get(self.n_released..first_seen).unwrap_or(&[]).iter().rev() {
+            state.release(*block);
+        }
+        drop(state);
+        self.n_released = self.n_released.max(first_seen);
+        self.fill_released();
+    }
+
+    /// Puts the first block that it holds in the place of each that was given back.
+    fn fill_released(&mut self) {
+        if let Some(first) = self.blocks.get(self.n_released).copied() {
+            self.blocks[..self.n_released].fill(first);
+        }
     }
 
     /// Slot of the key and value of token `token`. `None` past the table's room.
@@ -286,16 +385,16 @@ impl BlockTable {
 
     /// Another table over the first `n_blocks` blocks, or all if there are fewer.
     pub fn fork_first(&self, n_blocks: usize) -> Self {
-        let blocks = self.blocks[..n_blocks.min(self.blocks.len())].to_vec();
+        let first = self.first(n_blocks);
         let mut state = self.state.lock();
-        blocks.iter().for_each(|block| state.hold(*block));
+        first.held().iter().for_each(|block| state.hold(*block));
         drop(state);
-        Self { blocks, state: Arc::clone(&self.state) }
+        Self { blocks: first.blocks.to_vec(), n_released: first.n_released, state: Arc::clone(&self.state) }
     }
 
     /// True if another table holds the block of token `token` too.
     pub fn is_shared_at(&self, token: usize) -> bool {
-        let block = self.blocks.get(token / KV_BLOCK_TOKENS);
+        let block = self.blocks.get(token / KV_BLOCK_TOKENS).filter(|_| !self.is_released_at(token));
         block.is_some_and(|b| self.state.lock().meta(*b).ref_count > 1)
     }
 
@@ -313,14 +412,22 @@ impl BlockTable {
         let from = self.blocks[block_idx];
         let to = state.take().ok_or(OutOfBlocks { needed: 1, free: 0 })?;
         state.release(from);
+        drop(state);
         self.blocks[block_idx] = to;
+        self.fill_released();
         Ok(Some(BlockPair { from, to }))
     }
 
+    /// True if the block of token `token` was given back.
+    fn is_released_at(&self, token: usize) -> bool {
+        token / KV_BLOCK_TOKENS < self.n_released
+    }
+
     /// Publishes block number `block_idx`, which is full and will not be written again. No effect past the last
-    /// block, or when another block has the key.
+    /// block, for one that was given back, or when another block has the key.
     pub fn publish(&self, block_idx: usize, key: PrefixKey) {
-        let Some(block) = self.blocks.get(block_idx).copied() else { return };
+        let held = self.blocks.get(block_idx).filter(|_| block_idx >= self.n_released);
+        let Some(block) = held.copied() else { return };
         let mut state = self.state.lock();
         if state.meta(block).key.is_none() && !state.by_key.contains_key(&key) {
             state.meta(block).key = Some(key);
@@ -331,14 +438,14 @@ impl BlockTable {
     /// True if another table holds any of these blocks.
     pub fn is_shared(&self) -> bool {
         let mut state = self.state.lock();
-        self.blocks.iter().any(|b| state.meta(*b).ref_count > 1)
+        self.blocks[self.n_released..].iter().any(|b| state.meta(*b).ref_count > 1)
     }
 }
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
         let mut state = self.state.lock();
-        for block in self.blocks.drain(..).rev() {
+        for block in self.blocks.drain(self.n_released..).rev() {
             state.release(block);
         }
     }

@@ -134,7 +134,7 @@ impl Scheduler {
                 cross_blocks: pools.cross,
                 max_sequences,
             },
-            pool: BlockPool::new(pools.own),
+            pool: BlockPool::new(pools.own).with_window(decoder.kv_window),
             host: BlockPool::new(pools.host),
             cross: CrossCache::new(pools.cross),
             items: ItemTable::default(),

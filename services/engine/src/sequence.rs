@@ -10,7 +10,7 @@
 
 mod prompt;
 
-use crate::blocks::{BlockTable, blocks_for};
+use crate::blocks::{BlockTable, TableBlocks, blocks_for};
 use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
@@ -342,8 +342,16 @@ impl Sequence {
         (1..self.n_branches()).map(|i| agree(self.keys(i, n_known))).min().unwrap_or(first.len())
     }
 
-    /// Marks the tokens of branch `branch` up to `end` as computed, and publishes its full blocks.
+    /// Marks the tokens of branch `branch` up to `end` as computed, publishes its full blocks, and gives back those that no
+    /// later token sees.
     pub fn advance(&mut self, branch: usize, end: usize) {
+        self.publish_computed(branch, end);
+        if let SequenceStatus::Running(device_kv) = &mut self.status {
+            device_kv.branches[branch].table.release_unseen(end);
+        }
+    }
+
+    fn publish_computed(&mut self, branch: usize, end: usize) {
         let SequenceStatus::Running(device_kv) = &mut self.status else { return };
         let branch_kv = &mut device_kv.branches[branch];
         let before = branch_kv.n_computed;
@@ -418,9 +426,8 @@ impl DeviceKv {
 
 impl BranchKv {
     /// Blocks with computed contents.
-    pub fn computed_blocks(&self) -> &[crate::blocks::BlockId] {
-        let n = blocks_for(self.n_computed).min(self.table.blocks().len());
-        &self.table.blocks()[..n]
+    pub fn computed_blocks(&self) -> TableBlocks<'_> {
+        self.table.first(blocks_for(self.n_computed))
     }
 
     fn fork(&self) -> Self {

@@ -6,6 +6,7 @@
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
+use std::num::NonZeroU32;
 use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::KernelError;
@@ -39,6 +40,8 @@ pub struct DecoderInfo {
     pub cross_optional: bool,
     /// True if encoder rows of a span attend to each other: one step then has all of them that are not in the cache.
     pub mutual_items: bool,
+    /// Keys that a query of self-attention sees at most in any layer, its own included; `None`: all.
+    pub kv_window: Option<NonZeroU32>,
     /// Bytes of one block of self-attention KV, all layers.
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.

@@ -13,6 +13,8 @@ enum Move {
     Publish(usize, usize),
     Find(usize),
     Mirror(usize, usize),
+    FindSeen(usize),
+    Release(usize, usize),
     Drop(usize),
     Reset,
 }
@@ -27,6 +29,8 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         4 => (any(), 0usize..200).prop_map(|(i, n)| Move::Own(i, n)),
         4 => (any(), 0usize..9).prop_map(|(i, n)| Move::Publish(i, n)),
         3 => any().prop_map(Move::Find),
+        3 => any().prop_map(Move::FindSeen),
+        4 => (any(), 0usize..200).prop_map(|(i, n)| Move::Release(i, n)),
         2 => (any(), any()).prop_map(|(i, j)| Move::Mirror(i, j)),
         5 => any().prop_map(Move::Drop),
         1 => Just(Move::Reset),
@@ -46,7 +50,7 @@ fn key(chain: usize, block_idx: usize) -> PrefixKey {
 /// Recounts holders from the tables and compares with the pool's state.
 fn audit(pool: &BlockPool, tables: &[BlockTable]) {
     let mut ref_count = vec![0; pool.total()];
-    for block in tables.iter().flat_map(|t| t.blocks()) {
+    for block in tables.iter().flat_map(|t| t.first(usize::MAX).held()) {
         ref_count[block.0 as usize] += 1;
     }
     let used = ref_count.iter().filter(|h| **h > 0).count();
@@ -72,6 +76,7 @@ fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<()
     match step {
         Move::Take(n_tokens) => tables.push(pool.table(n_tokens)?),
         Move::Find(chain) => tables.push(pool.find(&keys(chain))),
+        Move::FindSeen(chain) => tables.push(pool.find_seen(&keys(chain))),
         Move::Reset => pool.reset(),
         _ if n == 0 => {}
         Move::Grow(i, n_tokens) => tables[i % n].grow(n_tokens)?,
@@ -85,14 +90,16 @@ fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<()
         }
         Move::Publish(i, block_idx) => tables[i % n].publish(block_idx, key(i % 3, block_idx)),
         Move::Mirror(i, j) => {
-            let a = tables[i % n].blocks().to_vec();
-            let b = tables[j % n].blocks().to_vec();
-            let (mirrored, pairs) = pool.mirror(&[&a, &b])?;
-            for (from, to) in a.iter().chain(&b).zip(mirrored.iter().flat_map(|t| t.blocks())) {
+            let [a, b] = [i, j].map(|i| tables[i % n].first(usize::MAX));
+            let (mirrored, pairs) = pool.mirror(&[a, b])?;
+            let copies = mirrored.iter().flat_map(|t| t.first(usize::MAX).held());
+            for (from, to) in a.held().iter().chain(b.held()).zip(copies) {
                 assert!(pairs.contains(&BlockPair { from: *from, to: *to }));
             }
             tables.extend(mirrored);
         }
+        // Tables of a sequence are given their blocks back as it is computed.
+        Move::Release(i, token) => tables[i % n].release_unseen(token),
         Move::Drop(i) => drop(tables.swap_remove(i % n)),
     }
     Ok(())
@@ -100,8 +107,8 @@ fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<()
 
 proptest! {
     #[test]
-    fn books_balance_over_any_schedule(n_blocks in 0usize..24, moves in moves()) {
-        let pool = BlockPool::new(n_blocks);
+    fn books_balance_over_any_schedule(n_blocks in 0usize..24, window in 0u32..90, moves in moves()) {
+        let pool = BlockPool::new(n_blocks).with_window(NonZeroU32::new(window));
         let mut tables: Vec<BlockTable> = Vec::new();
         for step in moves {
             let (free, before) = (pool.free(), tables.iter().map(|t| t.blocks().to_vec()).collect::<Vec<_>>());
@@ -172,8 +179,44 @@ fn tables_that_share_blocks_share_them_in_the_other_pool_too() {
     let first = device.table(2 * KV_BLOCK_TOKENS).unwrap();
     let mut second = first.fork();
     second.own(KV_BLOCK_TOKENS).unwrap();
-    let (mirrored, pairs) = host.mirror(&[first.blocks(), second.blocks()]).unwrap();
+    let (mirrored, pairs) = host.mirror(&[first.first(usize::MAX), second.first(usize::MAX)]).unwrap();
     assert_eq!((pairs.len(), host.used()), (3, 3));
     assert_eq!(mirrored[0].blocks()[0], mirrored[1].blocks()[0]);
-    assert_eq!(host.mirror(&[first.blocks()]).unwrap_err(), OutOfBlocks { needed: 2, free: 0 });
+    assert_eq!(host.mirror(&[first.first(usize::MAX)]).unwrap_err(), OutOfBlocks { needed: 2, free: 0 });
+}
+
+#[test]
+fn a_table_gives_back_what_no_later_token_sees() {
+    let pool = BlockPool::new(8).with_window(NonZeroU32::new(KV_BLOCK_TOKENS as u32 + 1));
+    let mut table = pool.table(5 * KV_BLOCK_TOKENS).unwrap();
+    let blocks = table.blocks().to_vec();
+    table.release_unseen(2 * KV_BLOCK_TOKENS - 1);
+    assert_eq!(pool.used(), 5, "the query of the last token of block 1 sees the last key of block 0");
+    table.release_unseen(2 * KV_BLOCK_TOKENS);
+    assert_eq!((pool.used(), table.n_held()), (4, 4));
+    table.release_unseen(3 * KV_BLOCK_TOKENS + 1);
+    assert_eq!(table.blocks(), [blocks[2], blocks[2], blocks[2], blocks[3], blocks[4]]);
+    let fork = table.fork();
+    let host = BlockPool::new(3);
+    let (mirrored, pairs) = host.mirror(&[fork.first(usize::MAX)]).unwrap();
+    assert_eq!((pairs.len(), mirrored[0].n_held(), mirrored[0].blocks().len()), (3, 3, 5));
+    table.release_unseen(usize::MAX / 2);
+    assert_eq!(table.n_held(), 1, "the last block stays");
+    drop((table, fork));
+    assert_eq!((pool.used(), pool.free()), (0, 8));
+}
+
+#[test]
+fn a_prefix_is_found_by_the_blocks_that_its_continuation_sees() {
+    let pool = BlockPool::new(8).with_window(NonZeroU32::new(KV_BLOCK_TOKENS as u32 + 1));
+    let mut table = pool.table(4 * KV_BLOCK_TOKENS).unwrap();
+    (0..4).for_each(|block_idx| table.publish(block_idx, key(0, block_idx)));
+    let blocks = table.blocks().to_vec();
+    table.release_unseen(4 * KV_BLOCK_TOKENS);
+    // Three of the cached blocks are taken by another table.
+    let _others = pool.table(7 * KV_BLOCK_TOKENS).unwrap();
+    assert_eq!(pool.find(&keys(0)).blocks(), []);
+    let found = pool.find_seen(&keys(0));
+    assert_eq!((found.blocks(), found.n_held()), (&[blocks[3]; 4][..], 1));
+    assert_eq!(pool.find_seen(&keys(0)[..3]).blocks(), []);
 }

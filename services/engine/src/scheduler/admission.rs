@@ -141,7 +141,9 @@ impl Scheduler {
 fn find_cached(pool: &BlockPool, sequence: &mut Sequence, prefix_cache: PrefixCache) -> BlockTable {
     let n_tokens = sequence.n_tokens();
     match prefix_cache {
-        PrefixCache::On => pool.find(sequence.keys(0, n_tokens - 1)),
+        // Branches begin where the common prefix ends, which may be earlier than the first branch does.
+        PrefixCache::On if sequence.n_branches() > 1 => pool.find(sequence.keys(0, n_tokens - 1)),
+        PrefixCache::On => pool.find_seen(sequence.keys(0, n_tokens - 1)),
         PrefixCache::Off => pool.find(&[]),
     }
 }

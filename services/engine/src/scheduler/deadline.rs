@@ -27,7 +27,7 @@ impl DeadlineCheck<'_> {
             return Ok(());
         }
         // Cached blocks cost nothing; they are looked up only where it matters.
-        let cached = self.pool.find(sequence.keys(0, n_given - 1));
+        let cached = self.pool.find_seen(sequence.keys(0, n_given - 1));
         let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
         let needed = self.rates.least(n_given - n_cached, n_steps);
         if needed <= left {

@@ -46,7 +46,7 @@ impl Scheduler {
             Preemption::Swap => return true,
             Preemption::Cheapest { swap_bytes_per_s } => swap_bytes_per_s,
         };
-        let n_blocks: usize = device_kv.branches.iter().map(|b| b.computed_blocks().len()).sum();
+        let n_blocks: usize = device_kv.branches.iter().map(|b| b.computed_blocks().held().len()).sum();
         let n_tokens: usize = device_kv.branches.iter().map(|b| b.n_computed).sum();
         let bytes = 2.0 * (n_blocks * self.capacity.decoder.self_block_bytes) as f64;
         let moving = Duration::try_from_secs_f64(bytes / swap_bytes_per_s as f64).unwrap_or(Duration::MAX);
@@ -66,9 +66,8 @@ impl Scheduler {
     /// free enough.
     pub(super) fn preemption_victim(&self, priority: i32, needed: ResourceNeed) -> Option<QueueKey> {
         let less: Vec<QueueKey> = self.running(|s| s.priority > priority && !s.awaits_token());
-        let held = |s: &Sequence| {
-            s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.table.blocks().len()).sum())
-        };
+        let held =
+            |s: &Sequence| s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.table.n_held()).sum());
         let sequences = less.iter().filter_map(|queue_key| self.sequences.get(queue_key));
         let (blocks, run_slots) = sequences.fold((0, 0), |(b, p), s| (b + held(s), p + s.n_run_slots()));
         let free_slots = self.config.max_sequences.saturating_sub(self.n_running());

@@ -3,6 +3,7 @@
 //! position, row or length, and the completion is another one. What is plainly contradictory it asserts.
 
 use std::collections::{HashSet, VecDeque};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -103,6 +104,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         cross_attention,
         cross_optional: false,
         mutual_items: false,
+        kv_window: None,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
         cross_rows_per_token: 1,
@@ -154,8 +156,9 @@ impl StepLog {
         }
     }
 
-    /// Checks the rows of sequence `i` against its table; returns the hash of its history up to each row.
-    fn read(&mut self, step: &StepInput<'_>, i: usize) -> Vec<u64> {
+    /// Checks the rows of sequence `i` against its table; returns the hash of its history up to each row, as far as the row sees
+    /// it.
+    fn read(&mut self, step: &StepInput<'_>, i: usize, window: Option<NonZeroU32>) -> Vec<u64> {
         let (rows, slots) = (at(step.self_kv.query_start_loc, i), slots(&step.self_kv, i));
         let computed = slots.len() - rows.len()..slots.len();
         for (row, key) in rows.clone().zip(computed.clone()) {
@@ -165,7 +168,9 @@ impl StepLog {
         if computed.start == 0 {
             self.self_kv.first_tokens[block] = Some(step.token_ids[rows.start]);
         }
-        let name = self.self_kv.first_tokens[block].expect("a sequence starts with its first token");
+        // With a window the first block may be given back.
+        let name = self.self_kv.first_tokens[block].or(window.map(|_| 0));
+        let name = name.expect("a sequence starts with its first token");
         self.steps.last_mut().expect("a step is open").push((name, computed.clone()));
         let cross = step.cross_kv.map_or(0, |batch| {
             assert_eq!(at(batch.query_start_loc, i), rows);
@@ -174,12 +179,17 @@ impl StepLog {
                 mix(h, self.cross_kv[s].expect("a cross slot is projected before it is read"))
             })
         });
-        let mut hash = cross;
-        let history = slots.iter().map(|s| {
-            hash = mix(hash, self.self_kv.slots[*s].expect("a slot is written before it is read"));
-            hash
-        });
-        history.collect::<Vec<_>>().split_off(computed.start)
+        let value = |slot: &usize| self.self_kv.slots[*slot].expect("a slot is written before it is read");
+        let Some(window) = window else {
+            let mut hash = cross;
+            let history = slots.iter().map(|slot| {
+                hash = mix(hash, value(slot));
+                hash
+            });
+            return history.collect::<Vec<_>>().split_off(computed.start);
+        };
+        let seen = |key: usize| &slots[(key + 1).saturating_sub(window.get() as usize)..=key];
+        computed.map(|key| seen(key).iter().fold(cross, |hash, slot| mix(hash, value(slot)))).collect()
     }
 }
 
@@ -235,7 +245,7 @@ impl Decoder for FakeDecoder {
         log.steps.push(Vec::new());
         log.order.push('s');
         let n_seqs = step.self_kv.seq_lens.len();
-        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| log.read(step, i)).collect();
+        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| log.read(step, i, self.info.kv_window)).collect();
         let (period, wrong_every) = (log.period, log.wrong_every);
         let logits = step.logit_rows.iter().flat_map(|row| {
             let (position, token) = (step.positions[*row as usize][0], step.token_ids[*row as usize]);

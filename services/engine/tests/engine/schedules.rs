@@ -2,7 +2,9 @@
 //! preempted, every completion is the one of an engine with nothing else to do, and the accounting balances at the end.
 
 use crate::bench::{Bench, Seen, arrival, config, cross, embed, item};
+use crate::fake::info;
 use proptest::prelude::*;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
@@ -11,6 +13,7 @@ use triptych_engine::{
     EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, SequenceId, SequenceRequest,
     Speculation,
 };
+use triptych_models::decoder::DecoderInfo;
 
 /// Items that the schedules draw from; their sizes straddle a block.
 const ITEM_SIZES: [u32; 4] = [1, 31, 32, 45];
@@ -48,8 +51,16 @@ enum Move {
 #[derive(Clone, Debug)]
 struct Schedule {
     cross_attention: bool,
+    /// Keys that a query sees at most.
+    window: Option<NonZeroU32>,
     config: EngineConfig,
     moves: Vec<Move>,
+}
+
+impl Schedule {
+    fn decoder(&self) -> DecoderInfo {
+        DecoderInfo { kv_window: self.window, ..info(self.cross_attention, 4096) }
+    }
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
@@ -97,10 +108,17 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
     let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
-    (any::<bool>(), config, policies, (decode_share, pipelining), prop::collection::vec(one_move(), 1..120))
+    let window = prop_oneof![2 => Just(None), 3 => (1u32..80).prop_map(NonZeroU32::new)];
+    (
+        (any::<bool>(), window),
+        config,
+        policies,
+        (decode_share, pipelining),
+        prop::collection::vec(one_move(), 1..120),
+    )
         .prop_map(
             |(
-                cross_attention,
+                (cross_attention, window),
                 config,
                 (preemption, speculation, prefix_cache),
                 (decode_share, pipelining),
@@ -118,7 +136,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     speculation,
                     pipelining,
                 };
-                Schedule { cross_attention, config, moves }
+                Schedule { cross_attention, window, config, moves }
             },
         )
 }
@@ -163,7 +181,7 @@ fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Se
 fn undisturbed(arrival: &SequenceRequest, schedule: &Schedule) -> Bench {
     let KvBudget::Blocks { self_attention, .. } = schedule.config.kv else { panic!("made of blocks") };
     let kv = KvBudget::Blocks { self_attention, cross_attention: 16, host: 0 };
-    let mut bench = Bench::new(EngineConfig { kv, ..config() }, schedule.cross_attention, 4096);
+    let mut bench = Bench::of(schedule.decoder(), EngineConfig { kv, ..config() });
     bench.add(SequenceRequest { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
     outputs().iter().for_each(|o| bench.ready(o));
     bench.settle();
@@ -171,7 +189,7 @@ fn undisturbed(arrival: &SequenceRequest, schedule: &Schedule) -> Bench {
 }
 
 fn play(schedule: &Schedule) -> (Bench, Vec<SequenceRequest>) {
-    let mut bench = Bench::new(schedule.config, schedule.cross_attention, 4096);
+    let mut bench = Bench::of(schedule.decoder(), schedule.config);
     // Steps take time, or no decode time would be owed.
     bench.set_costs(Duration::from_micros(3), Duration::from_micros(5));
     let (mut arrivals, outputs, mut next_id) = (Vec::new(), outputs(), 1);
@@ -263,7 +281,7 @@ fn a_crowd_on_few_blocks_is_preempted_often_and_completions_the_same() {
             .map(|way| [(way, Pipelining::Off), (way, Pipelining::On)]);
         for (preemption, pipelining) in ways.into_iter().flatten() {
             let config = EngineConfig { preemption, pipelining, ..config };
-            let schedule = Schedule { cross_attention, config, moves: moves.clone() };
+            let schedule = Schedule { cross_attention, window: None, config, moves: moves.clone() };
             check(&schedule);
             let stats = play(&schedule).0.engine.stats();
             assert!(stats.preemptions >= 8, "{stats:?}");

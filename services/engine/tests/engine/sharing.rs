@@ -1,9 +1,12 @@
 //! Computation shared by sequences: prefixes, prompts of several completions, beams, and encoder inputs.
 
 use crate::bench::{Bench, config, cross, embed, item, with_blocks};
+use crate::fake::info;
+use std::num::NonZeroU32;
 use triptych_core::TenantId;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
-use triptych_engine::{EngineConfig, KvBudget, PrefixCache, SequenceId, SequenceRequest};
+use triptych_engine::{EngineConfig, KvBudget, NextStep, PrefixCache, SequenceId, SequenceRequest};
+use triptych_models::decoder::DecoderInfo;
 
 /// The prompt of another sequence, under the id `id`.
 fn like(arrival: &SequenceRequest, id: u64) -> SequenceRequest {
@@ -69,6 +72,37 @@ fn what_was_written_is_known_to_the_next_turn() {
     bench.settle();
     assert_eq!(bench.seen(2).finished().n_cached, 32);
     assert_eq!(bench.seen(2).tokens(), computed_whole(&second, &[]));
+}
+
+#[test]
+fn a_sequence_gives_back_the_blocks_that_no_layer_sees_and_is_found_by_those_that_it_does() {
+    let window = NonZeroU32::new(20);
+    let windowed = DecoderInfo { kv_window: window, ..info(false, 4096) };
+    let mut bench = Bench::of(windowed, with_blocks(40, 0));
+    let first = bench.sequence(1, 160, 300);
+    bench.add(first.clone());
+    let mut most_used = 0;
+    while bench.engine.next_step() == NextStep::Now {
+        bench.step();
+        if bench.engine.stats().decoding == 1 {
+            most_used = most_used.max(bench.engine.stats().self_used);
+        }
+    }
+    assert_eq!(most_used, 2, "of 15 blocks");
+    // Others take the blocks that were given back first.
+    bench.add(bench.sequence(2, 160, 1));
+    bench.settle();
+    let mut next = bench.sequence(1, 480, 2);
+    next.ids = vec![SequenceId(3)];
+    next.prepared.tokens[..160].copy_from_slice(&first.prepared.tokens);
+    next.prepared.tokens[160..460].copy_from_slice(&bench.seen(1).tokens());
+    bench.add(next.clone());
+    bench.settle();
+    assert_eq!(bench.seen(3).finished().n_cached, 448);
+    let mut alone = Bench::of(windowed, with_blocks(40, 0));
+    alone.add(next);
+    alone.settle();
+    assert_eq!(bench.seen(3).tokens(), alone.seen(3).tokens());
 }
 
 #[test]

@@ -218,6 +218,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             cross_attention: cross_block_bytes.is_some(),
             cross_optional: self.is_cross_optional(),
             mutual_items: self.has_mutual_items(),
+            kv_window: spec.kv_window(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
             cross_rows_per_token: spec.cross_rows_per_token(),

@@ -1,4 +1,7 @@
-//! Arithmetic of a decoder's parts beside each other, in products with weights.
+//! Numbers that follow from a spec: arithmetic of a decoder's parts beside each other, in products with weights, and keys that
+//! its queries see.
+
+use std::num::NonZeroU32;
 
 use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, ItemsSpec};
 
@@ -20,6 +23,17 @@ impl DecoderSpec {
             + stack.n_layers * stack.feed_forward.n_weights(stack.hidden);
         let row = n_cross * 2 * other.n_kv_heads * other.head_dim * cross.encoder_hidden;
         token.checked_div(row).unwrap_or(1).max(1)
+    }
+
+    /// The longest window of self-attention; `None` if a layer has none.
+    pub fn kv_window(&self) -> Option<NonZeroU32> {
+        let instead = match &self.items {
+            ItemsSpec::CrossAttention(cross) => cross.instead(),
+            ItemsSpec::Embedded { .. } => None,
+        };
+        let has_keys = |idx: &usize| instead.is_none_or(|instead| !instead.layers.contains(idx));
+        let windows = (0..self.stack.n_layers).filter(has_keys).map(|idx| self.stack.layer(idx).window);
+        windows.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 }
 

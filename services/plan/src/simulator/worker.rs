@@ -226,6 +226,7 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         cross_attention: kv.cross_row_bytes > 0,
         cross_optional: true,
         mutual_items: false,
+        kv_window: None,
         self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
         cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
         cross_rows_per_token: kv.cross_rows_per_token,
