@@ -10,7 +10,7 @@ use triptych_engine::{
     SequenceRequest, Stats,
 };
 use triptych_models::compute::{Compute, ComputeConfig, Device};
-use triptych_models::decoder::{DecodeGraphConfig, DecoderInfo};
+use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo};
 
 /// One thread of our own kernels.
 pub fn cpu() -> Compute {
@@ -81,6 +81,11 @@ impl<'a> Bench<'a> {
         let mut decoder = compute.load_decoder(&case.model).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // On CUDA alone.
         decoder.use_graphs(Some(DecodeGraphConfig::default()));
+        Self::of(decoder, case, config)
+    }
+
+    /// An engine over a decoder of the case's model.
+    pub fn of(decoder: Box<dyn Decoder>, case: &'a Case, config: EngineConfig) -> Self {
         let info = decoder.info();
         let engine = Engine::new(decoder, case.model.tokenizer().clone(), config).expect("an engine");
         Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }
@@ -108,11 +113,17 @@ impl<'a> Bench<'a> {
 
     /// Steps until everything is emitted; then nothing may be held.
     pub fn settle(&mut self) -> Stats {
+        self.settle_with(|_| {})
+    }
+
+    /// The same, with a look at the engine after each step.
+    pub fn settle_with(&mut self, mut look: impl FnMut(Stats)) -> Stats {
         for _ in 0..100_000 {
             if self.engine.next_step() != NextStep::Now {
                 break;
             }
             self.step();
+            look(self.engine.stats());
         }
         let stats = self.engine.stats();
         let held = (stats.running, stats.waiting, stats.self_used, stats.host_used, stats.cross_used);

@@ -15,3 +15,4 @@ mod sampled;
 mod beams;
 mod prefix_sharing;
 mod generated;
+mod windowed;
