@@ -23,6 +23,8 @@ mod moonshine;
 mod pipeline;
 #[path = "golden_models/qwen_vl.rs"]
 mod qwen_vl;
+#[path = "golden_models/real_widths.rs"]
+mod real_widths;
 #[path = "golden_models/text.rs"]
 mod text;
 #[path = "golden_models/text_decoders.rs"]

@@ -120,7 +120,7 @@ fn load(name: &str) -> Loaded {
 }
 
 /// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · n_frames · side · side]`, from planes.
-fn patches(pixels: &(Vec<usize>, Vec<f32>), spec: &EncoderSpec) -> Vec<f32> {
+pub fn patches(pixels: &(Vec<usize>, Vec<f32>), spec: &EncoderSpec) -> Vec<f32> {
     let side = spec.stem.patch_side().expect("a patch");
     let square = spec.contiguous_side();
     let n_frames = match spec.stem {

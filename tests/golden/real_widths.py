@@ -1,0 +1,333 @@
+"""Arithmetic at the widths of published models: two layers of each kind, seeded weights that are not stored.
+
+A weight's values follow from its published name and its place in the tensor; the test draws the same. Stored are the
+configuration, names and shapes, and some rows of the outputs."""
+
+import copy
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import (
+    AutoConfig,
+    BartConfig,
+    BartForConditionalGeneration,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from common import ROOT, write_compact, write_tensors
+from internvl import published_name as internvl_name
+from llava import published_name as llava_name
+from names import LLAVA_CLIP, bart_line, t5_line
+from pixtral import published_name as pixtral_name
+from qwen import published_name as qwen_name
+
+# Rows of a token table: its width is that of one row, and more of them are more of the same.
+VOCAB = 2048
+ITEM_TOKEN = 2000
+# Every so many values of a stored row.
+STRIDE = 8
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(name, n):
+    """`n` values in [-1, 1) of SplitMix64, whose state starts with FNV-1a of the name."""
+    start = 0xCBF29CE484222325
+    for byte in name.encode():
+        start = (start ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    with np.errstate(over="ignore"):
+        z = np.uint64(start) + GAMMA * np.arange(1, n + 1, dtype=np.uint64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return 2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) - 1
+
+
+def weight(name, shape):
+    """A weight in bf16: a matrix of variance 1 / fan-in, a scale about 1, a bias about 0."""
+    values = torch.from_numpy(uniform(name, int(np.prod(shape))))
+    if len(shape) > 1:
+        values *= torch.tensor(np.sqrt(3 / np.prod(shape[1:])), dtype=torch.float32)
+    elif name.endswith("bias"):
+        values *= 0.0625
+    else:
+        values = 1 + values * 0.125
+    return values.reshape(shape).to(torch.bfloat16)
+
+
+def features(shape):
+    """Values of an item, of variance 1."""
+    values = uniform("features", int(np.prod(shape))) * np.float32(np.sqrt(3))
+    return torch.from_numpy(values).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A model, its published names, and how it is run."""
+
+    name: str
+    kind: type
+    config: object
+    run: Callable
+    rename: Callable = lambda name: name
+    # Ends of names that are not in a published file.
+    left_out: tuple = ()
+
+
+def ids(n, seed):
+    return torch.tensor([[(7 * i * i + 31 * i + seed) % 1900 + 20 for i in range(n)]])
+
+
+def sampled(rows, at):
+    return rows[at][:, ::STRIDE].float()
+
+
+def text(model):
+    tokens = ids(40, 5)
+    logits = model(tokens).logits[0]
+    return {"prompt": tokens[0].tolist(), "logit_rows": [0, 20, 39]}, {"logits": sampled(logits, [0, 20, 39])}
+
+
+def seq2seq(model):
+    tokens, decoded = ids(40, 5), ids(12, 9)
+    encoded = model.get_encoder()(tokens).last_hidden_state
+    logits = model(encoder_outputs=(encoded,), decoder_input_ids=decoded).logits[0]
+    return ({"input": {"tokens": tokens[0].tolist()}, "prompt": decoded[0].tolist(), "rows": [0, 17, 39], "logit_rows": [0, 5, 11]},
+            {"rows": sampled(encoded[0], [0, 17, 39]), "logits": sampled(logits, [0, 5, 11])})
+
+
+def mel(model):
+    shape = (model.config.num_mel_bins, 2 * model.config.max_source_positions)
+    decoded, dtype = ids(12, 9), model.dtype
+    encoded = model.get_encoder()(features(shape)[None].to(dtype)).last_hidden_state
+    logits = model(encoder_outputs=(encoded,), decoder_input_ids=decoded).logits[0]
+    at = [0, 700, encoded.shape[1] - 1]
+    return ({"input": {"mel": shape}, "prompt": decoded[0].tolist(), "rows": at, "logit_rows": [0, 5, 11]},
+            {"rows": sampled(encoded[0], at), "logits": sampled(logits, [0, 5, 11])})
+
+
+def with_items(model, rows, given, **inputs):
+    """The outputs of a prompt with `rows` of an item in its middle."""
+    n = len(rows)
+    tokens = torch.cat([ids(6, 5), torch.full((1, n), ITEM_TOKEN), ids(8, 9)], dim=1)
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = (tokens == ITEM_TOKEN).int()
+        positions, _ = model.model.get_rope_index(tokens, **{k: inputs[k] for k in ("mm_token_type_ids", "image_grid_thw")})
+        model.model.rope_deltas = None
+        given["positions"] = positions[:, 0].tolist()
+    if isinstance(model, Gemma3ForConditionalGeneration):
+        inputs["token_type_ids"] = (tokens == ITEM_TOKEN).int()
+    logits = model(input_ids=tokens, **inputs).logits[0]
+    at, seen = [0, n // 3, n - 1], [3, 6 + n // 2, n + 13]
+    given |= {"prompt": tokens[0].tolist(), "item": [6, n], "rows": at, "logit_rows": seen}
+    return given, {"rows": sampled(rows, at), "logits": sampled(logits, seen)}
+
+
+def patches(model):
+    grid = (1, 12, 20)
+    vision = model.config.vision_config
+    shape = (12 * 20, 3 * vision.temporal_patch_size * vision.patch_size**2)
+    inputs = {"pixel_values": features(shape).to(model.dtype), "image_grid_thw": torch.tensor([grid])}
+    found = model.model.get_image_features(**inputs)
+    rows = found.pooler_output[0] if isinstance(found.pooler_output, (list, tuple)) else found.pooler_output
+    # Levels lie side by side in a row.
+    levels = [level[0] if isinstance(level, tuple) else level for level in getattr(found, "deepstack_features", None) or []]
+    rows = torch.cat([rows, *levels], dim=-1)
+    return with_items(model, rows, {"input": {"patches": shape, "grid": grid}}, **inputs)
+
+
+def planes(model):
+    side = model.config.vision_config.image_size
+    shape = (1, 3, *(side if isinstance(side, (list, tuple)) else (side, side)))
+    inputs = {"pixel_values": features(shape).to(model.dtype)}
+    if isinstance(model, SmolVLMForConditionalGeneration):
+        inputs["pixel_values"] = inputs["pixel_values"][None]
+    found = model.model.get_image_features(**inputs)
+    rows = found.pooler_output[0] if isinstance(found.pooler_output, (list, tuple)) else found.pooler_output
+    rows = rows.reshape(-1, rows.shape[-1])
+    return with_items(model, rows, {"input": {"planes": shape}}, **inputs)
+
+
+def any_size(model):
+    side = model.config.vision_config.patch_size
+    shape = (1, 3, 10 * side, 14 * side)
+    inputs = {"pixel_values": features(shape).to(model.dtype), "image_sizes": torch.tensor([shape[2:]])}
+    rows = model.model.get_image_features(**inputs).pooler_output[0]
+    return with_items(model, rows, {"input": {"planes": shape}}, **inputs)
+
+
+def decoder(hidden, ffn, heads, kv_heads, **more):
+    return dict(hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=heads,
+                num_key_value_heads=kv_heads, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **more)
+
+
+MROPE = dict(image_token_id=ITEM_TOKEN, video_token_id=2001, vision_start_token_id=2002, vision_end_token_id=2003)
+TWO = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_bos_token_id=None,
+           forced_eos_token_id=None)
+SEQ2SEQ = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight", "final_logits_bias")
+SIGLIP = dict(model_type="siglip_vision_model", hidden_size=1152, intermediate_size=4304, num_attention_heads=16,
+              num_hidden_layers=2, patch_size=14, vision_use_head=False)
+
+
+def qwen_vl():
+    def text_config(mrope, **sizes):
+        return dict(max_position_embeddings=32768, rms_norm_eps=1e-6, rope_parameters={
+            "rope_type": "default", "rope_theta": 1e6, **mrope}, **sizes)
+
+    sections = {"mrope_section": [16, 24, 24]}
+    yield Wide("qwen2_vl_7b", Qwen2VLForConditionalGeneration, Qwen2VLConfig(
+        **MROPE, text_config=text_config(sections, **decoder(3584, 18944, 28, 4)),
+        vision_config=dict(depth=2, embed_dim=1280, mlp_ratio=4, num_heads=16, hidden_size=3584)), patches, qwen_name)
+    yield Wide("qwen2_5_vl_7b", Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig(
+        **MROPE, text_config=text_config(sections, **decoder(3584, 18944, 28, 4)),
+        vision_config=dict(depth=2, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=3584,
+                           fullatt_block_indexes=[1])), patches, qwen_name)
+    yield Wide("qwen3_vl_8b", Qwen3VLForConditionalGeneration, Qwen3VLConfig(
+        **MROPE, text_config=text_config({"mrope_section": [24, 20, 20], "mrope_interleaved": True}, head_dim=128,
+                                         **decoder(4096, 12288, 32, 8)),
+        vision_config=dict(depth=2, hidden_size=1152, intermediate_size=4304, num_heads=16, out_hidden_size=4096,
+                           deepstack_visual_indexes=[0, 1])), patches)
+    yield Wide("glm_ocr", GlmOcrForConditionalGeneration, GlmOcrConfig(
+        image_token_id=ITEM_TOKEN, video_token_id=2001, image_start_token_id=2002, image_end_token_id=2003,
+        video_start_token_id=2004, video_end_token_id=2005,
+        text_config=dict(head_dim=128, num_nextn_predict_layers=0, rope_parameters={
+            "rope_type": "default", "rope_theta": 10000, "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0},
+            **decoder(1536, 4608, 16, 8)), vision_config=dict(depth=2)), patches)
+
+
+def towers():
+    yield Wide("llava_1_5_7b", LlavaForConditionalGeneration, LlavaConfig(
+        image_token_index=ITEM_TOKEN, vision_feature_layer=-1, text_config=dict(
+            model_type="llama", max_position_embeddings=4096, rms_norm_eps=1e-5, **decoder(4096, 11008, 32, 32)),
+        vision_config={**LLAVA_CLIP, "num_hidden_layers": 2}), planes, llava_name)
+    yield Wide("smolvlm_2_2b", SmolVLMForConditionalGeneration, SmolVLMConfig(
+        scale_factor=3, image_token_id=ITEM_TOKEN, tie_word_embeddings=False,
+        text_config=dict(model_type="llama", head_dim=64, **decoder(2048, 8192, 32, 32)),
+        vision_config=dict(hidden_size=1152, image_size=384, patch_size=14, num_attention_heads=16, intermediate_size=4304,
+                           num_hidden_layers=2)), planes)
+    yield Wide("internvl3_8b", InternVLForConditionalGeneration, InternVLConfig(
+        image_token_id=ITEM_TOKEN, tie_word_embeddings=False,
+        text_config=dict(model_type="qwen2", **decoder(3584, 18944, 28, 4)),
+        vision_config=dict(attention_bias=True, num_hidden_layers=2)), planes, internvl_name)
+    yield Wide("gemma_3_4b", Gemma3ForConditionalGeneration, Gemma3Config(
+        image_token_index=ITEM_TOKEN, boi_token_index=2001, eoi_token_index=2002,
+        text_config=dict(head_dim=256, sliding_window=1024, layer_types=["sliding_attention", "full_attention"],
+                         **decoder(2560, 10240, 8, 4)),
+        vision_config=dict(image_size=896, **SIGLIP)), planes, llava_name, ("lm_head.weight",))
+    yield Wide("pixtral_12b", LlavaForConditionalGeneration, LlavaConfig(
+        image_token_index=ITEM_TOKEN, vision_feature_layer=-1, vision_feature_select_strategy="full",
+        text_config=dict(model_type="mistral", head_dim=128, sliding_window=None, **decoder(5120, 14336, 32, 8)),
+        vision_config=dict(model_type="pixtral", hidden_act="silu", image_size=1024, patch_size=16, num_hidden_layers=2)),
+        any_size, pixtral_name)
+
+
+def text_decoders():
+    llama3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 8192}
+    yield Wide("llama_3_1_8b", LlamaForCausalLM, LlamaConfig(
+        rope_parameters=llama3, max_position_embeddings=131072, **decoder(4096, 14336, 32, 8)), text)
+    yield Wide("mistral_7b", MistralForCausalLM, MistralConfig(sliding_window=None, **decoder(4096, 14336, 32, 8)), text)
+    yield Wide("qwen2_5_7b", Qwen2ForCausalLM, Qwen2Config(**decoder(3584, 18944, 28, 4)), text)
+    yield Wide("qwen3_8b", Qwen3ForCausalLM, Qwen3Config(head_dim=128, **decoder(4096, 12288, 32, 8)), text)
+    yield Wide("gemma_2_9b", Gemma2ForCausalLM, Gemma2Config(
+        head_dim=256, tie_word_embeddings=True, **decoder(3584, 14336, 16, 8)), text, left_out=("lm_head.weight",))
+
+
+def encoder_decoders():
+    yield Wide("whisper_large_v3", WhisperForConditionalGeneration, WhisperConfig(
+        d_model=1280, encoder_layers=2, decoder_layers=2, encoder_attention_heads=20, decoder_attention_heads=20,
+        encoder_ffn_dim=5120, decoder_ffn_dim=5120, num_mel_bins=128, vocab_size=VOCAB, suppress_tokens=None,
+        begin_suppress_tokens=None, **TWO), mel, left_out=("proj_out.weight",))
+    yield Wide("bart_large", BartForConditionalGeneration, BartConfig(**bart_line(1024, (2, 2), 16, 4096, VOCAB), **TWO), seq2seq,
+               left_out=SEQ2SEQ)
+    yield Wide("pegasus_large", PegasusForConditionalGeneration, PegasusConfig(
+        **bart_line(1024, (2, 2), 16, 4096, VOCAB), **TWO), seq2seq, left_out=SEQ2SEQ + ("embed_positions.weight",))
+    yield Wide("nllb_3_3b", M2M100ForConditionalGeneration, M2M100Config(**bart_line(2048, (2, 2), 16, 8192, VOCAB), **TWO), seq2seq,
+               left_out=SEQ2SEQ)
+    yield Wide("flan_t5_xl", T5ForConditionalGeneration, T5Config(
+        **t5_line(2048, (2, 2), 32, 5120, VOCAB), feed_forward_proj="gated-gelu", tie_word_embeddings=False), seq2seq,
+        left_out=SEQ2SEQ[:2])
+
+
+CASES = [case for cases in (encoder_decoders, text_decoders, qwen_vl, towers) for case in cases()]
+
+
+def filled(case):
+    """The model with its weights, and shapes by published name."""
+    torch.manual_seed(0)
+    model = case.kind(case.config).eval()
+    shapes = {}
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            published = case.rename(name)
+            if name.endswith(case.left_out) and case.left_out:
+                continue
+            shapes[published] = list(value.shape)
+            value.copy_(weight(published, value.shape))
+    model.tie_weights()
+    return model, shapes
+
+
+@torch.no_grad()
+def make_case(case):
+    model, shapes = filled(case)
+    given, tensors = case.run(model)
+    narrow = model.to(torch.bfloat16)
+    tensors |= {f"{name}_bf16": values for name, values in case.run(narrow)[1].items()}
+    folder = ROOT / "real_widths" / case.name
+    config = {k: v for k, v in case.config.to_dict().items() if v is not None}
+    write_compact(folder / "expected.json", given | {"stride": STRIDE, "config": config, "shapes": dict(sorted(shapes.items()))})
+    write_tensors(folder / "expected.safetensors", tensors)
+    sizes = {name: (float(v.square().mean().sqrt()), float((v - tensors[name.removesuffix("_bf16")]).square().mean().sqrt()))
+             for name, v in tensors.items()}
+    n_weights = sum(int(np.prod(s)) for s in shapes.values())
+    print(" ", case.name, f"{n_weights / 1e6:.0f} M", {k: tuple(round(x, 5) for x in v) for k, v in sizes.items()}, flush=True)
+    del model, narrow
+    gc.collect()
+
+
+def make(names=()):
+    print("real_widths", flush=True)
+    for case in CASES:
+        if not names or case.name in names:
+            make_case(case)
+
+
+if __name__ == "__main__":
+    make(sys.argv[1:])
