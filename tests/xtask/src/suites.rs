@@ -24,6 +24,8 @@ pub enum Target {
     Cluster,
     /// The fuzzers, briefly.
     Fuzzers,
+    /// Tests of a module of a crate's `golden_models` that take minutes: the gate runs others of the module.
+    Slow { package: &'static str, module: &'static str },
 }
 
 const fn package(name: &'static str, package: &'static str, about: &'static str) -> Suite {
@@ -35,7 +37,7 @@ const fn cluster(name: &'static str, needs: &'static [Need], about: &'static str
 }
 
 /// Every suite, the quick ones first.
-pub const SUITES: [Suite; 22] = [
+pub const SUITES: [Suite; 23] = [
     package("house", "house-rules", "imports, circles, words, sizes, layout; seconds"),
     package("schema", "triptych-proto-codegen", "the checked-in Rust of the schema"),
     cluster("sim", &[], "the cluster on a simulated network, from seeds"),
@@ -65,6 +67,12 @@ pub const SUITES: [Suite; 22] = [
         target: Target::Package("triptych-kernels"),
     },
     package("models", "triptych-models", "crate: models, preprocessing, golden files"),
+    Suite {
+        name: "real-widths",
+        about: "models at published widths beside transformers; not in the gate, gigabytes and minutes",
+        needs: &[],
+        target: Target::Slow { package: "triptych-models", module: "real_widths" },
+    },
     package("engine", "triptych-engine", "crate: blocks, scheduler, sampling"),
     Suite {
         name: "ec",
@@ -95,7 +103,7 @@ pub fn find(name: &str) -> Option<&'static Suite> {
 
 /// The list of suites for `--help`.
 pub fn list() -> String {
-    let line = |suite: &Suite| format!("  {:<9} {}", suite.name, suite.about);
+    let line = |suite: &Suite| format!("  {:<11} {}", suite.name, suite.about);
     let lines: Vec<_> = SUITES.iter().map(line).collect();
     format!("Suites:\n{}\n\nWithout a suite the whole gate runs, as in CI.", lines.join("\n"))
 }
@@ -115,6 +123,18 @@ impl Suite {
             Target::Package(package) => cargo(&["test", "-p", package]),
             Target::Cluster => cargo(&["test", "--workspace", "--test", self.name]),
             Target::Fuzzers => cargo(&["xtask", "fuzz"]),
+            Target::Slow { package, .. } => cargo(&["test", "-p", package, "--test", "golden_models"]),
+        }
+    }
+
+    /// Arguments of the test binary; `filter`: a part of the names of tests.
+    pub fn test_args(&self, filter: Option<&str>) -> Vec<String> {
+        match self.target {
+            Target::Slow { module, .. } => {
+                let filter = format!("{module}::{}", filter.unwrap_or_default());
+                ["--", "--ignored", "--nocapture"].map(str::to_owned).into_iter().chain([filter]).collect()
+            }
+            _ => filter.map(str::to_owned).into_iter().collect(),
         }
     }
 }

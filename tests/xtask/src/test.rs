@@ -67,7 +67,7 @@ fn run_built(suite: &Suite, filter: Option<&str>) -> Result<()> {
         run_shown(&mut build)?;
     }
     let mut tests = suite.cargo();
-    tests.args(filter);
+    tests.args(suite.test_args(filter));
     run_shown(&mut tests)
 }
 
