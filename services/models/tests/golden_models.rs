@@ -23,6 +23,10 @@ mod moonshine;
 mod pipeline;
 #[path = "golden_models/qwen_vl.rs"]
 mod qwen_vl;
+#[path = "support/real_widths.rs"]
+mod drawn;
+#[path = "support/golden.rs"]
+mod golden;
 #[path = "golden_models/real_widths.rs"]
 mod real_widths;
 #[path = "golden_models/text.rs"]
