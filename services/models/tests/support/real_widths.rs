@@ -32,6 +32,8 @@ fn write_weight(out: &mut impl Write, name: &str, shape: &[usize]) {
     let (middle, bound) = match shape.len() {
         0 | 1 if name.ends_with("bias") => (0.0, 0.0625),
         0 | 1 => (1.0, 0.125),
+        // T5 does not scale scores: its queries are small.
+        _ if name.ends_with("Attention.q.weight") => (0.0, (0.125 * (3.0 / fan_in as f64).sqrt()) as f32),
         _ => (0.0, (3.0 / fan_in as f64).sqrt() as f32),
     };
     for value in uniform(name, shape.iter().product()) {
