@@ -2,6 +2,7 @@
 //!
 //! Each test starts a cluster of its own and ends it. Time matters only for timeouts.
 
+mod accuracy;
 mod answers;
 mod ask;
 mod attacks;

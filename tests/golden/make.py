@@ -46,6 +46,7 @@ def main(groups):
     import preprocess
     import quantized
     import qwen
+    import real_widths
     import rotary
     import saved
     import text
@@ -86,6 +87,7 @@ def main(groups):
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "video": video.make,
+        "real_widths": real_widths.make,
         "rotary": rotary.make,
         "preprocess": preprocess.make,
         "generation": generation.make,

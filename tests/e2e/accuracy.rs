@@ -1,0 +1,122 @@
+//! Accuracy of the trained sample models on their held-out samples, through the whole cluster, in each precision of weights, KV
+//! cache and encoder outputs.
+
+use futures::StreamExt;
+use std::collections::BTreeMap;
+use triptych_proto::v1;
+use triptych_tests::client::{about_audio, about_images, about_page, about_text, connect, generate};
+use triptych_tests::cluster::Cluster;
+use triptych_tests::samples::{heldout, list, models_dir};
+
+/// Requests in flight: enough for batches of encoder and engine.
+const IN_FLIGHT: usize = 8;
+
+/// Share of exact answers that a model in f32 has at least.
+const LEAST_SHARE: f64 = 0.98;
+
+/// Answers that fewer bits may cost, in a hundred. Of fewer samples than a hundred it is one.
+const MOST_LOST: f64 = 0.01;
+
+/// Precision of weights, element type of the KV cache, and element type of encoder outputs.
+const SETTINGS: [[&str; 3]; 4] =
+    [["f32", "f32", "f32"], ["bf16", "bf16", "f16"], ["int8", "int8", "int8"], ["int4", "int8", "f8"]];
+
+/// A request, and its answer.
+type Sample = (v1::GenerateRequest, String);
+
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().expect("a string").to_owned()
+}
+
+/// Samples of the model that describes images.
+fn shapes() -> Vec<Sample> {
+    let scenes = list("scenes.jsonl").into_iter();
+    let scenes = scenes.map(|s| (text(&s["question"]), vec![heldout(&text(&s["file"]))], text(&s["answer"])));
+    let pairs = list("pairs.jsonl").into_iter().map(|p| {
+        let files = p["files"].as_array().expect("files").iter().map(|f| heldout(&text(f))).collect();
+        (text(&p["question"]), files, text(&p["answer"]))
+    });
+    let chat = list("chat.jsonl").into_iter();
+    let chat = chat.map(|c| (text(&c["question"]), Vec::new(), text(&c["answer"])));
+    scenes
+        .chain(pairs)
+        .chain(chat)
+        .map(|(question, images, answer)| (about_images(&question, images), answer))
+        .collect()
+}
+
+/// Samples of the model that transcribes digits.
+fn digits() -> Vec<Sample> {
+    let sample = |c: serde_json::Value| {
+        (about_audio(heldout(&text(&c["file"])), v1::SpeechTask::default()), text(&c["text"]))
+    };
+    list("digits.jsonl").into_iter().map(sample).collect()
+}
+
+/// Samples of the model that writes spelled numbers as digits.
+fn numbers() -> Vec<Sample> {
+    let sample = |n: serde_json::Value| (about_text(&text(&n["text"])), text(&n["answer"]));
+    list("numbers.jsonl").into_iter().map(sample).collect()
+}
+
+/// Samples of the model that reads a printed number.
+fn plates() -> Vec<Sample> {
+    let sample = |p: serde_json::Value| (about_page(heldout(&text(&p["file"]))), text(&p["text"]));
+    list("plates.jsonl").into_iter().map(sample).collect()
+}
+
+/// Right answers of a model, and all.
+async fn right(cluster: &Cluster, model: &str, samples: Vec<Sample>) -> (usize, usize) {
+    let n = samples.len();
+    let client = connect(&cluster.grpc).await;
+    let asked = futures::stream::iter(samples).map(|(request, expected)| {
+        let mut client = client.clone();
+        let request = v1::GenerateRequest { model: model.to_owned(), ..request };
+        async move {
+            let answer = generate(&mut client, request).await.expect("an answer");
+            answer.text.trim() == expected.trim()
+        }
+    });
+    let right =
+        asked.buffer_unordered(IN_FLIGHT).filter(|right| futures::future::ready(*right)).count().await;
+    (right, n)
+}
+
+/// Right answers of each model, and all, with a setting.
+async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (usize, usize)> {
+    let dir = |name: &str| models_dir().join(name).display().to_string();
+    let own = [dir("numbers-t5"), dir("plates-trocr")];
+    let models = ["sample:shapes-qwen2-vl", "sample:digits-whisper", &own[0], &own[1]];
+    let mut args = vec!["--precision", precision, "--kv-cache-dtype", kv, "--ec-rows", rows];
+    args.extend(models.iter().flat_map(|model| ["--model", model]));
+    let cluster = Cluster::start(&args).await;
+    let all: [(&str, fn() -> Vec<Sample>); 4] = [
+        ("shapes-qwen2-vl", shapes),
+        ("digits-whisper", digits),
+        ("numbers-t5", numbers),
+        ("plates-trocr", plates),
+    ];
+    let mut found = BTreeMap::new();
+    for (model, samples) in all {
+        found.insert(model, right(&cluster, model, samples()).await);
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_bits_cost_at_most_one_answer_in_a_hundred() {
+    let exact = measure(SETTINGS[0]).await;
+    for (model, (right, n)) in &exact {
+        let share = *right as f64 / *n as f64;
+        println!("{model} f32: {right} of {n}");
+        assert!(share >= LEAST_SHARE, "{model}: {right} of {n}");
+    }
+    for setting in &SETTINGS[1..] {
+        for (model, (right, n)) in measure(*setting).await {
+            println!("{model} {setting:?}: {right} of {n}");
+            let allowed = (MOST_LOST * n as f64).max(1.0) as usize;
+            let least = exact[model].0 - allowed;
+            assert!(right >= least, "{model} with {setting:?}: {right} of {n}, {} in f32", exact[model].0);
+        }
+    }
+}
