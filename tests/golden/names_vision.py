@@ -6,6 +6,7 @@ from transformers import (
     DonutSwinConfig,
     Florence2Config,
     Florence2ForConditionalGeneration,
+    GPT2Config,
     MBartConfig,
     TrOCRConfig,
     ViTConfig,
@@ -28,6 +29,7 @@ def models():
     return {
         "trocr-base-printed": pair(
             ViTConfig(image_size=384, qkv_bias=False), TrOCRConfig(is_decoder=True, cross_attention_hidden_size=768)),
+        "vit-gpt2": pair(ViTConfig(), GPT2Config(is_decoder=True, add_cross_attention=True)),
         "donut-base": pair(
             DonutSwinConfig(image_size=[2560, 1920], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
                             window_size=10),

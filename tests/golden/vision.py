@@ -356,7 +356,7 @@ def attempt(shape, seed):
     model = build(shape, tok)
     quiet = [tok.token_to_id(text) for text in SPECIALS + extra_specials(shape)]
     randomise(model, seed, gain=1.3, embed_std=shape.embed_std / scale_of(shape), pos_std=0.8, quiet_rows=quiet,
-              gains=VISION_GAINS + shape.gains)
+              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe."))
     head = model.get_output_embeddings().weight
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
@@ -403,7 +403,7 @@ def rounding(model, inputs, forced):
 
 
 def scale_of(shape):
-    return math.sqrt(shape.decoder.hidden_size) if shape.decoder.scale_embedding else 1.0
+    return math.sqrt(shape.decoder.hidden_size) if getattr(shape.decoder, "scale_embedding", False) else 1.0
 
 
 def extra_specials(shape):
@@ -414,6 +414,9 @@ def extra_specials(shape):
 
 def widen(model):
     """A wide last norm spreads the logits, so that the two best are not within rounding of each other."""
+    if hasattr(model, "decoder") and hasattr(model.decoder, "transformer"):
+        model.decoder.transformer.ln_f.weight.data *= 3
+        return
     captions = isinstance(model, Florence2ForConditionalGeneration)
     decoder = model.model.language_model.decoder if captions else model.decoder.model.decoder
     last = getattr(decoder, "layer_norm", None)

@@ -13,11 +13,14 @@ use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{CanvasProcessor, CanvasSettings, EncoderInput, Features, Preprocess};
 
-pub const CASES: [&str; 10] = [
+pub const CASES: [&str; 13] = [
     "trocr_vit",
     "trocr_deit_projected",
     "trocr_beit",
     "trocr_beit_shared",
+    "vit_gpt2",
+    "vit_gpt2_projected",
+    "swin_gpt2",
     "donut_shifted",
     "donut_odd_padded",
     "donut_swin_unpadded",

@@ -377,3 +377,23 @@ fn gemma_3_4b() {
     let differences = LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 };
     check("gemma-3-4b", &config, &differences);
 }
+
+#[test]
+fn vit_gpt2() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "decoder_start_token_id": 50256, "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "vit", "hidden_act": "gelu", "hidden_size": 768, "image_size": 224, "intermediate_size": 3072,
+            "layer_norm_eps": 1e-12, "num_attention_heads": 12, "num_channels": 3, "num_hidden_layers": 12,
+            "patch_size": 16, "qkv_bias": true,
+        },
+        "decoder": {
+            "model_type": "gpt2", "activation_function": "gelu_new", "add_cross_attention": true,
+            "cross_attention_hidden_size": null, "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_embd": 768,
+            "n_head": 12, "n_inner": null, "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": false,
+            "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "vocab_size": 50257,
+        },
+    });
+    let differences = LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 };
+    check("vit-gpt2", &config, &differences);
+}
