@@ -85,6 +85,7 @@ def main(groups):
         "t5": text.make_t5,
         "trocr": vision.make_trocr,
         "vit_gpt2": vision_more.make_gpt2,
+        "nougat": vision_more.make_nougat,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "video": video.make,

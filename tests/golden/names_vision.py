@@ -35,6 +35,11 @@ def models():
                             window_size=10),
             MBartConfig(decoder_layers=4, max_position_embeddings=1536, vocab_size=57525, is_decoder=True,
                         add_cross_attention=True)),
+        "nougat-base": pair(
+            DonutSwinConfig(image_size=[896, 672], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
+                            window_size=7),
+            MBartConfig(decoder_layers=10, max_position_embeddings=4096, vocab_size=50000, is_decoder=True,
+                        add_cross_attention=True)),
         "florence-2-base": (Florence2ForConditionalGeneration, Florence2Config(
             vision_config=dict(projection_dim=768),
             text_config=BartConfig(d_model=768, encoder_layers=6, decoder_layers=6, encoder_attention_heads=12,

@@ -71,6 +71,8 @@ class Shape:
     gains: tuple = ()
     prompts: tuple = ("</s>",)
     asked: tuple = ()
+    margins: bool = False
+    """True for images within a light page."""
 
     @property
     def captions(self):
@@ -243,11 +245,21 @@ def sample_images(shape):
     found = {}
     for k, (height, width) in enumerate(shape.sizes):
         pixels = scene(height, width, shape.seed + k)
+        if shape.margins:
+            pixels = within_page(pixels, k)
         sample = Image.fromarray(pixels if k + 1 < len(shape.sizes) else pixels[..., 0])
         data = io.BytesIO()
         sample.save(data, "PNG", optimize=True)
         found[f"{width}x{height}"] = data.getvalue()
     return found
+
+
+def within_page(pixels, k):
+    """The same on a page whose margins are of different widths."""
+    top, left, bottom, right = (3 + k) % 7, (5 + 3 * k) % 11, (2 * k) % 9, (4 + k) % 5
+    page = np.full((pixels.shape[0] + top + bottom, pixels.shape[1] + left + right, 3), 250 - k, np.uint8)
+    page[top:top + pixels.shape[0], left:left + pixels.shape[1]] = pixels // 2
+    return page
 
 
 def build(shape, tok):
