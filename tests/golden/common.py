@@ -57,14 +57,14 @@ def randomise(model, seed, gain=1.0, embed_std=0.5, pos_std=0.5, quiet_rows=(), 
                 x *= embed_std
             elif name.endswith("bias"):
                 x *= 0.1
-            elif "norm" in name or "ln_q" in name:
+            elif "norm" in name or ".ln_" in name:
                 x = 1 + 0.1 * x
             else:
                 x *= gain / np.sqrt(np.prod(p.shape[1:]))
                 for part, factor in gains:
                     if part in name:
                         x *= factor
-            if "embed_tokens" in name or "lm_head" in name:
+            if any(table in name for table in ("embed_tokens", "lm_head", ".wte.")):
                 for row in quiet_rows:
                     x[row] *= 0.05
             p.copy_(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)))

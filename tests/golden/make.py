@@ -54,6 +54,7 @@ def main(groups):
     import tokenizers_golden
     import video
     import vision
+    import vision_more
     import whisper
     import whisper_long
 
@@ -84,6 +85,8 @@ def main(groups):
         "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,
         "trocr": vision.make_trocr,
+        "vit_gpt2": vision_more.make_gpt2,
+        "nougat": vision_more.make_nougat,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "video": video.make,

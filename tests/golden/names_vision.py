@@ -6,6 +6,7 @@ from transformers import (
     DonutSwinConfig,
     Florence2Config,
     Florence2ForConditionalGeneration,
+    GPT2Config,
     MBartConfig,
     TrOCRConfig,
     ViTConfig,
@@ -28,10 +29,16 @@ def models():
     return {
         "trocr-base-printed": pair(
             ViTConfig(image_size=384, qkv_bias=False), TrOCRConfig(is_decoder=True, cross_attention_hidden_size=768)),
+        "vit-gpt2": pair(ViTConfig(), GPT2Config(is_decoder=True, add_cross_attention=True)),
         "donut-base": pair(
             DonutSwinConfig(image_size=[2560, 1920], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
                             window_size=10),
             MBartConfig(decoder_layers=4, max_position_embeddings=1536, vocab_size=57525, is_decoder=True,
+                        add_cross_attention=True)),
+        "nougat-base": pair(
+            DonutSwinConfig(image_size=[896, 672], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
+                            window_size=7),
+            MBartConfig(decoder_layers=10, max_position_embeddings=4096, vocab_size=50000, is_decoder=True,
                         add_cross_attention=True)),
         "florence-2-base": (Florence2ForConditionalGeneration, Florence2Config(
             vision_config=dict(projection_dim=768),

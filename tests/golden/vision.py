@@ -71,6 +71,8 @@ class Shape:
     gains: tuple = ()
     prompts: tuple = ("</s>",)
     asked: tuple = ()
+    margins: bool = False
+    """True for images within a light page."""
 
     @property
     def captions(self):
@@ -243,11 +245,21 @@ def sample_images(shape):
     found = {}
     for k, (height, width) in enumerate(shape.sizes):
         pixels = scene(height, width, shape.seed + k)
+        if shape.margins:
+            pixels = within_page(pixels, k)
         sample = Image.fromarray(pixels if k + 1 < len(shape.sizes) else pixels[..., 0])
         data = io.BytesIO()
         sample.save(data, "PNG", optimize=True)
         found[f"{width}x{height}"] = data.getvalue()
     return found
+
+
+def within_page(pixels, k):
+    """The same on a page whose margins are of different widths."""
+    top, left, bottom, right = (3 + k) % 7, (5 + 3 * k) % 11, (2 * k) % 9, (4 + k) % 5
+    page = np.full((pixels.shape[0] + top + bottom, pixels.shape[1] + left + right, 3), 250 - k, np.uint8)
+    page[top:top + pixels.shape[0], left:left + pixels.shape[1]] = pixels // 2
+    return page
 
 
 def build(shape, tok):
@@ -356,7 +368,7 @@ def attempt(shape, seed):
     model = build(shape, tok)
     quiet = [tok.token_to_id(text) for text in SPECIALS + extra_specials(shape)]
     randomise(model, seed, gain=1.3, embed_std=shape.embed_std / scale_of(shape), pos_std=0.8, quiet_rows=quiet,
-              gains=VISION_GAINS + shape.gains)
+              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe."))
     head = model.get_output_embeddings().weight
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
@@ -403,7 +415,7 @@ def rounding(model, inputs, forced):
 
 
 def scale_of(shape):
-    return math.sqrt(shape.decoder.hidden_size) if shape.decoder.scale_embedding else 1.0
+    return math.sqrt(shape.decoder.hidden_size) if getattr(shape.decoder, "scale_embedding", False) else 1.0
 
 
 def extra_specials(shape):
@@ -414,6 +426,9 @@ def extra_specials(shape):
 
 def widen(model):
     """A wide last norm spreads the logits, so that the two best are not within rounding of each other."""
+    if hasattr(model, "decoder") and hasattr(model.decoder, "transformer"):
+        model.decoder.transformer.ln_f.weight.data *= 3
+        return
     captions = isinstance(model, Florence2ForConditionalGeneration)
     decoder = model.model.language_model.decoder if captions else model.decoder.model.decoder
     last = getattr(decoder, "layer_norm", None)

@@ -73,9 +73,10 @@ impl<B: Backend> TransformerDecoder<B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn load(spec: &DecoderSpec, weights: &Weights, backend: &B) -> Result<Self, ModelError> {
-        let loader = Loader::new(backend, weights, spec.names.prefixes);
         let stack = &spec.stack;
         let names = spec.names;
+        let is_inputs_first = names.stack.attention.qkv.is_inputs_first();
+        let loader = Loader::new(backend, weights, names.prefixes).inputs_first(is_inputs_first);
         let input_layer = InputLayer::load(
             &loader,
             &spec.positions,

@@ -2,10 +2,11 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/vision_encoder_decoder/modeling_vision_encoder_decoder.py>.
 //! TrOCR has an encoder of [`vit`] and the decoder of its own, Donut one of [`swin`] and that of mBART
-//! ([`decoder`]). Quirk: where the widths differ and the decoder does not say that it reads the encoder's, a
+//! ([`decoder`]), ViT-GPT2 that of [`gpt2`]. Quirk: where the widths differ and the decoder does not say that it reads the encoder's, a
 //! linear layer stands between.
 
 mod decoder;
+mod gpt2;
 mod swin;
 mod vit;
 
@@ -35,7 +36,12 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             return Err(encoder_config.unsupported("model_type", other, "vit, deit, beit, swin, donut-swin"));
         }
     };
-    let decoder::TextDecoder { spec: decoder, reads } = decoder::decoder(&decoder_config)?;
+    let decoder::TextDecoder { spec: decoder, reads } = match decoder_config.text("model_type")? {
+        "trocr" => decoder::trocr(&decoder_config)?,
+        "mbart" => decoder::mbart(&decoder_config)?,
+        "gpt2" => gpt2::decoder(&decoder_config)?,
+        other => return Err(decoder_config.unsupported("model_type", other, "trocr, mbart, gpt2")),
+    };
     let from = encoder.output_width();
     let to = decoder.stack.hidden;
     match reads {

@@ -76,7 +76,7 @@ impl<B: Backend> SelfAttention<B> {
         let AttentionSpec { shape, bias, .. } = stack.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
         let qkv = match names.qkv {
-            QkvNames::Fused(name) => {
+            QkvNames::Fused(name) | QkvNames::FusedInputsFirst(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
                 loader.linear(&[LinearShape { name, shape: &all, bias: bias.q }])?
             }
@@ -210,10 +210,16 @@ impl<B: Backend> CrossAttention<B> {
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
             q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
-            kv: loader.linear(&[
-                LinearShape { name: k_name, shape: &kv, bias: bias.k },
-                LinearShape { name: v_name, shape: &kv, bias: bias.v },
-            ])?,
+            kv: match k_name == v_name {
+                true => {
+                    let both = [2 * kv[0], kv[1]];
+                    loader.linear(&[LinearShape { name: k_name, shape: &both, bias: bias.k }])?
+                }
+                false => loader.linear(&[
+                    LinearShape { name: k_name, shape: &kv, bias: bias.k },
+                    LinearShape { name: v_name, shape: &kv, bias: bias.v },
+                ])?,
+            },
             out: out.load(loader, cross.attention)?,
             head_norms: HeadNorms::load(loader, cross.attention)?,
             shape,

@@ -16,6 +16,8 @@ pub struct Loader<'a, B> {
     prefixes: Vec<String>,
     // Names of linear layers, each with the name of the factors on its outputs.
     scales: Vec<[&'static str; 2]>,
+    // True if linear layers are stored `[in, out]`.
+    is_inputs_first: bool,
 }
 
 /// One linear layer as stored.
@@ -100,6 +102,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             weights,
             prefixes: prefixes.iter().map(|p| (*p).to_owned()).collect(),
             scales: Vec::new(),
+            is_inputs_first: false,
         }
     }
 
@@ -110,17 +113,28 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self { scales, ..self }
     }
 
+    /// This loader for linear layers that are stored `[in, out]` where `is_inputs_first`.
+    #[must_use]
+    pub fn inputs_first(self, is_inputs_first: bool) -> Self {
+        Self { is_inputs_first, ..self }
+    }
+
     /// A loader one level down: element `idx` of the list `layers`.
     pub fn layer(&self, layers: &str, idx: usize) -> Self {
         let prefixes = self.prefixes.iter().map(|p| format!("{p}{layers}.{idx}.")).collect();
-        Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
+        self.below(prefixes)
     }
 
     /// A loader two levels down: `part` of element `idx`.
     #[must_use]
     pub fn layer_part(&self, idx: usize, part: &str) -> Self {
         let prefixes = self.prefixes.iter().map(|p| format!("{p}{idx}.{part}.")).collect();
-        Self { backend: self.backend, weights: self.weights, prefixes, scales: Vec::new() }
+        self.below(prefixes)
+    }
+
+    fn below(&self, prefixes: Vec<String>) -> Self {
+        let Self { backend, weights, is_inputs_first, .. } = *self;
+        Self { backend, weights, prefixes, scales: Vec::new(), is_inputs_first }
     }
 
     /// The back end that layers are loaded on.
@@ -184,7 +198,13 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn stored(&self, part: &LinearShape<'_>) -> Result<StoredLinear<'a>, ModelError> {
-        let weight = self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?;
+        let weight = match self.is_inputs_first {
+            false => self.tensor(part.name, "weight", part.shape, TensorRole::Matrix)?,
+            true => {
+                let shape: Vec<usize> = part.shape.iter().rev().copied().collect();
+                self.tensor(part.name, "weight", &shape, TensorRole::Matrix)?.transposed()
+            }
+        };
         let out = part.shape.first().copied().unwrap_or_default();
         let bias =
             if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };

@@ -83,7 +83,7 @@ pub struct StackNames {
 pub struct CrossNames {
     /// Norm of the attention.
     pub norm: &'static str,
-    /// Query, key and value projections.
+    /// Query, key and value projections; keys and values of one name are one matrix, the keys on top.
     pub qkv: [&'static str; 3],
     /// Output projection.
     pub out: &'static str,
@@ -105,8 +105,17 @@ pub struct AttentionNames {
 pub enum QkvNames {
     /// One matrix, the three on top of each other.
     Fused(&'static str),
+    /// As [`Self::Fused`], in a stack whose linear layers are all stored inputs first.
+    FusedInputsFirst(&'static str),
     /// Three matrices: query, key, value.
     Split([&'static str; 3]),
     /// One matrix, in which each key head has its query heads, its key and its value on top of each other.
     Grouped(&'static str),
+}
+
+impl QkvNames {
+    /// True in a stack whose linear layers are stored `[in, out]`.
+    pub fn is_inputs_first(&self) -> bool {
+        matches!(self, Self::FusedInputsFirst(_))
+    }
 }

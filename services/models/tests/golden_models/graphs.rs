@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 25] = [
+const CASES: [(&str, Modality); 26] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -38,6 +38,7 @@ const CASES: [(&str, Modality); 25] = [
     ("glm_ocr_mrope", Modality::Image),
     ("trocr_vit", Modality::Image),
     ("trocr_beit", Modality::Image),
+    ("vit_gpt2", Modality::Image),
     ("donut_odd_padded", Modality::Image),
     ("mllama_small_f32", Modality::Image),
     ("florence_windows", Modality::Image),

@@ -377,3 +377,47 @@ fn gemma_3_4b() {
     let differences = LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 };
     check("gemma-3-4b", &config, &differences);
 }
+
+#[test]
+fn vit_gpt2() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "decoder_start_token_id": 50256, "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "vit", "hidden_act": "gelu", "hidden_size": 768, "image_size": 224, "intermediate_size": 3072,
+            "layer_norm_eps": 1e-12, "num_attention_heads": 12, "num_channels": 3, "num_hidden_layers": 12,
+            "patch_size": 16, "qkv_bias": true,
+        },
+        "decoder": {
+            "model_type": "gpt2", "activation_function": "gelu_new", "add_cross_attention": true,
+            "cross_attention_hidden_size": null, "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_embd": 768,
+            "n_head": 12, "n_inner": null, "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": false,
+            "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "vocab_size": 50257,
+        },
+    });
+    let differences = LoadDifferences { not_as_stored: &[], more_tables: 1, n_computed: 0 };
+    check("vit-gpt2", &config, &differences);
+}
+
+#[test]
+fn nougat_base() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "donut-swin", "depths": [2, 2, 14, 2], "embed_dim": 128, "hidden_act": "gelu",
+            "hidden_size": 1024, "image_size": [896, 672], "layer_norm_eps": 1e-5, "mlp_ratio": 4.0,
+            "num_channels": 3, "num_heads": [4, 8, 16, 32], "num_layers": 4, "patch_size": 4, "qkv_bias": true,
+            "use_absolute_embeddings": false, "window_size": 7,
+        },
+        "decoder": {
+            "model_type": "mbart", "activation_function": "gelu", "add_final_layer_norm": true, "d_model": 1024,
+            "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 10,
+            "max_position_embeddings": 4096, "scale_embedding": true, "vocab_size": 50000,
+        },
+    });
+    let differences = LoadDifferences {
+        not_as_stored: &["relative_position_bias_table", "relative_position_index"],
+        more_tables: 1,
+        n_computed: 0,
+    };
+    check("nougat-base", &config, &differences);
+}

@@ -33,7 +33,11 @@ fn unsupported_settings_are_refused_by_key() {
         "clip_vision_model".into(),
         "vit, deit, beit, swin, donut-swin",
     );
-    check("trocr_vit", "/decoder/model_type", "gpt2".into(), "trocr, mbart");
+    check("trocr_vit", "/decoder/model_type", "bert".into(), "trocr, mbart, gpt2");
+    check("vit_gpt2", "/decoder/add_cross_attention", false.into(), "expected true");
+    check("vit_gpt2", "/decoder/scale_attn_by_inverse_layer_idx", true.into(), "expected false");
+    check("vit_gpt2", "/decoder/n_head", 5.into(), "a divisor of 24");
+    check("vit_gpt2", "/decoder/cross_attention_hidden_size", 40.into(), "24, n_embd");
     check("trocr_vit", "/decoder/cross_attention_hidden_size", 40.into(), "24, the encoder's width");
     check("trocr_vit", "/encoder/patch_size", json!([8, 4]), "the same down and across");
     check("trocr_vit", "/encoder/num_channels", 1.into(), "expected 3");

@@ -56,15 +56,26 @@ fn files_of_every_generation_are_read() {
         &[
             CanvasStep::AlignLongAxis(page),
             CanvasStep::ShortestEdge(1920),
-            CanvasStep::Thumbnail(page),
+            CanvasStep::Thumbnail { bounds: page, filter: None },
             CanvasStep::Pad(page),
         ],
         ResizeFilter::Bilinear,
     );
     check(
         serde_json::json!({ "image_processor_type": "DonutImageProcessor", "do_resize": false, "do_pad": false }),
-        &[CanvasStep::Thumbnail(page)],
+        &[CanvasStep::Thumbnail { bounds: page, filter: None }],
         ResizeFilter::Bilinear,
+    );
+    let page = size(672, 896);
+    check(
+        serde_json::json!({ "image_processor_type": "NougatImageProcessor", "resample": 1 }),
+        &[
+            CanvasStep::CropMargin,
+            CanvasStep::ShortestEdge(672),
+            CanvasStep::Thumbnail { bounds: page, filter: Some(ResizeFilter::Bicubic) },
+            CanvasStep::Pad(page),
+        ],
+        ResizeFilter::Lanczos,
     );
 }
 
@@ -97,7 +108,7 @@ fn unsupported_settings_are_refused_by_name() {
         assert!(error.starts_with(&format!("preprocessor_config.json: {key} is ")), "{error}");
         assert!(error.contains(expect), "{error}");
     };
-    check("image_processor_type", "NougatImageProcessor".into(), "ViTImageProcessor, or that of DeiT");
+    check("image_processor_type", "PvtImageProcessor".into(), "ViTImageProcessor, or that of DeiT");
     check("do_resize", false.into(), "expected true");
     check("do_pad", true.into(), "expected false");
     check("do_reduce_labels", true.into(), "expected false");

@@ -31,22 +31,20 @@ pub(super) struct TextDecoder {
     pub reads: Option<usize>,
 }
 
-/// The decoder of a section of a configuration.
+/// mBART's decoder.
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
-pub(super) fn decoder(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
-    match config.text("model_type")? {
-        "trocr" => trocr(config),
-        "mbart" => {
-            let spec = bart::decoder(config, bart::MBART, config.size("d_model")?)?;
-            Ok(TextDecoder { spec: DecoderSpec { names: &MBART, ..spec }, reads: None })
-        }
-        other => Err(config.unsupported("model_type", other, "trocr, mbart")),
-    }
+pub(super) fn mbart(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
+    let spec = bart::decoder(config, bart::MBART, config.size("d_model")?)?;
+    Ok(TextDecoder { spec: DecoderSpec { names: &MBART, ..spec }, reads: None })
 }
 
-fn trocr(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
+/// TrOCR's decoder.
+///
+/// # Errors
+/// As [`mbart`].
+pub(super) fn trocr(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
     const READS: &str = "cross_attention_hidden_size";
     let reads = match config.get(READS) {
         Some(_) => Some(config.size(READS)?),

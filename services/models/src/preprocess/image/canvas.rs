@@ -1,6 +1,6 @@
 //! Images to a canvas: resized, turned, padded or cut to the size that the model reads, then normalised patches.
 //!
-//! This is what transformers' processors of ViT, DeiT, BEiT, Donut and CLIP do, with Pillow as the back end
+//! This is what transformers' processors of ViT, DeiT, BEiT, Donut, Nougat and CLIP do, with Pillow as the back end
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/image_processing_donut.py>
 //! and its like). Which steps there are is data; [`steps`] does them, [`settings`] reads them from a file.
 //!

@@ -38,6 +38,7 @@ enum ProcessorKind {
     Deit,
     Beit,
     Donut,
+    Nougat,
     Clip,
     Siglip,
     LlavaNext,
@@ -69,7 +70,11 @@ impl CanvasSettings {
         let kind = kind(&file)?;
         let has_clips_colours =
             kind.is_clip() || matches!(kind, ProcessorKind::LlavaOneVision | ProcessorKind::GotOcr2);
-        let [mean, std] = if has_clips_colours { OPENAI_CLIP } else { IMAGENET };
+        let [mean, std] = match kind {
+            _ if has_clips_colours => OPENAI_CLIP,
+            ProcessorKind::Nougat => IMAGENET_DEFAULT,
+            _ => IMAGENET,
+        };
         let (mean, std) = match file.bool("do_normalize")?.unwrap_or(true) {
             true => (channels(&file, "image_mean", mean)?, channels(&file, "image_std", std)?),
             false => ([0.0; 3], [1.0; 3]),
@@ -82,7 +87,7 @@ impl CanvasSettings {
             false => 1.0,
         };
         let default = match kind {
-            ProcessorKind::Vit | ProcessorKind::Donut => ResizeFilter::Bilinear,
+            ProcessorKind::Vit | ProcessorKind::Donut | ProcessorKind::Nougat => ResizeFilter::Bilinear,
             ProcessorKind::Deit
             | ProcessorKind::Beit
             | ProcessorKind::Clip
@@ -93,7 +98,7 @@ impl CanvasSettings {
             ProcessorKind::Idefics => ResizeFilter::Lanczos,
         };
         let steps = match kind {
-            ProcessorKind::Donut => donut_steps(&file)?,
+            ProcessorKind::Donut | ProcessorKind::Nougat => page_steps(&file, kind)?,
             ProcessorKind::Idefics => idefics_steps(&file)?,
             _ => steps(&file, kind)?,
         };
@@ -131,6 +136,7 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "DeiT" => Ok(ProcessorKind::Deit),
         "Beit" => Ok(ProcessorKind::Beit),
         "Donut" => Ok(ProcessorKind::Donut),
+        "Nougat" => Ok(ProcessorKind::Nougat),
         "CLIP" => Ok(ProcessorKind::Clip),
         "Siglip" => Ok(ProcessorKind::Siglip),
         "LlavaNext" => Ok(ProcessorKind::LlavaNext),
@@ -139,7 +145,7 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "GotOcr2" => Ok(ProcessorKind::GotOcr2),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, or that of DeiT, Beit, Donut, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2 or Gemma3",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, Nougat, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2 or Gemma3",
         )),
     }
 }
@@ -189,21 +195,30 @@ fn idefics_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
     }
 }
 
-/// Align, resize, thumbnail, pad: each by its own switch.
-fn donut_steps(file: &JsonFile) -> Result<Vec<CanvasStep>, ModelError> {
-    let size = size_setting(file, "size", ProcessorKind::Donut)?;
-    let SizeSetting::Exact(size) =
-        size.unwrap_or(SizeSetting::Exact(ImageSize { width: 1920, height: 2560 }))
-    else {
+/// Crop margins, align, resize, thumbnail, pad: each by its own switch.
+fn page_steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelError> {
+    let is_nougat = kind == ProcessorKind::Nougat;
+    let page = match is_nougat {
+        true => ImageSize { width: 672, height: 896 },
+        false => ImageSize { width: 1920, height: 2560 },
+    };
+    let size = size_setting(file, "size", kind)?;
+    let SizeSetting::Exact(size) = size.unwrap_or(SizeSetting::Exact(page)) else {
         return Err(file.wrong("size", "height and width"));
     };
     if file.bool("do_center_crop")? == Some(true) {
         return Err(file.wrong("do_center_crop", "false"));
     }
+    if !is_nougat && file.bool("do_crop_margin")? == Some(true) {
+        return Err(file.wrong("do_crop_margin", "false"));
+    }
+    // Nougat's has a filter of its own, whatever `resample` says.
+    let filter = is_nougat.then_some(ResizeFilter::Bicubic);
     let switches = [
+        ("do_crop_margin", is_nougat, CanvasStep::CropMargin),
         ("do_align_long_axis", false, CanvasStep::AlignLongAxis(size)),
         ("do_resize", true, CanvasStep::ShortestEdge(size.width.min(size.height))),
-        ("do_thumbnail", true, CanvasStep::Thumbnail(size)),
+        ("do_thumbnail", true, CanvasStep::Thumbnail { bounds: size, filter }),
         ("do_pad", true, CanvasStep::Pad(size)),
     ];
     let mut steps = Vec::new();

@@ -1,5 +1,8 @@
 //! Steps from a decoded image to a canvas. Sizes are Python's arithmetic; a size is checked against the limit
 //! before memory is taken for it.
+//!
+//! Nougat's thumbnail averages squares of pixels first where it makes a side less than a quarter as long, which takes an
+//! image more than five times as long as wide; here the filter does all of it.
 
 use crate::error::ItemError;
 use crate::preprocess::image::pixels::{ImageSize, RgbPixels};
@@ -10,14 +13,21 @@ use triptych_core::limits::Limits;
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CanvasStep {
+    /// Cut to the box of what is dark beside the lightest and the darkest of the image: a page without its margins.
+    CropMargin,
     /// A quarter turn to the right, if the longer side is then where the longer side of this size is.
     AlignLongAxis(ImageSize),
     /// Resized to this size, whatever the shape.
     Exact(ImageSize),
     /// Resized so that the shorter side is this long; the shape stays.
     ShortestEdge(u32),
-    /// Made smaller until it fits into this size; the shape stays, but for a square one.
-    Thumbnail(ImageSize),
+    /// Made smaller until it fits into these bounds; the shape stays, but for a square one.
+    Thumbnail {
+        /// The bounds.
+        bounds: ImageSize,
+        /// Its filter; `None`: that of every resize.
+        filter: Option<ResizeFilter>,
+    },
     /// Laid in the middle of a black canvas of this size.
     Pad(ImageSize),
     /// The middle of this size; black where the image ends.
@@ -29,7 +39,7 @@ impl CanvasStep {
     pub fn max_size(self) -> Option<ImageSize> {
         match self {
             // A high image is only as wide as its shape says, which may be more than the bounds are wide.
-            Self::Thumbnail(bounds) => {
+            Self::Thumbnail { bounds, .. } => {
                 let side = bounds.width.max(bounds.height);
                 Some(ImageSize { width: side, height: side })
             }
@@ -41,7 +51,9 @@ impl CanvasStep {
     pub fn fixed_size(self) -> Option<ImageSize> {
         match self {
             Self::Exact(size) | Self::Pad(size) | Self::CenterCrop(size) => Some(size),
-            Self::AlignLongAxis(_) | Self::ShortestEdge(_) | Self::Thumbnail(_) => None,
+            Self::CropMargin | Self::AlignLongAxis(_) | Self::ShortestEdge(_) | Self::Thumbnail { .. } => {
+                None
+            }
         }
     }
 
@@ -53,13 +65,14 @@ impl CanvasStep {
     ) -> Result<RgbPixels, ItemError> {
         let size = image.size;
         match self {
+            Self::CropMargin => Ok(without_margin(image)),
             Self::AlignLongAxis(target) if lies_across(size, target) => Ok(turned_right(&image)),
             Self::AlignLongAxis(_) => Ok(image),
             Self::Exact(target) => resized(image, target, filter, limits),
             Self::ShortestEdge(edge) => resized(image, with_shortest_edge(size, edge), filter, limits),
-            Self::Thumbnail(bounds) => match thumbnail(size, bounds) {
+            Self::Thumbnail { bounds, filter: own } => match thumbnail(size, bounds) {
                 target if target == size => Ok(image),
-                target => resized(image, target, filter, limits),
+                target => resized(image, target, own.unwrap_or(filter), limits),
             },
             Self::Pad(target) if size.width > target.width || size.height > target.height => {
                 Err(ItemError::Unsupported(format!(
@@ -80,6 +93,34 @@ impl CanvasStep {
             }
         }
     }
+}
+
+/// The part of an image within its margins. Pixels count by their grey value, stretched so that the darkest is 0 and
+/// the lightest 255: those from 200 are margin. An image of one grey value stays.
+fn without_margin(image: RgbPixels) -> RgbPixels {
+    const MARGIN: f64 = 200.0;
+    let width = image.size.width.max(1) as usize;
+    // Pillow's grey, in 16 bits behind the point.
+    let grey = |rgb: &[u8; 3]| {
+        let [r, g, b] = rgb.map(u32::from);
+        (r * 19_595 + g * 38_470 + b * 7_471 + 0x8000) >> 16
+    };
+    let values: Vec<u32> = image.rgb.as_chunks().0.iter().map(grey).collect();
+    let (Some(&darkest), Some(&lightest)) = (values.iter().min(), values.iter().max()) else { return image };
+    if darkest == lightest {
+        return image;
+    }
+    let range = f64::from(lightest - darkest);
+    let is_dark = |value: u32| f64::from(value - darkest) / range * 255.0 < MARGIN;
+    let [mut top, mut left, mut bottom, mut right] = [usize::MAX, usize::MAX, 0, 0];
+    for (i, _) in values.iter().enumerate().filter(|(_, value)| is_dark(**value)) {
+        let [y, x] = [i / width, i % width];
+        (top, left) = (top.min(y), left.min(x));
+        (bottom, right) = (bottom.max(y + 1), right.max(x + 1));
+    }
+    // The darkest pixel is dark.
+    let size = ImageSize { width: (right - left) as u32, height: (bottom - top) as u32 };
+    cut(&image, size, [left as i64, top as i64])
 }
 
 /// True if the longer side of one is the shorter of the other.
@@ -194,6 +235,27 @@ mod tests {
         step.apply(numbered(width, height), ResizeFilter::Bilinear, &Limits::default())
     }
 
+    fn thumbnail_of(width: u32, height: u32) -> CanvasStep {
+        CanvasStep::Thumbnail { bounds: ImageSize { width, height }, filter: None }
+    }
+
+    #[test]
+    fn a_margin_is_what_is_light_beside_the_darkest() {
+        let check = |rows: &[&[u8]], expect: &[&[u8]]| {
+            let size = |rows: &[&[u8]]| ImageSize { width: rows[0].len() as u32, height: rows.len() as u32 };
+            let pixels = |rows: &[&[u8]]| RgbPixels {
+                size: size(rows),
+                rgb: rows.iter().flat_map(|row| row.iter().flat_map(|v| [*v; 3])).collect(),
+            };
+            assert_eq!(without_margin(pixels(rows)), pixels(expect), "{rows:?}");
+        };
+        check(&[&[255, 255, 255], &[255, 0, 255], &[255, 255, 199]], &[&[0, 255], &[255, 199]]);
+        // 156 of 200 is stretched to 198.9, 157 to 200.2.
+        check(&[&[200, 156, 157, 0, 200]], &[&[156, 157, 0]]);
+        check(&[&[200, 157, 0]], &[&[0]]);
+        check(&[&[7, 7], &[7, 7]], &[&[7, 7], &[7, 7]]);
+    }
+
     #[test]
     fn a_crop_of_an_odd_rest_leans_to_the_top_left_and_fills_with_black() {
         let size = |width, height| ImageSize { width, height };
@@ -227,8 +289,7 @@ mod tests {
             let error = apply(step, width, height).expect_err("too large");
             assert!(matches!(error, ItemError::TooLarge { .. }), "{error}");
         }
-        let error =
-            apply(CanvasStep::Thumbnail(ImageSize { width: 4, height: 4 }), 1, 60_000).expect_err("no width");
+        let error = apply(thumbnail_of(4, 4), 1, 60_000).expect_err("no width");
         assert!(matches!(error, ItemError::Empty(_)), "{error}");
     }
 }
