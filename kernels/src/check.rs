@@ -9,6 +9,7 @@ use crate::ops::{Angles, CarriedToken, ChooseBatch, Indices, KernelError, Offset
 
 mod attention;
 mod conv;
+mod recurrent;
 pub(crate) mod sizes;
 
 pub(crate) use attention::{
@@ -16,6 +17,9 @@ pub(crate) use attention::{
     same_heads, swap, write_kv,
 };
 pub(crate) use conv::{Planes, Windows, depthwise2d, unfold, unfold2d};
+pub(crate) use recurrent::{
+    StatesAt, causal_conv, copy_states, gated_delta_rule, multiply_gated, reset_states, state_layout,
+};
 pub(crate) use sizes::{divides, indices, same};
 
 /// `(n_tokens, width)` of an activation.

@@ -17,11 +17,13 @@ use crate::check::{self, Attended, Dims};
 use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ExpertLayers, HostStep, Indices,
-    KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed, ScoreBias,
-    Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView, WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, DeltaRows, ExpertLayers, HostStep,
+    Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed,
+    ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen, WeightView,
+    WeightedRows,
 };
 use crate::precision::Precision;
+use crate::states::HostStates;
 use crate::stored;
 
 mod simd;
@@ -39,8 +41,10 @@ mod pool;
 
 mod attention;
 mod caches;
+mod causal_conv;
 mod context;
 mod conv;
+mod delta;
 mod kv;
 mod linear;
 mod norm;
@@ -48,7 +52,9 @@ mod peak;
 mod rope;
 mod rows;
 
+pub use causal_conv::CpuCausalConv;
 pub use conv::CpuDepthwise;
+pub use delta::CpuDecay;
 pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;
@@ -58,6 +64,7 @@ pub use peak::Peak;
 pub use simd::{Isa, NoSuchIsa};
 pub use table::{CpuTable, is_table_of_logits, table_bytes};
 
+use causal_conv::At;
 use cell::{Bf16Dot, Bf16Fma, F32Fma, Int8Fma};
 use context::Context;
 use kv::{Columns, Pages};
@@ -151,6 +158,9 @@ impl Backend for CpuBackend {
     type Norm = CpuNorm;
     type Depthwise = CpuDepthwise;
     type Bias = HostBias;
+    type CausalConv = CpuCausalConv;
+    type Decay = CpuDecay;
+    type StateCache = HostStates;
     type KvCache = CpuKvCache;
     type HostKvCache = CpuKvCache;
     type Step = HostStep;
@@ -208,7 +218,19 @@ impl Backend for CpuBackend {
     }
 
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<CpuDepthwise> {
-        Ok(CpuDepthwise(stored::taps(weight, bias)?))
+        Ok(CpuDepthwise(stored::taps("load_depthwise", weight, bias)?))
+    }
+
+    fn load_causal_conv(
+        &self,
+        weight: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+    ) -> Result<CpuCausalConv> {
+        Ok(CpuCausalConv(stored::causal_taps(weight, bias)?))
+    }
+
+    fn load_decay(&self, a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<CpuDecay> {
+        Ok(CpuDecay(stored::Decays::new(a_log, dt_bias)?))
     }
 
     fn load_bias(&self, bias: StoredBias<'_>) -> Result<HostBias> {
@@ -314,6 +336,12 @@ impl Backend for CpuBackend {
     fn gate(&self, x: &CpuTensor, act: Activation) -> Result<CpuTensor> {
         let width = check::divides("gate", "x width", 2, x.dims().1)?;
         Ok(rows::gate(&self.context, x, width, act))
+    }
+
+    fn multiply_gated(&self, x: &mut CpuTensor, gate: &CpuTensor, act: Activation) -> Result<()> {
+        check::multiply_gated(x.dims(), gate.dims())?;
+        rows::multiply_gated(&self.context, x, gate, act);
+        Ok(())
     }
 
     fn fused_experts(&self, experts: &Self::Experts, routed: Routed<'_, CpuTensor>) -> Result<CpuTensor> {
@@ -462,6 +490,51 @@ impl Backend for CpuBackend {
             }
             Pages::Int8(pages) => attention::paged::<Int8Fma>(&self.context, pages, step),
         })
+    }
+
+    fn state_cache(&self, layout: StateLayout) -> Result<HostStates> {
+        HostStates::new(layout)
+    }
+
+    fn state_slot_bytes(&self, layout: StateLayout) -> usize {
+        layout.slot_bytes()
+    }
+
+    fn copy_states(&self, cache: &mut HostStates, pairs: &[(u32, u32)]) -> Result<()> {
+        cache.copy(pairs)
+    }
+
+    fn reset_states(&self, cache: &mut HostStates, slots: &[u32]) -> Result<()> {
+        cache.reset(slots)
+    }
+
+    fn causal_conv(
+        &self,
+        step: &HostStep,
+        at: StateSlots<'_, HostStates>,
+        x: &CpuTensor,
+        w: &CpuCausalConv,
+        act: Activation,
+    ) -> Result<CpuTensor> {
+        let StateSlots { cache: states, layer, seqs } = at;
+        check::causal_conv(x.dims(), [w.0.kernel[1], w.0.channels], states.at(layer, seqs))?;
+        let batch = step.recurrent("causal_conv", seqs)?;
+        Ok(causal_conv::causal_conv(&self.context, x, w, act, At { states, layer, batch }))
+    }
+
+    fn gated_delta_rule(
+        &self,
+        step: &HostStep,
+        at: StateSlots<'_, HostStates>,
+        rows: DeltaRows<'_, CpuTensor>,
+        decay: &CpuDecay,
+    ) -> Result<CpuTensor> {
+        let StateSlots { cache: states, layer, seqs } = at;
+        let given = [rows.qkv, rows.beta_decay].map(CpuTensor::dims);
+        let heads = [rows.n_key_heads, decay.0.rates.len()];
+        let out = check::gated_delta_rule(given, heads, states.at(layer, seqs))?;
+        let batch = step.recurrent("gated_delta_rule", seqs)?;
+        Ok(delta::gated_delta_rule(&self.context, rows, decay, out, At { states, layer, batch }))
     }
 }
 

@@ -15,6 +15,7 @@ pub mod sampling;
 mod check;
 mod experts;
 mod host;
+mod states;
 mod stored;
 
 #[cfg(feature = "reference")]
@@ -31,3 +32,4 @@ pub use ops::{Backend, KernelError};
 pub use precision::Precision;
 #[cfg(feature = "reference")]
 pub use reference::ReferenceBackend;
+pub use states::HostStates;

@@ -22,6 +22,7 @@ mod error;
 mod experts;
 mod graph;
 mod pending;
+mod recurrent;
 mod rotary;
 mod stage;
 mod weights;
@@ -39,10 +40,11 @@ pub use error::{KernelError, Result};
 pub use experts::{ExpertLayers, Routed, RouterScores, Routing};
 pub use graph::{Captured, CapturedForward, DeviceForward, ForwardInputs, Prepare};
 pub use pending::{CarriedToken, PendingChoices, Submitted};
+pub use recurrent::{DeltaRows, PADDING_SLOT, RecurrentBatch, StateLayout, StateSlots};
 pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{
-    Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, Sequences, StageBuilder,
-    WeightedRows,
+    Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, RecurrentSequences,
+    Sequences, StageBuilder, WeightedRows,
 };
 pub(crate) use stage::{ArrayContent, SeqLens, StagedArray};
 pub use weights::{LinearPart, WeightView};
@@ -65,6 +67,8 @@ pub enum Activation {
     Relu,
     /// The hyperbolic tangent.
     Tanh,
+    /// `1 / (1 + e⁻ˣ)`.
+    Sigmoid,
 }
 
 /// Kind of a norm.
@@ -100,6 +104,12 @@ pub trait Backend: Clone + Send + Sync + 'static {
     type Depthwise: Send + Sync;
     /// A bias on attention scores.
     type Bias: Send + Sync;
+    /// Taps of a causal convolution.
+    type CausalConv: Send + Sync;
+    /// Decays of the heads of the gated delta rule.
+    type Decay: Send + Sync;
+    /// A cache of recurrent states.
+    type StateCache: Send;
     /// A paged KV cache.
     type KvCache: Send;
     /// A paged KV cache in host memory, to swap with.
@@ -169,6 +179,15 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Takes a depthwise convolution's `weight [channels, 1, kernel, kernel]` and `bias [channels]`.
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>)
     -> Result<Self::Depthwise>;
+
+    /// Takes a causal convolution's `weight [channels, 1, kernel]` and `bias [channels]`.
+    fn load_causal_conv(
+        &self,
+        weight: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+    ) -> Result<Self::CausalConv>;
+    /// Takes the decays of heads: `a_log [n_heads]`, the logarithm of their rates, and `dt_bias [n_heads]`.
+    fn load_decay(&self, a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<Self::Decay>;
 
     /// Takes a bias on attention scores.
     fn load_bias(&self, bias: StoredBias<'_>) -> Result<Self::Bias>;
@@ -248,6 +267,8 @@ pub trait Backend: Clone + Send + Sync + 'static {
     fn softcap(&self, x: &mut Self::Tensor, c: f32) -> Result<()>;
     /// `act(x[:, ..w]) · x[:, w..]` with `w = width / 2`, the gate of a gated feed-forward: `[n_tokens, width / 2]`.
     fn gate(&self, x: &Self::Tensor, act: Activation) -> Result<Self::Tensor>;
+    /// `x = x · act(gate)`, both `[n_tokens, width]`.
+    fn multiply_gated(&self, x: &mut Self::Tensor, gate: &Self::Tensor, act: Activation) -> Result<()>;
     /// Sums of the experts that each row is routed to, plus `residual` if there is one: `[n_tokens, hidden]`. A row's value is
     /// `Σ weight · down(act(gate x) · up x)` over its experts in the order of their numbers.
     fn fused_experts(
@@ -414,6 +435,39 @@ pub trait Backend: Clone + Send + Sync + 'static {
         q: &Self::Tensor,
         kv: KvLayer<'_, Self::KvCache, Self::Bias, Self::Tensor>,
         shape: AttentionShape,
+    ) -> Result<Self::Tensor>;
+
+    // Recurrent states.
+
+    /// A cache of zeros, `layout.n_slots` slots by `layout.n_layers` layers.
+    fn state_cache(&self, layout: StateLayout) -> Result<Self::StateCache>;
+    /// Bytes of one slot of such a cache, all layers together.
+    fn state_slot_bytes(&self, layout: StateLayout) -> usize;
+    /// Copies whole slots, all layers, in order: `[(from, to)]`.
+    fn copy_states(&self, cache: &mut Self::StateCache, pairs: &[(u32, u32)]) -> Result<()>;
+    /// Zeros in whole slots, all layers, whatever was there.
+    fn reset_states(&self, cache: &mut Self::StateCache, slots: &[u32]) -> Result<()>;
+    /// A causal convolution of each channel by itself over the rows of each sequence, `[n_tokens, channels]`:
+    /// `act(bias + Σⱼ weight[j] · x[t − kernel + 1 + j])`. Rows before those of the step come from the sequence's slot, whose last
+    /// `kernel − 1` rows are then kept there. A row has the same bits however a sequence is cut into steps.
+    fn causal_conv(
+        &self,
+        step: &Self::Step,
+        at: StateSlots<'_, Self::StateCache>,
+        x: &Self::Tensor,
+        w: &Self::CausalConv,
+        act: Activation,
+    ) -> Result<Self::Tensor>;
+    /// The gated delta rule, token by token: `[n_tokens, n_heads·value_dim]`. Queries and keys are divided by their L2 norm (1e-6 is
+    /// added to its square), and queries by the root of `key_dim`; with `β = sigmoid(b)` and
+    /// `g = −exp(a_log) · softplus(a + dt_bias)` the state `S [key_dim, value_dim]` of a head becomes `S' = e^g S`, then
+    /// `S' + k ⊗ β (v − S'ᵀ k)`, and the row of the head is `Sᵀ q`. A row has the same bits however a sequence is cut into steps.
+    fn gated_delta_rule(
+        &self,
+        step: &Self::Step,
+        at: StateSlots<'_, Self::StateCache>,
+        rows: DeltaRows<'_, Self::Tensor>,
+        decay: &Self::Decay,
     ) -> Result<Self::Tensor>;
 
     // Graphs.

@@ -12,21 +12,24 @@ use crate::check::{self, Attended, Dims};
 use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ExpertLayers, HostStep, Indices,
-    KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed, ScoreBias,
-    Sequences, StageBuilder, StoredBias, Unfold, Varlen, WeightView, WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, DeltaRows, ExpertLayers, HostStep,
+    Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed,
+    ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen, WeightView,
+    WeightedRows,
 };
+use crate::states::HostStates;
 use crate::stored;
 
 mod attention;
 mod cache;
 mod conv;
+mod recurrent;
 mod rows;
 mod tensor;
 mod weights;
 
 pub use cache::ReferenceKvCache;
-pub use weights::{ReferenceDepthwise, ReferenceLinear, ReferenceNorm};
+pub use weights::{ReferenceCausalConv, ReferenceDecay, ReferenceDepthwise, ReferenceLinear, ReferenceNorm};
 
 use tensor::{InOp, dims, matrix, values, vector};
 
@@ -49,6 +52,9 @@ impl Backend for ReferenceBackend {
     type Norm = ReferenceNorm;
     type Depthwise = ReferenceDepthwise;
     type Bias = HostBias;
+    type CausalConv = ReferenceCausalConv;
+    type Decay = ReferenceDecay;
+    type StateCache = HostStates;
     type KvCache = ReferenceKvCache;
     type HostKvCache = ReferenceKvCache;
     type Step = HostStep;
@@ -95,7 +101,19 @@ impl Backend for ReferenceBackend {
         weight: WeightView<'_>,
         bias: Option<WeightView<'_>>,
     ) -> Result<ReferenceDepthwise> {
-        Ok(ReferenceDepthwise(stored::taps(weight, bias)?))
+        Ok(ReferenceDepthwise(stored::taps("load_depthwise", weight, bias)?))
+    }
+
+    fn load_causal_conv(
+        &self,
+        weight: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+    ) -> Result<ReferenceCausalConv> {
+        Ok(ReferenceCausalConv(stored::causal_taps(weight, bias)?))
+    }
+
+    fn load_decay(&self, a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<ReferenceDecay> {
+        Ok(ReferenceDecay(stored::Decays::new(a_log, dt_bias)?))
     }
 
     fn load_bias(&self, bias: StoredBias<'_>) -> Result<HostBias> {
@@ -196,6 +214,12 @@ impl Backend for ReferenceBackend {
     fn gate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
         let width = check::divides("gate", "x width", 2, dims(x).1)?;
         rows::gate(x, width, act)
+    }
+
+    fn multiply_gated(&self, x: &mut Tensor, gate: &Tensor, act: Activation) -> Result<()> {
+        check::multiply_gated(dims(x), dims(gate))?;
+        *x = rows::multiply_gated(x, gate, act).op("multiply_gated")?;
+        Ok(())
     }
 
     fn fused_experts(&self, experts: &Self::Experts, routed: Routed<'_, Tensor>) -> Result<Tensor> {
@@ -315,6 +339,50 @@ impl Backend for ReferenceBackend {
             shape,
             (HostMask::of(op, step, mask)?, bias),
         )
+    }
+
+    fn state_cache(&self, layout: StateLayout) -> Result<HostStates> {
+        HostStates::new(layout)
+    }
+
+    fn state_slot_bytes(&self, layout: StateLayout) -> usize {
+        layout.slot_bytes()
+    }
+
+    fn copy_states(&self, cache: &mut HostStates, pairs: &[(u32, u32)]) -> Result<()> {
+        cache.copy(pairs)
+    }
+
+    fn reset_states(&self, cache: &mut HostStates, slots: &[u32]) -> Result<()> {
+        cache.reset(slots)
+    }
+
+    fn causal_conv(
+        &self,
+        step: &HostStep,
+        at: StateSlots<'_, HostStates>,
+        x: &Tensor,
+        w: &ReferenceCausalConv,
+        act: Activation,
+    ) -> Result<Tensor> {
+        let StateSlots { cache: states, layer, seqs } = at;
+        check::causal_conv(dims(x), [w.0.kernel[1], w.0.channels], states.at(layer, seqs))?;
+        let batch = step.recurrent("causal_conv", seqs)?;
+        recurrent::causal_conv(x, &w.0, act, recurrent::At { states, layer, batch })
+    }
+
+    fn gated_delta_rule(
+        &self,
+        step: &HostStep,
+        at: StateSlots<'_, HostStates>,
+        rows: DeltaRows<'_, Tensor>,
+        decay: &ReferenceDecay,
+    ) -> Result<Tensor> {
+        let StateSlots { cache: states, layer, seqs } = at;
+        let (given, heads) = ([rows.qkv, rows.beta_decay].map(dims), [rows.n_key_heads, decay.0.rates.len()]);
+        let out = check::gated_delta_rule(given, heads, states.at(layer, seqs))?;
+        let batch = step.recurrent("gated_delta_rule", seqs)?;
+        recurrent::gated_delta_rule(rows, &decay.0, out, recurrent::At { states, layer, batch })
     }
 }
 

@@ -162,9 +162,15 @@ pub(crate) struct Taps {
     pub(crate) bias: Option<Vec<f32>>,
 }
 
+/// Weight `[channels, 1, kernel]` and bias `[channels]` of a causal convolution, whose taps are those across.
+pub(crate) fn causal_taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<Taps> {
+    let op = "load_causal_conv";
+    let [channels, 1, kernel] = *weight.shape else { return Err(rank(op, "weight", weight)) };
+    taps(op, WeightView { shape: &[channels, 1, 1, kernel], ..weight }, bias)
+}
+
 /// Weight `[channels, 1, down, across]` and bias `[channels]` of a depthwise convolution.
-pub(crate) fn taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<Taps> {
-    let op = "load_depthwise";
+pub(crate) fn taps(op: &'static str, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<Taps> {
     let [channels, 1, down, across] = *weight.shape else { return Err(rank(op, "weight", weight)) };
     if let Some(bias) = bias {
         sizes::same(op, "bias", bias.shape, &[channels])?;
@@ -174,6 +180,26 @@ pub(crate) fn taps(weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Resu
     let weight =
         (0..n_taps).flat_map(|tap| stored.iter().skip(tap).step_by(n_taps)).copied().collect::<Vec<f32>>();
     Ok(Taps { channels, kernel: [down, across], weight, bias: bias.map(|b| to_f32(op, b)).transpose()? })
+}
+
+/// Decays of the heads of the gated delta rule.
+#[derive(Debug)]
+pub(crate) struct Decays {
+    /// `−exp(a_log)`, `[n_heads]`.
+    pub(crate) rates: Vec<f32>,
+    /// `[n_heads]`.
+    pub(crate) dt_bias: Vec<f32>,
+}
+
+impl Decays {
+    /// Takes the logarithms of rates and the bias of the step, `[n_heads]` each.
+    pub(crate) fn new(a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<Self> {
+        let op = "load_decay";
+        let [n_heads] = *a_log.shape else { return Err(rank(op, "a_log", a_log)) };
+        sizes::same(op, "dt_bias", dt_bias.shape, &[n_heads])?;
+        let rates = to_f32(op, a_log)?.into_iter().map(|a| -a.exp()).collect();
+        Ok(Self { rates, dt_bias: to_f32(op, dt_bias)? })
+    }
 }
 
 /// `(out, in)` of a part, dimensions after the first taken together.

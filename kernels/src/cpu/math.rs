@@ -120,6 +120,7 @@ pub(super) fn activate<S: Simd>(s: S, act: Activation, x: S::V) -> S::V {
         Activation::Silu => s.mul(x, sigmoid(s, x)),
         Activation::Relu => s.max(x, s.splat(0.0)),
         Activation::Tanh => tanh(s, x),
+        Activation::Sigmoid => sigmoid(s, x),
     }
 }
 
@@ -130,6 +131,24 @@ pub(super) fn softcap<S: Simd>(s: S, x: &mut [f32], c: f32) {
     for x in x.chunks_mut(S::LANES) {
         let capped = s.mul(tanh(s, s.mul(s.load_or(x, 0.0), inverse)), bound);
         s.store_some(x, capped);
+    }
+}
+
+/// `x = x · act(gate)` over slices of one length.
+pub(super) struct MultiplyGated<'a> {
+    /// The values.
+    pub(super) x: &'a mut [f32],
+    pub(super) gate: &'a [f32],
+    pub(super) act: Activation,
+}
+
+impl Kernel for MultiplyGated<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (x, gate) in self.x.chunks_mut(S::LANES).zip(self.gate.chunks(S::LANES)) {
+            let gated = s.mul(s.load_or(x, 0.0), activate(s, self.act, s.load_or(gate, 0.0)));
+            s.store_some(x, gated);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use triptych_core::EncodedRows;
 
 use super::context::Context;
-use super::math::{Gate, Softcap};
+use super::math::{Gate, MultiplyGated, Softcap};
 use super::matrix::{CpuTensor, unwritten};
 use crate::check::Transposed;
 use crate::ops::Activation;
@@ -96,6 +96,16 @@ pub(super) fn softcap(context: &Context, x: &mut CpuTensor, c: f32) {
     let (_, width) = x.dims();
     context.pool.rows(x.data_mut(), width, 4 * width / VALUES_PER_NS, |_, x| {
         context.isa.run(Softcap { x, c });
+    });
+}
+
+/// `x = x · act(gate)`, both `[n_tokens, width]`.
+pub(super) fn multiply_gated(context: &Context, x: &mut CpuTensor, gate: &CpuTensor, act: Activation) {
+    let (_, width) = x.dims();
+    let gate = gate.data();
+    context.pool.rows(x.data_mut(), width, 2 * width / VALUES_PER_NS, |row, x| {
+        let gate = &gate[row * width..][..x.len()];
+        context.isa.run(MultiplyGated { x, gate, act });
     });
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "intrinsics.cuh"
 
-enum Activation : uint32_t { kIdentity, kGelu, kGeluTanh, kQuickGelu, kSilu, kRelu, kTanh };
+enum Activation : uint32_t { kIdentity, kGelu, kGeluTanh, kQuickGelu, kSilu, kRelu, kTanh, kSigmoid };
 
 DEVICE float activate(float x, uint32_t activation) {
   switch (activation) {
@@ -12,6 +12,7 @@ DEVICE float activate(float x, uint32_t activation) {
     case kSilu: return x / (1.0f + expf(-x));
     case kRelu: return fmaxf(x, 0.0f);
     case kTanh: return tanhf(x);
+    case kSigmoid: return 1.0f / (1.0f + expf(-x));
     default: return x;
   }
 }

@@ -69,6 +69,19 @@ plain! {
     /// `Rotation` of `rope.cu`.
     struct Rotation { cos: u64, sin: u64, rotary_dim: u32, is_interleaved: u32 }
 
+    /// `States` of `recurrent.cu`.
+    struct States {
+        values: u64,
+        query_start: u64,
+        slots: u64,
+        slot_stride: u64,
+        n_conv: u32,
+        gap: u32,
+    }
+
+    /// `Heads` of `recurrent.cu`.
+    struct DeltaHeads { decay: u64, n_heads: u32, n_key_heads: u32, key_dim: u32, value_dim: u32 }
+
     /// `Windows` of `conv.cu`.
     struct Windows {
         n_images: u32,

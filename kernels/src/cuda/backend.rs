@@ -20,14 +20,16 @@ use super::kv::{CudaHostKvCache, CudaKvCache, FusedRows, KvRows, SlotRows, block
 use super::linear::{CudaLinear, Finish, Use};
 use super::memory::Fixed;
 use super::queue::{Argument, Launch, Queue, as_bytes};
+use super::recurrent::{self, CudaCausalConv, CudaDecay, CudaStateCache, StepStates};
 use super::rows::{self, CudaDepthwise, CudaNorm, CudaTable, activation_number, shared_work};
 use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, Captured, Choices, ChooseBatch, ChosenHeads, Conv2d,
-    ExpertLayers, Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout, KvSlots,
-    LinearPart, NormKind, Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Routed, Sequences,
-    StageBuilder, StoredBias, Submitted, Unfold, Varlen, WeightView, WeightedRows,
+    DeltaRows, ExpertLayers, Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout,
+    KvSlots, LinearPart, NormKind, Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Routed,
+    Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Submitted, Unfold, Varlen, WeightView,
+    WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -112,6 +114,16 @@ impl CudaBackend {
         Ok(SlotRows { layer: to.layer, slots: step.indices(op, to.slots)?, n_slots: to.slots.len() })
     }
 
+    /// States of a layer that an op has checked.
+    fn states(
+        &self,
+        op: &'static str,
+        step: &CudaStep,
+        at: &StateSlots<'_, CudaStateCache>,
+    ) -> Result<StepStates> {
+        StepStates::of(op, &self.queue, step, at)
+    }
+
     fn tensor(&self, op: &'static str, dims: Dims) -> Result<CudaTensor> {
         CudaTensor::new(op, &self.queue, dims)
     }
@@ -180,6 +192,9 @@ impl Backend for CudaBackend {
     type Norm = CudaNorm;
     type Depthwise = CudaDepthwise;
     type Bias = CudaBias;
+    type CausalConv = CudaCausalConv;
+    type Decay = CudaDecay;
+    type StateCache = CudaStateCache;
     type KvCache = CudaKvCache;
     type HostKvCache = CudaHostKvCache;
     type Step = CudaStep;
@@ -243,10 +258,22 @@ impl Backend for CudaBackend {
 
     fn load_depthwise(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<CudaDepthwise> {
         let op = "load_depthwise";
-        let taps = stored::taps(weight, bias)?;
+        let taps = stored::taps(op, weight, bias)?;
         let bias = taps.bias.map(|bias| self.fixed(op, &bias)).transpose()?;
         let (channels, kernel) = (taps.channels, taps.kernel);
         Ok(CudaDepthwise { channels, kernel, weight: self.fixed(op, &taps.weight)?, bias })
+    }
+
+    fn load_causal_conv(
+        &self,
+        weight: WeightView<'_>,
+        bias: Option<WeightView<'_>>,
+    ) -> Result<CudaCausalConv> {
+        CudaCausalConv::load(&self.queue, weight, bias)
+    }
+
+    fn load_decay(&self, a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<CudaDecay> {
+        CudaDecay::load(&self.queue, a_log, dt_bias)
     }
 
     fn load_bias(&self, bias: StoredBias<'_>) -> Result<CudaBias> {
@@ -411,6 +438,11 @@ impl Backend for CudaBackend {
         let arguments: [&dyn Argument; 5] = [&y.address(), &x.address(), &act, &n_rows, &width];
         self.queue.launch(op, function, shared_work(y.n_values()), arguments)?;
         Ok(y)
+    }
+
+    fn multiply_gated(&self, x: &mut CudaTensor, gate: &CudaTensor, act: Activation) -> Result<()> {
+        check::multiply_gated(x.dims(), gate.dims())?;
+        rows::multiply_gated(&self.queue, x, gate, act)
     }
 
     fn fused_experts(&self, experts: &CudaExperts, routed: Routed<'_, CudaTensor>) -> Result<CudaTensor> {
@@ -596,6 +628,47 @@ impl Backend for CudaBackend {
         let bias = bias.dims(CudaBias::dims, CudaTensor::dims);
         check::paged(q.dims(), kv.cache.layout(), shape, Attended { seqs, mask, bias })?;
         paged(&self.queue, step, q, kv, shape)
+    }
+
+    fn state_cache(&self, layout: StateLayout) -> Result<CudaStateCache> {
+        CudaStateCache::new(&self.queue, layout)
+    }
+
+    fn state_slot_bytes(&self, layout: StateLayout) -> usize {
+        layout.slot_bytes()
+    }
+
+    fn copy_states(&self, cache: &mut CudaStateCache, pairs: &[(u32, u32)]) -> Result<()> {
+        cache.copy(&self.queue, pairs)
+    }
+
+    fn reset_states(&self, cache: &mut CudaStateCache, slots: &[u32]) -> Result<()> {
+        cache.reset(&self.queue, slots)
+    }
+
+    fn causal_conv(
+        &self,
+        step: &CudaStep,
+        at: StateSlots<'_, CudaStateCache>,
+        x: &CudaTensor,
+        w: &CudaCausalConv,
+        act: Activation,
+    ) -> Result<CudaTensor> {
+        check::causal_conv(x.dims(), w.taps(), at.cache.at(at.layer, at.seqs))?;
+        recurrent::causal_conv(&self.queue, &self.states("causal_conv", step, &at)?, (x, w), act)
+    }
+
+    fn gated_delta_rule(
+        &self,
+        step: &CudaStep,
+        at: StateSlots<'_, CudaStateCache>,
+        rows: DeltaRows<'_, CudaTensor>,
+        decay: &CudaDecay,
+    ) -> Result<CudaTensor> {
+        let (op, given) = ("gated_delta_rule", [rows.qkv, rows.beta_decay].map(CudaTensor::dims));
+        let heads = [rows.n_key_heads, decay.n_heads()];
+        let out = check::gated_delta_rule(given, heads, at.cache.at(at.layer, at.seqs))?;
+        recurrent::gated_delta_rule(&self.queue, &self.states(op, step, &at)?, (rows, decay), out)
     }
 
     fn captures(&self) -> bool {

@@ -17,7 +17,7 @@ macro_rules! image {
 }
 
 /// One for each source.
-pub static IMAGES: [Image; 14] = [
+pub static IMAGES: [Image; 15] = [
     image!("attention"),
     image!("attention_f32"),
     image!("attention_weights"),
@@ -28,6 +28,7 @@ pub static IMAGES: [Image; 14] = [
     image!("experts"),
     image!("linear"),
     image!("norm"),
+    image!("recurrent"),
     image!("rope"),
     image!("rows"),
     image!("stored_rows"),

@@ -116,6 +116,13 @@ impl Recording {
                 let [at_most, longest] = [at_most, longest].map(|n| n.unwrap_or(usize::MAX));
                 check::same(op, "queries of the longest", &[longest.max(at_most)], &[at_most])
             }
+            (ArrayContent::StateSlots { .. }, ArrayContent::StateSlots { bound }) => {
+                let len = self.limits.lock().get(&other.start).copied().unwrap_or(usize::MAX);
+                if bound > len {
+                    return Err(KernelError::Index { op, what: "slot", index: bound - 1, len });
+                }
+                Ok(())
+            }
             (
                 ArrayContent::SeqLens { max_seqlen_k: at_most },
                 ArrayContent::SeqLens { max_seqlen_k: longest },

@@ -179,3 +179,25 @@ DEVICE void gate(T* y, const T* x, uint32_t activation, uint32_t n_rows, uint32_
 #define PARAMETERS(T) (T * y, const T* x, uint32_t activation, uint32_t n_rows, uint32_t width)
 KERNELS(kRowThreads, gate, gate, PARAMETERS, (y, x, activation, n_rows, width))
 #undef PARAMETERS
+
+// x = x act(gate); both `[n_rows, width]`.
+template <class T, int N>
+DEVICE void multiply_vectors(T* x, const T* gate, uint32_t activation, uint32_t n_rows, uint32_t width) {
+  each_vector<N>(n_rows, width, [&](uint32_t row, uint32_t column) {
+    uint64_t at = uint64_t{row} * width + column;
+    Pack<T, N> a = load_pack<N>(x + at), b = load_pack<N>(gate + at);
+    UNROLL
+    for (int i = 0; i < N; i++) a.value[i] = from_f32<T>(to_f32(a.value[i]) * activate(to_f32(b.value[i]), activation));
+    store_pack<N>(x + at, a);
+  });
+}
+
+template <class T>
+DEVICE void multiply_gated(T* x, const T* gate, uint32_t activation, uint32_t n_rows, uint32_t width) {
+  if (by_vectors<T>(width)) multiply_vectors<T, kPack<T>>(x, gate, activation, n_rows, width);
+  else multiply_vectors<T, 1>(x, gate, activation, n_rows, width);
+}
+
+#define PARAMETERS(T) (T * x, const T* gate, uint32_t activation, uint32_t n_rows, uint32_t width)
+KERNELS(kRowThreads, multiply_gated, multiply_gated, PARAMETERS, (x, gate, activation, n_rows, width))
+#undef PARAMETERS

@@ -49,6 +49,7 @@ pub(super) fn activation_number(act: Activation) -> u32 {
         Activation::Silu => 4,
         Activation::Relu => 5,
         Activation::Tanh => 6,
+        Activation::Sigmoid => 7,
     }
 }
 
@@ -114,6 +115,21 @@ pub(super) fn softcap(queue: &Queue, x: &mut CudaTensor, c: f32) -> Result<()> {
     let [n_rows, width] = [x.dims().0, x.dims().1].map(|n| n as u32);
     let function = queue.kernel(queue.device().kernels.softcap);
     let arguments: [&dyn Argument; 4] = [&at, &c, &n_rows, &width];
+    queue.launch(op, function, shared_work(x.n_values()), arguments)
+}
+
+/// `x = x · act(gate)`.
+pub(super) fn multiply_gated(
+    queue: &Queue,
+    x: &mut CudaTensor,
+    gate: &CudaTensor,
+    act: Activation,
+) -> Result<()> {
+    let op = "multiply_gated";
+    let at = x.write(op, queue)?;
+    let [n_rows, width] = [x.dims().0, x.dims().1].map(|n| n as u32);
+    let (act, function) = (activation_number(act), queue.kernel(queue.device().kernels.multiply_gated));
+    let arguments: [&dyn Argument; 5] = [&at, &gate.address(), &act, &n_rows, &width];
     queue.launch(op, function, shared_work(x.n_values()), arguments)
 }
 

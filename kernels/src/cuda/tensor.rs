@@ -13,7 +13,8 @@ use super::queue::{Queue, as_bytes};
 use super::sharing::SharingPlan;
 use crate::check::Dims;
 use crate::ops::{
-    self, HostStep, Indices, Offsets, PagedSequences, Result, RopePairs, StageBuilder, WeightedRows,
+    self, HostStep, Indices, Offsets, PagedSequences, RecurrentSequences, Result, RopePairs, StageBuilder,
+    WeightedRows,
 };
 
 /// An activation, `[n_tokens, width]`. Clones share its memory until one of them is written.
@@ -201,6 +202,12 @@ impl CudaStep {
         let [cos, sin] = angles.words().map(|words| self.word(words.start));
         let is_interleaved = u32::from(shape.pairs == RopePairs::Interleaved);
         Ok(Rotation { cos, sin, rotary_dim: shape.rotary_dim as u32, is_interleaved })
+    }
+
+    /// Addresses of `query_start_loc` and of the slots of states.
+    pub(super) fn recurrent(&self, op: &'static str, seqs: RecurrentSequences) -> Result<[u64; 2]> {
+        self.host.recurrent(op, seqs)?;
+        Ok(seqs.words().map(|words| self.word(words.start)))
     }
 
     /// Addresses of `query_start_loc`, `table_start_loc`, `block_tables`, `seq_lens`.

@@ -18,8 +18,10 @@ use super::error::{KernelError, Result};
 use crate::check::sizes;
 
 mod host;
+mod recurrent;
 
 pub use host::HostStep;
+pub use recurrent::RecurrentSequences;
 
 /// Words that every array starts at a multiple of: 16 bytes, the widest load of a device's thread.
 const ALIGNMENT: usize = 4;
@@ -61,6 +63,8 @@ pub(crate) enum ArrayContent {
     Blocks { bound: usize },
     /// Numbers of keys, at most `max_seqlen_k`.
     SeqLens { max_seqlen_k: usize },
+    /// Slots of recurrent states below `bound`, and those of padding.
+    StateSlots { bound: usize },
     /// Cosines, sines, weights.
     Values,
 }
@@ -190,7 +194,7 @@ impl StageBuilder {
     }
 
     /// A builder in which array `i`, in the order in which they are added, takes the place of `rooms[i]` words. Offsets take
-    /// one array; sequences of their own keys, weighted rows and angles two; paged sequences four.
+    /// one array; sequences of their own keys or with states, weighted rows and angles two; paged sequences four.
     pub fn with_rooms(rooms: Vec<usize>) -> Self {
         Self { rooms: Some(rooms), ..Self::new() }
     }

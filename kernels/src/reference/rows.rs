@@ -47,7 +47,7 @@ pub(super) fn linear(
 }
 
 /// The function of each element.
-fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
+pub(super) fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
     match act {
         Activation::None => Ok(x.clone()),
         Activation::Gelu => x.gelu_erf(),
@@ -56,6 +56,7 @@ fn activation(x: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
         Activation::Silu => x.silu(),
         Activation::Relu => x.relu(),
         Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => x.affine(-1.0, 0.0)?.exp()?.affine(1.0, 1.0)?.recip(),
     }
 }
 
@@ -111,6 +112,11 @@ pub(super) fn softcap(x: &Tensor, c: f32) -> candle_core::Result<Tensor> {
 pub(super) fn gate(x: &Tensor, width: usize, act: Activation) -> Result<Tensor> {
     let half = |start| x.narrow(1, start, width).and_then(|half| half.contiguous()).op("gate");
     activation(&half(0)?, act).op("gate")?.mul(&half(width)?).op("gate")
+}
+
+/// `x · act(gate)`, both `[n_tokens, width]`.
+pub(super) fn multiply_gated(x: &Tensor, gate: &Tensor, act: Activation) -> candle_core::Result<Tensor> {
+    x.mul(&activation(gate, act)?)
 }
 
 /// Rows `rows` of `x`, `[rows.len(), width]`.

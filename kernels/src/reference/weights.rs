@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::ops::NormKind;
-use crate::stored::Taps;
+use crate::stored::{Decays, Taps};
 
 /// A linear layer as stored, transposed.
 #[derive(Debug)]
@@ -28,3 +28,11 @@ pub struct ReferenceNorm {
 /// Taps of a depthwise convolution.
 #[derive(Debug)]
 pub struct ReferenceDepthwise(pub(super) Taps);
+
+/// Taps of a causal convolution.
+#[derive(Debug)]
+pub struct ReferenceCausalConv(pub(super) Taps);
+
+/// Decays of the heads of the gated delta rule.
+#[derive(Debug)]
+pub struct ReferenceDecay(pub(super) Decays);

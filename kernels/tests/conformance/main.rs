@@ -26,6 +26,7 @@ mod linear;
 mod moving;
 mod oracle;
 mod paged;
+mod recurrent;
 mod rows;
 mod sequences;
 mod staging;
@@ -78,6 +79,7 @@ on_every_backend! {
     rows:
         norms_are_the_oracles_over_odd_widths,
         a_gate_multiplies_activated_and_plain_half,
+        values_are_multiplied_by_an_activated_gate,
         a_sequence_is_normalised_as_a_whole,
         addition_is_by_element,
         capped_values_come_near_their_bound,
@@ -127,6 +129,16 @@ on_every_backend! {
         a_slot_written_again_has_the_later_key,
         what_lies_beyond_the_last_key_does_not_matter,
         block_bytes_add_up;
+    recurrent:
+        causal_convolutions_are_the_oracles_over_odd_sizes,
+        the_delta_rule_is_the_oracles_over_odd_sizes,
+        a_sequence_cut_into_steps_has_the_bits_of_the_whole,
+        copied_states_go_on_as_the_original_would,
+        slots_that_are_reset_have_nothing_of_what_was_there,
+        padding_gives_zeros_and_leaves_every_state,
+        layers_of_states_are_kept_apart,
+        states_and_rows_that_do_not_fit_are_refused,
+        weights_and_layouts_of_states_that_do_not_fit_are_refused;
     invariance:
         a_row_of_a_linear_layer_is_the_same_alone,
         a_long_row_of_a_linear_layer_is_the_same_alone,

@@ -40,8 +40,8 @@ pub fn norms_are_the_oracles_over_odd_widths<B: Backend>(subject: &Subject<B>) {
 }
 
 pub fn a_gate_multiplies_activated_and_plain_half<B: Backend>(subject: &Subject<B>) {
-    use Activation::{Gelu, GeluTanh, None, QuickGelu, Relu, Silu, Tanh};
-    for act in [None, Gelu, GeluTanh, QuickGelu, Relu, Silu, Tanh] {
+    use Activation::{Gelu, GeluTanh, None, QuickGelu, Relu, Sigmoid, Silu, Tanh};
+    for act in [None, Gelu, GeluTanh, QuickGelu, Relu, Sigmoid, Silu, Tanh] {
         for width in WIDTHS {
             for n in ROWS {
                 let x: Vec<f32> = values(1, n * 2 * width).into_iter().map(|x| 6.0 * x).collect();
@@ -56,6 +56,25 @@ pub fn a_gate_multiplies_activated_and_plain_half<B: Backend>(subject: &Subject<
             }
         }
     }
+}
+
+pub fn values_are_multiplied_by_an_activated_gate<B: Backend>(subject: &Subject<B>) {
+    for (n, width) in [(0, 3), (1, 1), (3, 33), (300, 257)] {
+        for act in [Activation::Silu, Activation::Sigmoid, Activation::None] {
+            let (x, gate) = (values(1, n * width), values(2, n * width));
+            let gate: Vec<f32> = gate.into_iter().map(|g| 6.0 * g).collect();
+            let mut product = subject.tensor(&x, n, width);
+            let (before, by) = (product.clone(), subject.tensor(&gate, n, width));
+            subject.backend.multiply_gated(&mut product, &by, act).expect("a product");
+            let each = x.iter().zip(&gate);
+            let expect: Vec<f32> =
+                each.map(|(&x, &g)| (f64::from(x) * oracle::activation(act, g.into())) as f32).collect();
+            subject.close(&format!("{act:?} of a gate"), &product, (&expect, n, width), ELEMENTWISE);
+            subject.close("a clone", &before, (&x, n, width), 0.0);
+        }
+    }
+    let (mut x, gate) = (subject.tensor(&[1.0; 6], 2, 3), subject.tensor(&[1.0; 6], 3, 2));
+    assert!(subject.backend.multiply_gated(&mut x, &gate, Activation::Silu).is_err(), "{}", subject.name);
 }
 
 pub fn addition_is_by_element<B: Backend>(subject: &Subject<B>) {

@@ -40,6 +40,7 @@ mod misuse;
 mod oracle;
 mod norm;
 mod order;
+mod recurrent;
 mod rows;
 mod sharing;
 mod stored_rows;

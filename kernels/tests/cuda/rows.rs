@@ -24,7 +24,7 @@ const SIZES: [(usize, usize); 12] = [
 ];
 
 /// Activations by their numbers in `activation.cuh`.
-const ACTIVATIONS: [Activation; 7] = [
+const ACTIVATIONS: [Activation; 8] = [
     Activation::None,
     Activation::Gelu,
     Activation::GeluTanh,
@@ -32,6 +32,7 @@ const ACTIVATIONS: [Activation; 7] = [
     Activation::Silu,
     Activation::Relu,
     Activation::Tanh,
+    Activation::Sigmoid,
 ];
 
 /// Blocks for a loop over elements; few, so that threads take several.

@@ -1,8 +1,8 @@
 //! A step in host memory: what host back ends compute with, and what a device keeps beside its copy for sizes.
 
-use super::{Angles, Indices, Offsets, PagedSequences, Place, StagedArray, WeightedRows};
-use crate::ops::PagedBatch;
+use super::{Angles, Indices, Offsets, PagedSequences, Place, RecurrentSequences, StagedArray, WeightedRows};
 use crate::ops::error::{KernelError, Result};
+use crate::ops::{PagedBatch, RecurrentBatch};
 
 /// The arrays of a step, or of an encoder batch.
 #[derive(Debug)]
@@ -53,6 +53,17 @@ impl HostStep {
             table_start_loc: self.read(op, seqs.tables.place)?,
             block_tables: self.read(op, seqs.blocks.place)?,
             seq_lens: self.read(op, seqs.seq_lens)?,
+        })
+    }
+
+    /// The sequences of a handle, with the slots of their states.
+    ///
+    /// # Errors
+    /// As [`Self::indices`].
+    pub fn recurrent(&self, op: &'static str, seqs: RecurrentSequences) -> Result<RecurrentBatch<'_>> {
+        Ok(RecurrentBatch {
+            query_start_loc: self.read(op, seqs.queries.place)?,
+            slots: self.read(op, seqs.slots)?,
         })
     }
 

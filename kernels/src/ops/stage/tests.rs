@@ -1,6 +1,7 @@
 //! Arrays as they are read back, rooms, bounds, and what is refused.
 
 use super::*;
+use crate::ops::PADDING_SLOT;
 
 const PAGED: PagedBatch<'_> = PagedBatch {
     query_start_loc: &[0, 2, 3],
@@ -100,6 +101,37 @@ fn bounded_pages_have_the_bounds_of_every_batch() {
     assert!(matches!(stage(long), Err(KernelError::Shape { what: "queries of a sequence", .. })));
     let tight = StageBuilder::new().bounded_paged(PAGED, PagedBounds { max_seqlen_k: 32, ..bounds });
     assert!(matches!(tight, Err(KernelError::Shape { what: "keys of a sequence", .. })));
+}
+
+#[test]
+fn sequences_with_states_have_slots_of_their_own_or_are_padding() {
+    let stage = |offsets: &[u32], slots: &[u32]| {
+        let mut builder = StageBuilder::with_rooms(RecurrentSequences::rooms(4).to_vec());
+        let seqs = builder.bounded_recurrent(offsets, slots, 2)?;
+        let step = builder.finish();
+        let read = step.recurrent("op", seqs)?;
+        assert_eq!((read.query_start_loc, read.slots), (offsets, slots));
+        let contents: Vec<_> = step.arrays().iter().map(|array| array.content).collect();
+        Ok((seqs.bound, seqs.max_seqlen_q, contents))
+    };
+    let contents = |n_rows, bound| {
+        vec![ArrayContent::Offsets { n_rows, max_seqlen_q: Some(2) }, ArrayContent::StateSlots { bound }]
+    };
+    assert_eq!(stage(&[0, 1, 2, 4], &[9, 0, 3]), Ok((10, 2, contents(4, 10))));
+    assert_eq!(stage(&[0, 1, 1, 2], &[PADDING_SLOT, 2, PADDING_SLOT]), Ok((3, 2, contents(2, 3))));
+    assert_eq!(stage(&[0], &[]), Ok((0, 2, contents(0, 0))));
+    for (offsets, slots) in [
+        (&[0, 1, 2][..], &[4, 4][..]),
+        (&[0, 1, 2], &[4]),
+        (&[0, 1], &[4, 5]),
+        (&[0, 3], &[4]),
+        (&[1, 2], &[4]),
+        (&[], &[]),
+    ] {
+        assert!(matches!(stage(offsets, slots), Err(KernelError::Shape { .. })), "{offsets:?} {slots:?}");
+    }
+    let long = StageBuilder::new().recurrent(&[0, 3, 8], &[1, 0]).expect("no bound");
+    assert_eq!((long.max_seqlen_q, long.n_seqs()), (5, 2));
 }
 
 #[test]

@@ -96,6 +96,9 @@ impl Backend for FootprintBackend {
     type Norm = ();
     type Depthwise = ();
     type Bias = ();
+    type CausalConv = ();
+    type Decay = ();
+    type StateCache = ();
     type KvCache = ();
     type HostKvCache = ();
     type Step = ();
@@ -151,6 +154,13 @@ impl Backend for FootprintBackend {
         bias.into_iter().for_each(|b| self.wide(b));
         Ok(())
     }
+    fn load_causal_conv(&self, weight: WeightView<'_>, bias: Option<WeightView<'_>>) -> Result<()> {
+        self.load_depthwise(weight, bias)
+    }
+    fn load_decay(&self, a_log: WeightView<'_>, dt_bias: WeightView<'_>) -> Result<()> {
+        [a_log, dt_bias].into_iter().for_each(|values| self.wide(values));
+        Ok(())
+    }
     fn load_bias(&self, bias: StoredBias<'_>) -> Result<()> {
         let n = match bias {
             StoredBias::Relative { table, rule } => {
@@ -169,6 +179,12 @@ impl Backend for FootprintBackend {
     }
     fn kv_block_bytes(&self, layout: KvLayout) -> usize {
         self.cpu.kv_block_bytes(layout)
+    }
+    fn state_cache(&self, _: StateLayout) -> Result<()> {
+        Ok(())
+    }
+    fn state_slot_bytes(&self, layout: StateLayout) -> usize {
+        self.cpu.state_slot_bytes(layout)
     }
     fn dims(&self, _: &()) -> (usize, usize) {
         (0, 0)
@@ -224,6 +240,9 @@ impl Backend for FootprintBackend {
     fn gate(&self, _: &(), _: Activation) -> Result<()> {
         refuse("gate")
     }
+    fn multiply_gated(&self, _: &mut (), _: &(), _: Activation) -> Result<()> {
+        refuse("multiply_gated")
+    }
     fn fused_experts(&self, _: &(), _: Routed<'_, ()>) -> Result<()> {
         refuse("fused_experts")
     }
@@ -256,6 +275,18 @@ impl Backend for FootprintBackend {
     }
     fn write_kv(&self, _: &(), _: KvSlots<'_, ()>, _: [&(); 2]) -> Result<()> {
         refuse("write_kv")
+    }
+    fn copy_states(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
+        refuse("copy_states")
+    }
+    fn reset_states(&self, _: &mut (), _: &[u32]) -> Result<()> {
+        refuse("reset_states")
+    }
+    fn causal_conv(&self, _: &(), _: StateSlots<'_, ()>, _: &(), _: &(), _: Activation) -> Result<()> {
+        refuse("causal_conv")
+    }
+    fn gated_delta_rule(&self, _: &(), _: StateSlots<'_, ()>, _: DeltaRows<'_, ()>, _: &()) -> Result<()> {
+        refuse("gated_delta_rule")
     }
     fn copy_blocks(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("copy_blocks")
