@@ -4,7 +4,7 @@
 use futures::StreamExt;
 use std::collections::BTreeMap;
 use triptych_proto::v1;
-use triptych_tests::client::{about_audio, about_images, about_page, about_text, connect, generate};
+use triptych_tests::client::{about_audio, about_images, about_text, connect, generate};
 use triptych_tests::cluster::Cluster;
 use triptych_tests::samples::{heldout, list, models_dir};
 
@@ -59,12 +59,6 @@ fn numbers() -> Vec<Sample> {
     list("numbers.jsonl").into_iter().map(sample).collect()
 }
 
-/// Samples of the model that reads a printed number.
-fn plates() -> Vec<Sample> {
-    let sample = |p: serde_json::Value| (about_page(heldout(&text(&p["file"]))), text(&p["text"]));
-    list("plates.jsonl").into_iter().map(sample).collect()
-}
-
 /// Right answers of a model, and all.
 async fn right(cluster: &Cluster, model: &str, samples: Vec<Sample>) -> (usize, usize) {
     let n = samples.len();
@@ -85,12 +79,12 @@ async fn right(cluster: &Cluster, model: &str, samples: Vec<Sample>) -> (usize, 
 /// Right answers of each model, and all, with a setting.
 async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (usize, usize)> {
     let dir = |name: &str| models_dir().join(name).display().to_string();
-    let own = [dir("numbers-t5"), dir("plates-trocr")];
-    let models = ["sample:shapes-qwen2-vl", "sample:digits-whisper", &own[0], &own[1]];
+    let numbers_t5 = dir("numbers-t5");
+    let models = ["sample:shapes-qwen2-vl", "sample:digits-whisper", &numbers_t5];
     let mut args = vec!["--precision", precision, "--kv-cache-dtype", kv, "--ec-rows", rows];
     args.extend(models.iter().flat_map(|model| ["--model", model]));
     let cluster = Cluster::start(&args).await;
-    let all: [(&str, fn() -> Vec<Sample>); 4] = [
+    let all: [(&str, fn() -> Vec<Sample>); 3] = [
         ("shapes-qwen2-vl", shapes),
         ("digits-whisper", digits),
         ("numbers-t5", numbers),

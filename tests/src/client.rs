@@ -68,24 +68,9 @@ pub fn about_images(question: &str, images: Vec<Vec<u8>>) -> v1::GenerateRequest
 
 /// A greedy request about a text, for the encoder of a model that has one for text.
 pub fn about_text(text: &str) -> v1::GenerateRequest {
-    greedy_from(v1::text_or_tokens::Kind::Text(text.to_owned()), Vec::new())
-}
-
-/// A greedy request to read an image, of a model that reads nothing beside it.
-pub fn about_page(image: Vec<u8>) -> v1::GenerateRequest {
-    let item = v1::Item {
-        modality: v1::Modality::Image.into(),
-        source: Some(v1::item::Source::Data(image.into())),
-        options: None,
-    };
-    greedy_from(v1::text_or_tokens::Kind::Tokens(v1::TokenIds::default()), vec![item])
-}
-
-fn greedy_from(kind: v1::text_or_tokens::Kind, items: Vec<v1::Item>) -> v1::GenerateRequest {
-    let prompt = v1::prompt::Kind::Singleton(v1::TextOrTokens { kind: Some(kind) });
+    let text = v1::TextOrTokens { kind: Some(v1::text_or_tokens::Kind::Text(text.to_owned())) };
     v1::GenerateRequest {
-        prompt: Some(v1::Prompt { kind: Some(prompt) }),
-        items,
+        prompt: Some(v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(text)) }),
         sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),
         ..Default::default()
     }
