@@ -78,6 +78,7 @@ def main(groups):
         "text_decoders": text_decoders.make,
         "experts": experts.make,
         "chat_tools": chat_tools.make,
+        "qwen3_5_text": lambda: text_decoders.make(("qwen3_5_text",)),
         "gemma_text": lambda: text_decoders.make(("gemma2", "gemma3_text")),
         "pixtral": pixtral.make,
         "glm_ocr": glm.make,
