@@ -178,6 +178,7 @@ mod tests {
         kv_window: None,
             self_block_bytes: block,
             cross_block_bytes: block,
+            state_slot_bytes: None,
             cross_rows_per_token: 7,
         }
     }

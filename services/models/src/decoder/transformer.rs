@@ -222,6 +222,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             kv_window: spec.kv_window(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
+            state_slot_bytes: None,
             cross_rows_per_token: spec.cross_rows_per_token(),
         }
     }

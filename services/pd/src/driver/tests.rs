@@ -55,6 +55,7 @@ impl Decoder for AligningDecoder {
         kv_window: None,
             self_block_bytes: 1 << 20,
             cross_block_bytes: 1 << 20,
+            state_slot_bytes: None,
             cross_rows_per_token: 1,
         }
     }
