@@ -439,7 +439,8 @@ impl DeviceKv {
     /// has its slot, others get copies in spare ones, among them those of parents without children. Returns the copies.
     fn hand_down_states(&mut self, before: Vec<BranchKv>, parents: &[usize]) -> Vec<StateMove> {
         let mut slots: Vec<Option<StateSlot>> = before.into_iter().map(|branch| branch.state).collect();
-        let sources: Vec<Option<u32>> = slots.iter().map(|slot| slot.as_ref().map(StateSlot::index)).collect();
+        let sources: Vec<Option<u32>> =
+            slots.iter().map(|slot| slot.as_ref().map(StateSlot::index)).collect();
         for (branch, parent) in self.branches.iter_mut().zip(parents) {
             branch.state = slots[*parent].take();
         }

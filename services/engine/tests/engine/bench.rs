@@ -256,7 +256,14 @@ impl Bench {
         let stats = self.engine.stats();
         assert!(self.engine.is_idle());
         assert_eq!(
-            (stats.running, stats.waiting, stats.self_used, stats.host_used, stats.cross_used, stats.states_used),
+            (
+                stats.running,
+                stats.waiting,
+                stats.self_used,
+                stats.host_used,
+                stats.cross_used,
+                stats.states_used
+            ),
             (0, 0, 0, 0, 0, 0),
             "{stats:?}"
         );
