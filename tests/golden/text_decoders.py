@@ -39,7 +39,7 @@ from common import (
     write_json,
     write_tensors,
 )
-from qwen import MIN_VARIED, TEXTS, stable_beams
+from qwen import MIN_VARIED, TEXTS, set_delta_rule, stable_beams
 
 N_MERGES = 60
 VOCAB = 336
@@ -292,17 +292,6 @@ def assert_caps_count(shape, model, run):
 
 
 @torch.no_grad()
-def set_delta_rule(model):
-    """Norms as factors less 1, but for the gated ones, and decays that differ between heads."""
-    for name, p in model.named_parameters():
-        if "norm" in name and "linear_attn" not in name:
-            p.data -= 1
-        elif name.endswith("A_log"):
-            p.data -= 1.5
-    model.model.norm.weight.data += 2
-
-
-@torch.no_grad()
 def assert_states_count(shape, model, run):
     """Without what the recurrent layers keep of earlier tokens, or without the gates, there are other logits."""
     def moved(change):
@@ -350,6 +339,7 @@ def build(shape, seed, tok):
         lower_norms(model, 9 if shape.config["tie_word_embeddings"] else 2)
     elif is_recurrent(shape):
         set_delta_rule(model)
+        model.model.norm.weight.data += 2
     else:
         model.model.norm.weight.data *= 3
     round_weights(model, shape.disk)
