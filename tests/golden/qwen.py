@@ -214,7 +214,7 @@ QWEN3_MOE = [
 def delta(key_heads, value_heads, key_dim, value_dim, taps, rotated, **more):
     """Keys of layers with a gated delta rule, and the part of a head that is rotated."""
     return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim,
-                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, partial_rotary_factor=rotated, **more)
+                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, partial_rotary_factor=rotated, rms_norm_eps=0.01, **more)
 
 
 QWEN3_5 = [

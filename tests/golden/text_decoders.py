@@ -176,9 +176,10 @@ def gemma(hidden, heads, kv_heads, layers, ffn, head_dim, window, scalar, **more
 
 
 def recurrent(key_heads, value_heads, key_dim, value_dim, taps, rotated, section, **more):
-    """Keys of layers with a gated delta rule, and of a rotation of a part of each head."""
+    """Keys of layers with a gated delta rule, and of a rotation of a part of each head. What a head gives is normalised, which
+    makes much of little; the large epsilon keeps that within what narrow precisions can be held to."""
     return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim,
-                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, rms_norm_eps=1e-6, rope_parameters={
+                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, rms_norm_eps=0.01, rope_parameters={
                     "mrope_interleaved": True, "mrope_section": section, "partial_rotary_factor": rotated,
                     "rope_theta": 1e7, "rope_type": "default"}, **more)
 
