@@ -267,6 +267,15 @@ async fn items_of_several_levels_answer_as_transformers() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decoders_with_recurrent_states_answer_as_transformers() {
+    let cases = ["qwen3_5_tied", "qwen3_5_listed_layers"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_conversations(&cluster, case).await;
+    }
+}
+
 /// Checks a video of a case, an animation of which some frames are taken: alone, over gRPC, beside other items, and with other
 /// frames.
 async fn check_videos(cluster: &Cluster, case: &str) {

@@ -9,11 +9,13 @@ use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::samples::data_url;
 
-const CASES: [&str; 8] = [
+const CASES: [&str; 10] = [
     "llama_tied",
     "mistral_windowed",
     "qwen2_tied",
     "qwen3_windowed_layers",
+    "qwen3_5_text_tied",
+    "qwen3_5_text_listed_layers",
     "qwen2_moe_shared",
     "mixtral_windowed",
     "gemma3_text_old_keys",

@@ -25,6 +25,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3ForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
@@ -245,6 +247,13 @@ def models():
                     "mrope_interleaved": True}),
             vision_config=dict(depth=24, hidden_size=1024, intermediate_size=4096, num_heads=16, out_hidden_size=2048,
                                deepstack_visual_indexes=[5, 11, 17]))),
+        "qwen3.5-0.8b": (Qwen3_5ForConditionalGeneration, Qwen3_5Config(
+            tie_word_embeddings=True, text_config=dict(
+                hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, num_attention_heads=8, head_dim=256,
+                num_key_value_heads=2, linear_num_value_heads=16, vocab_size=248320, max_position_embeddings=262144,
+                rope_parameters={"rope_theta": 1e7, "rope_type": "default", "mrope_section": [11, 11, 10],
+                                 "mrope_interleaved": True, "partial_rotary_factor": 0.25}),
+            vision_config=dict(depth=12, hidden_size=768, intermediate_size=3072, num_heads=12, out_hidden_size=1024))),
     }
 
 
@@ -343,7 +352,8 @@ def make():
             GlmOcrForConditionalGeneration, Mistral3ForConditionalGeneration, InternVLForConditionalGeneration,
             MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
-        as_it_is = kind in (GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration, SmolVLMForConditionalGeneration)
+        as_it_is = kind in (GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration,
+                            Qwen3_5ForConditionalGeneration, SmolVLMForConditionalGeneration)
         rename = (audio_name if is_audio else pixtral_name if name in ("pixtral-12b", "mistral-small-3.1-24b")
                   else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration
                   else (lambda n: n) if as_it_is else mllama_name if own_head else published_name)

@@ -1,4 +1,4 @@
-"""Golden files of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: three shapes each, images whose size needs no resize."""
+"""Golden files of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: three shapes each, images whose size needs no resize."""
 
 import copy
 import dataclasses
@@ -15,6 +15,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -108,7 +110,9 @@ KIND3 = Kind("qwen3_vl", Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VL
              CHAT_TEMPLATE_3, 16, (1024, 16777216))
 KIND3_MOE = Kind("qwen3_vl_moe", Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
                  CHAT_TEMPLATE_3, 16, (1024, 16777216))
-KINDS3 = (KIND3, KIND3_MOE)
+KIND3_5 = Kind("qwen3_5", Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
+               CHAT_TEMPLATE_3, 16, (1024, 16777216))
+KINDS3 = (KIND3, KIND3_MOE, KIND3_5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Shape:
     prompts: tuple
     head_dim: int = 0
     experts: dict = dataclasses.field(default_factory=dict)
+    recurrent: dict = dataclasses.field(default_factory=dict)
 
 
 QWEN2 = [
@@ -206,6 +211,33 @@ QWEN3_MOE = [
 ]
 
 
+def delta(key_heads, value_heads, key_dim, value_dim, taps, rotated, **more):
+    """Keys of layers with a gated delta rule, and the part of a head that is rotated."""
+    return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim,
+                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, partial_rotary_factor=rotated, rms_norm_eps=0.01, **more)
+
+
+QWEN3_5 = [
+    Shape("qwen3_5_tied", KIND3_5, 48, 4, 2, 4, 72, (2, 2, 2),
+          dict(depth=3, hidden_size=32, intermediate_size=52, num_heads=2, num_position_embeddings=49,
+               deepstack_visual_indexes=[]),
+          True, True, torch.float32, 1605,
+          ((), (), ("64x64",), ("64x96",), ("96x64",), ("64x64", "64x96"), ("96x64", "64x64"), ("64x96", "96x64")), 24,
+          recurrent=delta(2, 4, 8, 12, 4, 0.5, full_attention_interval=4)),
+    Shape("qwen3_5_listed_layers", KIND3_5, 60, 3, 1, 3, 88, (4, 3, 3),
+          dict(depth=4, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=144),
+          True, True, torch.bfloat16, 1712,
+          ((), ("96x128",), ("64x64",), ("96x128", "64x160"), ("64x160", "96x128"), ("64x64", "64x160"), (),
+           ("64x160", "64x160")), 40,
+          recurrent=delta(3, 3, 16, 16, 3, 0.5, layer_types=["linear_attention", "full_attention", "linear_attention"])),
+    Shape("qwen3_5_untied", KIND3_5, 48, 2, 2, 4, 64, (3, 2, 1),
+          dict(depth=3, hidden_size=16, intermediate_size=28, num_heads=2, num_position_embeddings=25),
+          False, True, torch.float16, 1801,
+          ((), (), (), ("32x640",), ("640x32",), ("64x64",), ("32x640", "64x64"), ("640x32", "32x640")), 24,
+          recurrent=delta(2, 6, 12, 4, 5, 0.5, full_attention_interval=2)),
+]
+
+
 def image(name):
     """An image of `HxW` whose sides are multiples of a merged patch, so that no processor resizes it."""
     height, width = map(int, name.split("x"))
@@ -250,6 +282,12 @@ def config_json(shape, i):
             del text[key]
         text.update(attention_bias=False, head_dim=shape.head_dim, model_type=f"{kind}_text", **shape.experts, rope_scaling={
             "mrope_interleaved": True, "mrope_section": list(shape.mrope), "rope_type": "default"})
+        if shape.recurrent:
+            recurrent, rope = dict(shape.recurrent), text.pop("rope_scaling")
+            rope.update(partial_rotary_factor=recurrent.pop("partial_rotary_factor"), rope_theta=text.pop("rope_theta"))
+            # As published; the last three change nothing.
+            text.update(**recurrent, rope_parameters=rope, attn_output_gate=True, mamba_ssm_dtype="float32",
+                        mtp_num_hidden_layers=1)
         vision = {"hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "model_type": kind, "patch_size": 16,
                   "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": shape.hidden, **shape.vision}
         del ids["vision_token_id"]
@@ -278,6 +316,16 @@ def published_name(name):
     return name
 
 
+@torch.no_grad()
+def set_delta_rule(model):
+    """Norms of the decoder as factors less 1, but for the gated ones, and decays that differ between heads."""
+    for name, p in model.named_parameters():
+        if "norm" in name and "linear_attn" not in name and "visual" not in name:
+            p.data -= 1
+        elif name.endswith("A_log"):
+            p.data -= 1.5
+
+
 def build(shape, seed, tok):
     config = config_json(shape, tok.token_to_id)
     parsed = shape.kind.config(**{k: v for k, v in copy.deepcopy(config).items() if k != "torch_dtype"})
@@ -287,8 +335,11 @@ def build(shape, seed, tok):
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
               gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0), ("linear_fc2", 3.0),
                      ("pos_embed", 4.0), *(expert_gains(shape.hidden, shape.experts["moe_intermediate_size"]) if shape.experts else ())])
+    if shape.recurrent:
+        set_delta_rule(model)
     # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
-    model.model.language_model.norm.weight.data *= 3
+    last = model.model.language_model.norm.weight.data
+    last.copy_(3 * last if not shape.recurrent else 3 * (1 + last) - 1)
     round_weights(model, shape.disk)
     if shape.experts:
         plain_experts(model)
@@ -562,7 +613,8 @@ def check_sharpness(shape, model, run):
     assert (model(**run["inputs"], position_ids=flat).logits[0, -1] - run["logits"][-1]).abs().max() > 0.3
     if shape.kind in KINDS3:
         # Nor would one without the further levels, or with the frequencies of one part of a position after another.
-        for wrong, least in ((flat_levels, 0.3), (plain_sections, 0.03)):
+        changes = ((flat_levels, 0.3), (plain_sections, 0.03)) if shape.kind is not KIND3_5 else ((plain_sections, 0.03),)
+        for wrong, least in changes:
             change = wrong(model, run)
             assert change > least, f"{wrong.__name__}: {change}"
     if shape.kind is KIND2_5:
@@ -581,6 +633,11 @@ def make_qwen2_vl():
 
 def make_qwen2_5_vl():
     for shape in QWEN2_5:
+        make_case(shape)
+
+
+def make_qwen3_5():
+    for shape in QWEN3_5:
         make_case(shape)
 
 

@@ -1,4 +1,4 @@
-"""Golden files of decoders of text alone: Llama, Mistral, Qwen2, Qwen3 and Gemma, with chat templates of their families' forms."""
+"""Golden files of decoders of text alone: Llama, Mistral, Qwen2, Qwen3, Qwen3.5 and Gemma, with chat templates of their families' forms."""
 
 import copy
 import dataclasses
@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -37,7 +39,7 @@ from common import (
     write_json,
     write_tensors,
 )
-from qwen import MIN_VARIED, TEXTS, stable_beams
+from qwen import MIN_VARIED, TEXTS, set_delta_rule, stable_beams
 
 N_MERGES = 60
 VOCAB = 336
@@ -48,6 +50,7 @@ CLASSES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
 }
 
 # A system part with a date, texts trimmed, the start token from the template.
@@ -145,6 +148,7 @@ WORDS = {
     "mistral": Words(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"), "<s>", ("</s>",), MISTRAL_TEMPLATE, False),
     "qwen2": Words(QWEN_WORDS, None, ("<|im_end|>", "<|endoftext|>"), QWEN2_TEMPLATE, True),
     "qwen3": Words(QWEN_WORDS + ("<think>", "</think>"), None, ("<|im_end|>", "<|endoftext|>"), QWEN3_TEMPLATE, True),
+    "qwen3_5_text": Words(QWEN_WORDS + ("<think>", "</think>"), None, ("<|im_end|>", "<|endoftext|>"), QWEN3_TEMPLATE, True),
 }
 
 
@@ -169,6 +173,15 @@ def gemma(hidden, heads, kv_heads, layers, ffn, head_dim, window, scalar, **more
     return dict(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, num_hidden_layers=layers,
                 intermediate_size=ffn, head_dim=head_dim, sliding_window=window, query_pre_attn_scalar=scalar, vocab_size=VOCAB,
                 max_position_embeddings=2048, hidden_activation="gelu_pytorch_tanh", **more)
+
+
+def recurrent(key_heads, value_heads, key_dim, value_dim, taps, rotated, section, **more):
+    """Keys of layers with a gated delta rule, and of a rotation of a part of each head. What a head gives is normalised, which
+    makes much of little; the large epsilon keeps that within what narrow precisions can be held to."""
+    return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim,
+                linear_value_head_dim=value_dim, linear_conv_kernel_dim=taps, rms_norm_eps=0.01, rope_parameters={
+                    "mrope_interleaved": True, "mrope_section": section, "partial_rotary_factor": rotated,
+                    "rope_theta": 1e7, "rope_type": "default"}, **more)
 
 
 GEMMA3_ROPES = {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
@@ -206,6 +219,15 @@ SHAPES = [
     Shape("qwen3_windowed_layers", "qwen3", sizes(60, 3, 1, 3, 80, head_dim=16, rope_theta=1e6, rms_norm_eps=1e-6,
           tie_word_embeddings=False, use_sliding_window=True, sliding_window=24, max_window_layers=1, attention_bias=False),
           torch.float32, 5500),
+    # As published: every fourth layer attends to all tokens, which the file need not say.
+    Shape("qwen3_5_text_tied", "qwen3_5_text", sizes(48, 4, 2, 4, 72, head_dim=24, **recurrent(2, 4, 8, 12, 4, 0.5, [2, 2, 2]),
+          full_attention_interval=4, tie_word_embeddings=True, attention_bias=False), torch.float32, 6200,
+          ("full_attention_interval",)),
+    Shape("qwen3_5_text_listed_layers", "qwen3_5_text", sizes(60, 3, 1, 3, 88, head_dim=16, **recurrent(
+          3, 3, 16, 16, 3, 0.25, [1, 1, 0]), layer_types=["linear_attention", "full_attention", "linear_attention"],
+          tie_word_embeddings=False, attention_bias=False), torch.bfloat16, 6300),
+    Shape("qwen3_5_text_biased", "qwen3_5_text", sizes(48, 2, 2, 4, 64, head_dim=20, **recurrent(2, 6, 12, 4, 5, 0.4, [2, 1, 1]),
+          full_attention_interval=2, tie_word_embeddings=False, attention_bias=True), torch.float16, 6400),
 ]
 
 
@@ -239,6 +261,10 @@ def is_gemma(shape):
     return shape.kind.startswith("gemma")
 
 
+def is_recurrent(shape):
+    return shape.kind == "qwen3_5_text"
+
+
 def how(shape):
     """Attention that caps scores is written out."""
     return {"attn_implementation": "eager"} if is_gemma(shape) else {}
@@ -266,6 +292,32 @@ def assert_caps_count(shape, model, run):
         assert moved > 0.02, f"{key}: {moved}"
 
 
+@torch.no_grad()
+def assert_states_count(shape, model, run):
+    """Without what the recurrent layers keep of earlier tokens, or without the gates, there are other logits."""
+    def moved(change):
+        other = copy.deepcopy(model)
+        for layer in other.model.layers:
+            change(layer)
+        return (other(**run["inputs"]).logits[0] - run["logits"])[-1].abs().max()
+
+    def forget(layer):
+        if hasattr(layer, "linear_attn"):
+            layer.linear_attn.A_log.data += 20
+
+    def last_tap(layer):
+        if hasattr(layer, "linear_attn"):
+            layer.linear_attn.conv1d.weight.data[:, :, :-1] = 0
+
+    def open_gates(layer):
+        if hasattr(layer, "self_attn"):
+            heads = layer.self_attn.q_proj.weight.data.view(-1, 2, shape.config["head_dim"], shape.config["hidden_size"])
+            heads[:, 1] = 0
+
+    for change in (forget, last_tap, open_gates):
+        assert moved(change) > 0.3, f"{change.__name__}: {moved(change)}"
+
+
 def build(shape, seed, tok):
     words, i = WORDS[shape.kind], tok.token_to_id
     config = {
@@ -286,6 +338,9 @@ def build(shape, seed, tok):
               gains=[("q_proj", sharp), ("k_proj", sharp), ("v_proj", 1.5), ("o_proj", 2.0), *shape.gains])
     if is_gemma(shape):
         lower_norms(model, 9 if shape.config["tie_word_embeddings"] else 2)
+    elif is_recurrent(shape):
+        set_delta_rule(model)
+        model.model.norm.weight.data += 2
     else:
         model.model.norm.weight.data *= 3
     round_weights(model, shape.disk)
@@ -399,6 +454,8 @@ def make_case(shape):
     write_compact(out / "expected.json", {"seed": seed, "longest_prompt": longest, "prompts": prompts})
     if is_gemma(shape):
         assert_caps_count(shape, model, runs[longest])
+    if is_recurrent(shape):
+        assert_states_count(shape, model, runs[longest])
     again = type(model).from_pretrained(out / "model", dtype=torch.float32, **how(shape))
     assert (again(**runs[longest]["inputs"]).logits[0] - runs[longest]["logits"]).abs().max() < 1e-5
 

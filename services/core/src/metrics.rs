@@ -74,10 +74,12 @@ metrics! {
     ITEM_SOURCE = "item_source", "", "Items by the source of their encoder output";
     PD_QUEUE_TIME = "pd_queue_time", "seconds", "Time a request waited in the engine for its first step";
     PREFILL_TIME = "prefill_time", "seconds", "Time from the first scheduled prompt token to the last";
-    KV_USAGE = "kv_cache_usage", "ratio", "Fraction of KV blocks in use, by pool";
+    KV_USAGE = "kv_cache_usage", "ratio", "Fraction of KV blocks, or of slots of recurrent states, in use, by pool";
     STEP_TIME = "engine_step_time", "seconds", "Time of one engine step";
     PREEMPTIONS = "preemptions", "", "Sequences preempted";
     PREEMPTION_SWAPS = "preemption_swaps", "", "Preempted sequences whose KV blocks were swapped to host memory";
+    STATE_CHECKPOINTS = "state_checkpoints", "", "Checkpoints of recurrent states, which are free when needed";
+    STATE_CHECKPOINT_HITS = "state_checkpoint_hits", "", "Sequences that began with a checkpoint of a recurrent state";
     CACHED_TOKENS = "cached_prompt_tokens", "", "Prompt tokens found in the prefix cache";
     COMPUTED_TOKENS = "computed_tokens", "", "Tokens computed by engine steps, of prompts and answers";
     DRAFTED_TOKENS = "drafted_tokens", "", "Draft tokens proposed by speculative decoding";

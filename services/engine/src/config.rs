@@ -10,6 +10,8 @@ use triptych_models::decoder::DecoderInfo;
 pub struct EngineConfig {
     /// Sizes of the KV caches.
     pub kv: KvBudget,
+    /// Size of the cache of recurrent states; not read for a model without them.
+    pub states: StateBudget,
     /// Most rows in a step, at least `max_sequences`. A large budget speeds up prefill; a small one delays the
     /// tokens of others less.
     pub token_budget: usize,
@@ -51,6 +53,15 @@ pub enum KvBudget {
         /// Self-attention of preempted sequences, in host memory. 0: none, so that they are recomputed.
         host: usize,
     },
+}
+
+/// Size of the cache of recurrent states. A sequence takes a slot, a beam too; what is left keeps checkpoints of prefixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateBudget {
+    /// In slots.
+    Slots(usize),
+    /// In bytes; a remainder smaller than a slot is not used.
+    Bytes(usize),
 }
 
 /// Reuse of full blocks.
@@ -109,6 +120,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             kv: KvBudget::Bytes { self_attention: 1 << 30, cross_attention: 1 << 30, host: 0 },
+            states: StateBudget::Bytes(1 << 30),
             token_budget: 2048,
             decode_share: 0,
             max_sequences: 64,
@@ -128,7 +140,7 @@ impl Default for Preemption {
     }
 }
 
-/// Blocks of each pool.
+/// Blocks of each pool, and slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSizes {
     /// Self-attention.
@@ -137,22 +149,55 @@ pub struct PoolSizes {
     pub cross: usize,
     /// Self-attention on the host.
     pub host: usize,
+    /// Slots of recurrent states; 0 of a model without them.
+    pub states: usize,
 }
 
 /// In percent: prefill must advance too.
 const MOST_DECODE_SHARE: usize = 90;
 
 impl EngineConfig {
-    /// Blocks of the pools for this decoder.
+    /// Blocks and slots of the pools for this decoder.
     ///
     /// # Errors
-    /// [`EngineError::Setting`] names what cannot work.
+    /// [`EngineError`] names what cannot work.
     pub fn check(&self, info: &DecoderInfo) -> Result<PoolSizes, EngineError> {
         at_least("max_sequences", self.max_sequences, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
         at_least("token_budget", self.token_budget, self.max_sequences)?;
         at_most("decode_share", self.decode_share.into(), MOST_DECODE_SHARE)?;
-        self.kv.check(info)
+        self.check_speculation(info)?;
+        Ok(PoolSizes { states: self.states.check(info)?, ..self.kv.check(info)? })
+    }
+}
+
+impl EngineConfig {
+    /// A rejected draft would leave a recurrent state that cannot be cut back.
+    fn check_speculation(&self, info: &DecoderInfo) -> Result<(), EngineError> {
+        if self.speculation == Speculation::Off || info.state_slot_bytes.is_none() {
+            return Ok(());
+        }
+        Err(EngineError::Unsupported {
+            setting: "speculation",
+            model: "recurrent states, which cannot be rolled back",
+            needed: "off",
+        })
+    }
+}
+
+impl StateBudget {
+    /// Slots of the pool for this decoder; 0 if it has no recurrent states.
+    ///
+    /// # Errors
+    /// [`EngineError::Setting`] if not one slot fits.
+    pub fn check(self, info: &DecoderInfo) -> Result<usize, EngineError> {
+        let Some(slot_bytes) = info.state_slot_bytes else { return Ok(0) };
+        let n_slots = match self {
+            Self::Slots(n) => n,
+            Self::Bytes(n) => n / slot_bytes.get(),
+        };
+        at_least("states", n_slots, 1)?;
+        Ok(n_slots.min(MAX_BLOCKS))
     }
 }
 
@@ -178,7 +223,7 @@ impl KvBudget {
             at_least("kv.cross_attention", cross, 1)?;
         }
         let bounded = |n: usize| n.min(MAX_BLOCKS);
-        Ok(PoolSizes { own: bounded(own), cross: bounded(cross), host: bounded(host) })
+        Ok(PoolSizes { own: bounded(own), cross: bounded(cross), host: bounded(host), states: 0 })
     }
 }
 

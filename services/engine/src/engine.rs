@@ -106,6 +106,7 @@ impl Engine {
         let pools = config.check(&info)?;
         decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
         decoder.allocate_host(pools.host).map_err(EngineError::Kv)?;
+        decoder.allocate_states(pools.states).map_err(EngineError::Kv)?;
         let scheduler_config = SchedulerConfig {
             token_budget: config.token_budget,
             decode_share: config.decode_share,

@@ -26,6 +26,16 @@ pub enum EngineError {
         /// Value of the model.
         expected: usize,
     },
+    /// A method that a model cannot be served with.
+    #[error("{setting} does not go with {model}, needed is {needed}")]
+    Unsupported {
+        /// Name of the setting in [`EngineConfig`](crate::EngineConfig).
+        setting: &'static str,
+        /// Property of the model that rules it out.
+        model: &'static str,
+        /// Allowed value.
+        needed: &'static str,
+    },
     /// The KV caches cannot be allocated.
     #[error("KV caches cannot be allocated")]
     Kv(#[source] ModelError),

@@ -1,4 +1,4 @@
-//! The prefill/decode engine: block pools, scheduler, plan, runner, sampler, and the events that drive them.
+//! The prefill/decode engine: block pools, state slots, scheduler, plan, runner, sampler, and the events that drive them.
 //!
 //! Synchronous, without threads or I/O of its own; time is an argument. It knows no network. Its unit is the
 //! *sequence*: one prepared prompt with its completions. The driver maps completions to client requests. One
@@ -34,6 +34,7 @@ pub mod scheduler;
 pub mod sequence;
 pub mod plan;
 pub mod blocks;
+pub mod states;
 pub mod cross;
 pub mod prefix;
 pub mod items;
@@ -55,7 +56,7 @@ pub mod speculation;
 pub mod stats;
 
 pub use align::AlignJob;
-pub use config::{EngineConfig, KvBudget, Pipelining, Preemption, PrefixCache, Speculation};
+pub use config::{EngineConfig, KvBudget, Pipelining, Preemption, PrefixCache, Speculation, StateBudget};
 pub use engine::{Engine, Event, NextStep};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};

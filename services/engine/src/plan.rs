@@ -7,6 +7,7 @@ use crate::blocks::{BlockPair, BlockTable, blocks_for};
 use crate::cross::{CrossKey, CrossShare};
 use crate::request::SequenceId;
 use crate::sequence::Sequence;
+use crate::states::{StateMove, StateSlot};
 use std::ops::Range;
 use triptych_core::EncoderOutput;
 use triptych_models::decoder::PagedBatch;
@@ -119,7 +120,9 @@ pub struct PagedTables {
 pub struct StepPlan {
     /// Block copies, run first and in this order.
     pub moves: Vec<BlockMove>,
-    /// Sequences whose blocks are copied.
+    /// Work on slots of recurrent states, run before the forward and in this order.
+    pub state_moves: Vec<StateMove>,
+    /// Sequences whose blocks or states are copied.
     pub moved: Vec<SequenceId>,
     /// Rows to project, run next and together: they depend on nothing else, nor on each other.
     pub projections: Vec<ProjectionChunk>,
@@ -139,6 +142,10 @@ pub struct StepPlan {
     pub cross_kv: PagedTables,
     /// First token of each chunk's sequence that cross-attends, `[n_chunks]`.
     pub cross_from: Vec<u32>,
+    /// Slot of each chunk's recurrent state, `[n_chunks]`; empty for a model without such states.
+    pub state_slots: Vec<u32>,
+    /// Checkpoints of recurrent states: (source, destination), copied after the forward.
+    pub checkpoints: Vec<(u32, u32)>,
     /// Rows whose logits are needed, ascending.
     pub logit_rows: Vec<u32>,
 }
@@ -146,7 +153,8 @@ pub struct StepPlan {
 impl StepPlan {
     /// True if there is nothing to run.
     pub fn is_empty(&self) -> bool {
-        self.chunks.is_empty() && self.moves.is_empty() && self.projections.is_empty()
+        let is_moving = !self.moves.is_empty() || !self.state_moves.is_empty();
+        self.chunks.is_empty() && !is_moving && self.projections.is_empty()
     }
 
     /// Number of rows.
@@ -182,6 +190,7 @@ impl StepPlan {
             cross: device_kv.cross.as_ref().map(CrossShare::table),
         };
         self.push_rows(sequence, rows);
+        self.state_slots.extend(device_kv.branches[branch].state.as_ref().map(StateSlot::index));
         let samples = tokens.end == known.len();
         let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
         self.ask_for(chunk.n_logits());

@@ -76,10 +76,12 @@ pub struct Capacity {
 
 impl Capacity {
     /// Most tokens of each beam of a request. Beams share the full blocks of their prompt, and the pool must
-    /// hold all of them at once.
+    /// hold all of them at once. Where there are recurrent states, beams that were preempted begin with a checkpoint, which
+    /// may be gone, and so may share nothing.
     pub fn limit(&self, request: &SequenceRequest) -> usize {
         let width = request.width();
-        let n_shared = if width > 1 { request.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
+        let shares = width > 1 && self.decoder.state_slot_bytes.is_none();
+        let n_shared = if shares { request.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
         let n_each = self.self_blocks.saturating_sub(n_shared) / width;
         self.context.min((n_shared + n_each) * KV_BLOCK_TOKENS)
     }

@@ -3,6 +3,7 @@
 use crate::align::job::AlignJob;
 use crate::blocks::BlockPair;
 use crate::plan::{BlockMove, ItemEmbedding, ProjectionChunk, StepPlan};
+use crate::states::StateMove;
 use std::ops::Range;
 use thiserror::Error;
 use triptych_core::graph_stats::GraphStats;
@@ -116,6 +117,7 @@ impl Runner {
         carried: Option<(&[CarriedToken], &Pending)>,
     ) -> Result<Pending, RunError> {
         self.move_blocks(&plan.moves)?;
+        self.move_states(&plan.state_moves)?;
         self.project(&plan.projections)?;
         if plan.token_ids.is_empty() {
             return Ok(Pending::Done(Choices::default()));
@@ -139,10 +141,15 @@ impl Runner {
             self_kv: plan.self_kv.view(),
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
             cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
+            state_slots: self.info.state_slot_bytes.map(|_| &plan.state_slots[..]),
             logit_rows: &plan.logit_rows,
             choose,
         };
-        Ok(self.decoder.submit(&step, carried)?)
+        let pending = self.decoder.submit(&step, carried)?;
+        if !plan.checkpoints.is_empty() {
+            self.decoder.copy_states(&plan.checkpoints)?;
+        }
+        Ok(pending)
     }
 
     /// Waits for a plan; returns what `choose` asked of its logits.
@@ -167,6 +174,24 @@ impl Runner {
         let rows: Vec<EncodedRows<'_>> = rows.collect::<Result<_, _>>()?;
         let slots: Vec<u32> = chunks.iter().flat_map(|chunk| &chunk.slots).copied().collect();
         Ok(self.decoder.project_cross(&rows, &slots)?)
+    }
+
+    /// As [`Self::move_blocks`].
+    fn move_states(&mut self, moves: &[StateMove]) -> Result<(), ModelError> {
+        for alike in moves.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            let (mut fresh, mut pairs) = (Vec::new(), Vec::new());
+            for one in alike {
+                match *one {
+                    StateMove::Reset(slot) => fresh.push(slot),
+                    StateMove::Copy { from, to } => pairs.push((from, to)),
+                }
+            }
+            match fresh.is_empty() {
+                false => self.decoder.reset_states(&fresh)?,
+                true => self.decoder.copy_states(&pairs)?,
+            }
+        }
+        Ok(())
     }
 
     /// Consecutive moves of one kind are one call; their order is kept.

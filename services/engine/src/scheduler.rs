@@ -12,6 +12,8 @@
 //! - After a step that prefilled beside decoding sequences, these run alone until they have had their share of
 //!   time.
 //! - Admission takes blocks for all tokens so far, so a prefill that started never runs out of them.
+//! - Where layers keep a recurrent state, each branch that runs has a slot for it. A prefix is found as far as a checkpoint of
+//!   that state reaches; a prefill stops where one is to be made.
 //! - When decoding runs out of blocks, the least urgent and youngest sequence is preempted and keeps its place
 //!   in the queue; its KV is swapped to the host or recomputed. The first in the queue always advances, so every
 //!   step makes progress. A more urgent new sequence preempts less urgent ones in the same way.
@@ -31,6 +33,7 @@ mod decode_share;
 mod preemption;
 mod running;
 mod plan_builder;
+mod states;
 
 use crate::blocks::BlockPool;
 use crate::config::{PoolSizes, Preemption, PrefixCache};
@@ -39,15 +42,17 @@ use crate::items::ItemTable;
 use crate::plan::StepPlan;
 use crate::request::{Capacity, SequenceId, SequenceRequest};
 use crate::sequence::{QueueKey, Sequence, SequenceStatus};
+use crate::states::{StateMove, StatePool, StateSlot};
 use crate::step_rates::{StepRates, StepRows};
 use deadline::DeadlineCheck;
 use decode_share::{DecodeShare, StepMix};
 use fair_queue::TenantShares;
 use plan_builder::PlanBuilder;
+use states::fork_state;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{Failure, FailureClass};
+use triptych_core::{Failure, FailureClass, PrefixKey};
 use triptych_models::decoder::DecoderInfo;
 
 /// Bounds of the queue and the running batch, and the preemption policy.
@@ -81,6 +86,8 @@ pub struct SchedulerCounters {
     pub prompt_tokens: u64,
     /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: u64,
+    /// Sequences that began with a checkpoint of a recurrent state.
+    pub checkpoint_hits: u64,
     /// Rows that steps computed.
     pub computed_tokens: u64,
     /// Draft tokens that were verified.
@@ -89,7 +96,7 @@ pub struct SchedulerCounters {
     pub accepted_tokens: u64,
 }
 
-/// The queue of sequences, and the blocks that they hold.
+/// The queue of sequences, and the blocks and slots that they hold.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -97,6 +104,14 @@ pub struct Scheduler {
     pool: BlockPool,
     host: BlockPool,
     cross: CrossCache,
+    /// Slots of recurrent states; none of a model without them.
+    states: StatePool,
+    /// Copies of states that forks wait for: the next plan begins with them.
+    state_copies: Vec<StateMove>,
+    /// Sequences that these copies are for.
+    copied: Vec<SequenceId>,
+    /// Checkpoints of the last plan, until it has run.
+    checkpoints: Vec<(StateSlot, PrefixKey)>,
     items: ItemTable,
     /// Every live sequence in order of arrival; preempted ones keep their key.
     sequences: BTreeMap<QueueKey, Sequence>,
@@ -124,7 +139,12 @@ impl Scheduler {
     /// An empty queue over pools of the given sizes.
     pub fn new(config: SchedulerConfig, decoder: DecoderInfo, pools: PoolSizes) -> Self {
         let context = decoder.max_context.min(pools.own.saturating_mul(KV_BLOCK_TOKENS));
-        let max_sequences = config.max_sequences;
+        // A run slot has a slot of the recurrent state.
+        let max_sequences = match decoder.state_slot_bytes {
+            Some(_) => config.max_sequences.min(pools.states),
+            None => config.max_sequences,
+        };
+        let config = SchedulerConfig { max_sequences, ..config };
         Self {
             config,
             capacity: Capacity {
@@ -137,6 +157,10 @@ impl Scheduler {
             pool: BlockPool::new(pools.own).with_window(decoder.kv_window),
             host: BlockPool::new(pools.host),
             cross: CrossCache::new(pools.cross),
+            states: StatePool::new(pools.states),
+            state_copies: Vec::new(),
+            copied: Vec::new(),
+            checkpoints: Vec::new(),
             items: ItemTable::default(),
             sequences: BTreeMap::new(),
             queue_keys: HashMap::new(),
@@ -190,7 +214,7 @@ impl Scheduler {
     pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> ScheduledStep {
         let n_preempted = self.counts.preemptions;
         let failed = self.take_failed(now);
-        let mut builder = PlanBuilder::new(self.config.token_budget, &self.capacity.decoder);
+        let mut builder = self.begin_plan();
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
         if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {
@@ -202,9 +226,11 @@ impl Scheduler {
     }
 
     fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
-        let PlanBuilder { moves, moved, projections, .. } = builder;
+        let checkpoints = self.plan_checkpoints(&builder.rows);
+        let PlanBuilder { moves, state_moves, moved, projections, .. } = builder;
         let projections = projections.into_iter().map(|planned| planned.chunk).collect();
-        let mut plan = StepPlan { moves, moved, projections, ..StepPlan::default() };
+        let mut plan =
+            StepPlan { moves, state_moves, moved, projections, checkpoints, ..StepPlan::default() };
         for rows in builder.rows {
             if let Some(sequence) = self.sequences.get_mut(&rows.queue_key) {
                 sequence.counters.n_drafted += rows.drafts.len();
@@ -217,6 +243,7 @@ impl Scheduler {
 
     /// Records that the plan ran, or runs before any later one: its KV is readable from here on.
     pub fn commit(&mut self, plan: &StepPlan) {
+        self.publish_checkpoints();
         for chunk in &plan.projections {
             if self.cross.fill_to(&chunk.key, chunk.rows.end) {
                 self.share_filled(chunk.key);
@@ -248,6 +275,7 @@ impl Scheduler {
     /// computes something for ([`StepPlan::ids`]); other sequences whose blocks it was to move are recomputed, and
     /// those that wait for its projections plan them again.
     pub fn roll_back(&mut self, plan: &StepPlan) {
+        self.checkpoints.clear();
         for id in &plan.moved {
             if let Some(sequence) = self.get_mut(*id) {
                 sequence.status = SequenceStatus::Waiting;
@@ -281,11 +309,13 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&queue_key) else { return Vec::new() };
         let completions = sequence.completions.clone();
         sequence.completions.truncate(1);
-        let mut forks = Vec::new();
+        let (mut forks, mut copies) = (Vec::new(), Vec::new());
         for (i, completion) in (1..).zip(&completions[1..]) {
             let mut fork = sequence.fork(*completion);
-            if n_running + i as usize > self.config.max_sequences {
-                fork.status = SequenceStatus::Waiting;
+            let fits = n_running + i as usize <= self.config.max_sequences;
+            match fits.then(|| fork_state(&self.states, sequence, &mut fork)).flatten() {
+                Some(more) => copies.push((*completion, more)),
+                None => fork.status = SequenceStatus::Waiting,
             }
             forks.push((QueueKey { completion: queue_key.completion + i, ..queue_key }, fork));
         }
@@ -294,17 +324,19 @@ impl Scheduler {
             self.shares.join(fork.tenant);
             self.sequences.insert(queue_key, fork);
         }
+        copies.into_iter().for_each(|(id, copies)| self.queue_copies(id, copies));
         completions
     }
 
     /// Replaces the branches of a sequence; each child continues a present branch. `false` when the context is
     /// full.
     pub fn branch(&mut self, id: SequenceId, children: &[(usize, u32)], now: Instant) -> bool {
-        self.get_mut(id).is_some_and(|sequence| {
-            sequence.milestones.first_token.get_or_insert(now);
-            sequence.branch(children.iter().copied());
-            sequence.n_tokens() < sequence.limit()
-        })
+        let Some(sequence) = self.get_mut(id) else { return false };
+        sequence.milestones.first_token.get_or_insert(now);
+        let copies = sequence.branch(children.iter().copied());
+        let fits_more = sequence.n_tokens() < sequence.limit();
+        self.queue_copies(id, copies);
+        fits_more
     }
 
     /// Removes a sequence with all its completions. Its blocks are free when the result is dropped.
@@ -330,10 +362,11 @@ impl Scheduler {
         Some(name)
     }
 
-    /// Clears the prefix cache and the cross-attention cache.
+    /// Clears the prefix cache, its checkpoints, and the cross-attention cache.
     pub fn reset(&mut self) {
         self.pool.reset();
         self.cross.reset();
+        self.states.reset();
     }
 
     /// Earliest deadline of all sequences.
@@ -380,6 +413,11 @@ impl Scheduler {
     /// Cross-attention blocks.
     pub fn cross(&self) -> &CrossCache {
         &self.cross
+    }
+
+    /// Slots of recurrent states.
+    pub fn states(&self) -> &StatePool {
+        &self.states
     }
 
     fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {

@@ -15,6 +15,7 @@ use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
+use crate::states::{StateMove, StateSlot};
 use prompt::SharedPrompt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub struct DeviceKv {
     /// Share of the cross-attention blocks, `None` without cross-attention. Until it is filled, no token is
     /// computed.
     pub cross: Option<CrossShare>,
+    /// Slots of recurrent states for branches that are yet to come; empty for a model without such states.
+    pub spare_states: Vec<StateSlot>,
 }
 
 /// KV blocks of one branch, on the device or on the host.
@@ -48,6 +51,8 @@ pub struct BranchKv {
     pub table: BlockTable,
     /// Tokens whose keys and values are in the blocks.
     pub n_computed: usize,
+    /// Slot of the recurrent state after the computed tokens; `None` for a model without such states, and on the host.
+    pub state: Option<StateSlot>,
 }
 
 /// Scheduling state.
@@ -111,6 +116,9 @@ pub struct Sequence {
     pub status: SequenceStatus,
     /// Readable length at which it gave up its blocks. Unless that grows, it is not admitted again.
     pub blocked_at: Option<usize>,
+    /// Token before which a chunk of its prefill ends, so that its recurrent state is kept there: the end of a prefix that others
+    /// had. `None`: none.
+    pub checkpoint_at: Option<usize>,
     /// Most branches.
     width: usize,
     /// Most tokens of a branch.
@@ -139,6 +147,7 @@ impl Sequence {
             counters: SequenceCounters::default(),
             status: SequenceStatus::Waiting,
             blocked_at: None,
+            checkpoint_at: None,
             width: sampling.beams.map_or(1, |b| b.width as usize),
             limit,
             n_least: request.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
@@ -383,13 +392,14 @@ impl Sequence {
         self.has_placeholder = true;
     }
 
-    /// Another sequence of the same tokens and shared blocks, for the completion `id`.
+    /// Another sequence of the same tokens and shared blocks, without recurrent state, for the completion `id`.
     pub fn fork(&self, id: SequenceId) -> Self {
         let status = match self.device_kv() {
             None => SequenceStatus::Waiting,
             Some(device_kv) => SequenceStatus::Running(DeviceKv {
                 branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
                 cross: device_kv.cross.as_ref().map(CrossShare::fork),
+                spare_states: Vec::new(),
             }),
         };
         Self {
@@ -401,19 +411,21 @@ impl Sequence {
         }
     }
 
-    /// Replaces the branches; each child continues a present branch with a token.
-    pub fn branch(&mut self, children: impl IntoIterator<Item = (usize, u32)> + Clone) {
+    /// Replaces the branches; each child continues a present branch with a token. Returns the copies of recurrent states that
+    /// must come before the next step.
+    pub fn branch(&mut self, children: impl IntoIterator<Item = (usize, u32)> + Clone) -> Vec<StateMove> {
         let child = |(parent, token): (usize, u32)| {
             let mut branch = self.branches[parent].clone();
             branch.tokens.push(token);
             branch
         };
         let branches = children.clone().into_iter().map(child).collect();
-        if let SequenceStatus::Running(device_kv) = &mut self.status {
-            let parents = children.into_iter().map(|(parent, _)| parent);
-            device_kv.branches = parents.map(|parent| device_kv.branches[parent].fork()).collect();
-        }
         self.branches = branches;
+        let SequenceStatus::Running(device_kv) = &mut self.status else { return Vec::new() };
+        let parents: Vec<usize> = children.into_iter().map(|(parent, _)| parent).collect();
+        let forks = parents.iter().map(|parent| device_kv.branches[*parent].fork()).collect();
+        let before = std::mem::replace(&mut device_kv.branches, forks);
+        device_kv.hand_down_states(before, &parents)
     }
 }
 
@@ -421,6 +433,25 @@ impl DeviceKv {
     /// True unless rows of its cross-attention blocks are missing.
     pub fn has_filled_cross(&self) -> bool {
         self.cross.as_ref().is_none_or(CrossShare::is_filled)
+    }
+
+    /// Gives the branches, of which number `i` continues `before[parents[i]]`, their recurrent states: the first child of a parent
+    /// has its slot, others get copies in spare ones, among them those of parents without children. Returns the copies.
+    fn hand_down_states(&mut self, before: Vec<BranchKv>, parents: &[usize]) -> Vec<StateMove> {
+        let mut slots: Vec<Option<StateSlot>> = before.into_iter().map(|branch| branch.state).collect();
+        let sources: Vec<Option<u32>> =
+            slots.iter().map(|slot| slot.as_ref().map(StateSlot::index)).collect();
+        for (branch, parent) in self.branches.iter_mut().zip(parents) {
+            branch.state = slots[*parent].take();
+        }
+        self.spare_states.extend(slots.into_iter().flatten());
+        let mut copies = Vec::new();
+        for (branch, parent) in self.branches.iter_mut().zip(parents).filter(|(b, _)| b.state.is_none()) {
+            let Some(from) = sources[*parent] else { continue };
+            branch.state = self.spare_states.pop();
+            copies.extend(branch.state.as_ref().map(|slot| StateMove::Copy { from, to: slot.index() }));
+        }
+        copies
     }
 }
 
@@ -430,7 +461,8 @@ impl BranchKv {
         self.table.first(blocks_for(self.n_computed))
     }
 
+    /// The same blocks; no recurrent state.
     fn fork(&self) -> Self {
-        Self { table: self.table.fork(), n_computed: self.n_computed }
+        Self { table: self.table.fork(), n_computed: self.n_computed, state: None }
     }
 }

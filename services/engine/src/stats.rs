@@ -29,6 +29,12 @@ pub struct Stats {
     pub cross_cached: usize,
     /// All cross-attention blocks.
     pub cross_total: usize,
+    /// Slots of recurrent states that sequences hold.
+    pub states_used: usize,
+    /// Checkpoints of recurrent states, which are free when needed.
+    pub state_checkpoints: usize,
+    /// All slots of recurrent states; 0 of a model without them.
+    pub states_total: usize,
     /// Encoder outputs that are loaded.
     pub items_ready: usize,
     /// Encoder outputs that are pending.
@@ -41,6 +47,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: u64,
+    /// Sequences that began with a checkpoint of a recurrent state.
+    pub checkpoint_hits: u64,
     /// Rows that steps computed, since the start.
     pub computed_tokens: u64,
     /// Draft tokens that were verified since the start.
@@ -56,6 +64,7 @@ impl Stats {
         let pool = scheduler.pool();
         let host = scheduler.host();
         let cross = scheduler.cross();
+        let states = scheduler.states();
         let counts = scheduler.counts();
         Self {
             running: scheduler.n_running(),
@@ -70,12 +79,16 @@ impl Stats {
             cross_used: cross.held(),
             cross_cached: cross.cached(),
             cross_total: cross.total(),
+            states_used: states.used(),
+            state_checkpoints: states.checkpoints(),
+            states_total: states.total(),
             items_ready,
             items_pending,
             preemptions: counts.preemptions,
             swaps: counts.swaps,
             prompt_tokens: counts.prompt_tokens,
             cached_tokens: counts.cached_tokens,
+            checkpoint_hits: counts.checkpoint_hits,
             computed_tokens: counts.computed_tokens,
             drafted_tokens: counts.drafted_tokens,
             accepted_tokens: counts.accepted_tokens,

@@ -6,7 +6,7 @@
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::KernelError;
@@ -46,6 +46,8 @@ pub struct DecoderInfo {
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
     pub cross_block_bytes: usize,
+    /// Bytes of the recurrent states of one sequence, all layers; `None`: no layer has one.
+    pub state_slot_bytes: Option<NonZeroUsize>,
     /// Encoder rows whose projection costs as much as one token of a prompt, at least 1.
     pub cross_rows_per_token: usize,
 }
@@ -80,6 +82,9 @@ pub struct StepInput<'a> {
     /// First token of each sequence that cross-attends, `[n_seqs]`; `None`: 0 for every sequence. It may be above 0
     /// only if cross-attention is optional.
     pub cross_from: Option<&'a [u32]>,
+    /// Slot of each sequence's recurrent state, `[n_seqs]`, none twice; `None` for a decoder without such states. A slot holds the
+    /// state after the sequence's tokens before this step, and then that after those of it.
+    pub state_slots: Option<&'a [u32]>,
     /// Rows to compute logits of, `[n_logit_rows]`.
     pub logit_rows: &'a [u32],
     /// Choices by those logits, `[n_logit_rows, vocab]`.
@@ -100,6 +105,11 @@ pub struct AlignInput<'a> {
 /// The refusal of a pass for cross-attention weights.
 fn no_align(message: &str) -> ModelError {
     KernelError::Library { op: "align", message: message.to_owned() }.into()
+}
+
+/// The refusal of slots by a decoder without recurrent states.
+fn no_states(op: &'static str) -> ModelError {
+    KernelError::Library { op, message: "this decoder has no recurrent states".to_owned() }.into()
 }
 
 /// The refusal of a step that goes on from one that is not under way.
@@ -123,6 +133,30 @@ pub trait Decoder: Send {
     /// # Errors
     /// [`ModelError::Kernel`] if the memory cannot be had.
     fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError>;
+
+    /// Allocates the cache of recurrent states; an earlier one is dropped with its contents. Nothing to do for a decoder without.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the memory cannot be had.
+    fn allocate_states(&mut self, _n_slots: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    /// Copies recurrent states, each a whole slot, in order: `(from, to)`.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a slot out of range, which every slot of a decoder without such states is.
+    fn copy_states(&mut self, _pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        Err(no_states("copy_states"))
+    }
+
+    /// Sets recurrent states to those before a sequence's first token.
+    ///
+    /// # Errors
+    /// As [`Self::copy_states`].
+    fn reset_states(&mut self, _slots: &[u32]) -> Result<(), ModelError> {
+        Err(no_states("reset_states"))
+    }
 
     /// Projects encoder output to the keys and values of every layer that cross-attends.
     ///

@@ -22,6 +22,7 @@ mod llava;
 mod mllama;
 mod moonshine;
 mod pixtral;
+mod qwen3_5;
 mod qwen_audio;
 mod qwen_vl;
 mod stages;
@@ -63,6 +64,10 @@ pub enum Family {
     Qwen2Vl,
     /// Qwen2.5-VL.
     Qwen25Vl,
+    /// Qwen3.5, dense, text.
+    Qwen35Text,
+    /// Qwen3.5, dense, with images and videos.
+    Qwen35,
     /// Qwen3-VL, dense.
     Qwen3Vl,
     /// Qwen3-VL with experts.
@@ -123,13 +128,14 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 42] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
         Self::Qwen25Vl,
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
+        Self::Qwen35,
         Self::Qwen2Audio,
         Self::Voxtral,
         Self::GlmOcr,
@@ -147,6 +153,7 @@ impl Family {
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
+        Self::Qwen35Text,
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
@@ -174,6 +181,8 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen35Text => "qwen3_5_text",
+            Self::Qwen35 => "qwen3_5",
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
@@ -235,6 +244,8 @@ impl Family {
             Self::Mistral => causal::text_spec(config, CausalKind::Mistral),
             Self::Qwen2 => causal::text_spec(config, CausalKind::Qwen2),
             Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
+            Self::Qwen35Text => qwen3_5::text_spec(config),
+            Self::Qwen35 => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeAndHalf),
             Self::Mixtral => causal::text_spec(config, CausalKind::Mixtral),
             Self::Qwen2Moe => causal::text_spec(config, CausalKind::Qwen2Moe),
             Self::Qwen3Moe => causal::text_spec(config, CausalKind::Qwen3Moe),

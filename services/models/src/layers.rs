@@ -1,11 +1,12 @@
 //! Building blocks of encoders and decoders, each over any back end.
 //!
 //! A part is loaded from named tensors by a [`Loader`] and then maps rows to rows; it keeps no state between
-//! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
+//! calls, and is handed that of sequences. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
 mod attention;
 mod experts;
 mod feed_forward;
+mod gated_delta;
 mod input;
 mod loader;
 mod residual;
@@ -14,6 +15,7 @@ mod rotary;
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
+pub use gated_delta::{GatedDelta, LayerStates};
 pub use input::{InputLayer, StackAndNames, StagedPositions};
 pub use loader::{LinearShape, Loader, StackedLinear, StoredLinear};
 pub use residual::Residual;

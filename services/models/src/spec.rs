@@ -9,6 +9,7 @@ mod image;
 mod names;
 mod positions;
 mod projector;
+mod recurrent;
 mod stem;
 mod work;
 
@@ -17,6 +18,7 @@ pub use image::*;
 pub use names::*;
 pub use positions::*;
 pub use projector::*;
+pub use recurrent::*;
 pub use stem::*;
 
 use std::num::NonZeroU32;
@@ -252,6 +254,8 @@ pub struct LayerSpec {
     pub rotary: Option<RotarySpec>,
     /// Experts in the place of the stack's feed-forward block; `None`: that block.
     pub experts: Option<ExpertsSpec>,
+    /// Linear attention in the place of self-attention; `None`: self-attention.
+    pub recurrent: Option<GatedDeltaSpec>,
 }
 
 /// Heads and biases of an attention.

@@ -27,7 +27,7 @@ use triptych_models::prompt::{
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
 
-const QWEN: [&str; 12] = [
+const QWEN: [&str; 15] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -40,6 +40,9 @@ const QWEN: [&str; 12] = [
     "qwen3_vl_moe_wide_heads",
     "qwen3_vl_moe_dense_layer",
     "qwen3_vl_moe_one_expert",
+    "qwen3_5_tied",
+    "qwen3_5_listed_layers",
+    "qwen3_5_untied",
 ];
 
 fn tokenizer(case: &str) -> Arc<Tokenizer> {

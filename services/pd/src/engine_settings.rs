@@ -1,10 +1,11 @@
 //! Settings of a worker's engines, and the caches that they come to for a decoder.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use tokio::sync::Semaphore;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
-use triptych_engine::{EngineConfig, KvBudget, Speculation};
+use triptych_engine::{EngineConfig, KvBudget, Speculation, StateBudget};
 use triptych_models::decoder::{DecodeGraphConfig, DecoderInfo};
 
 /// Sizes of an engine.
@@ -16,6 +17,9 @@ pub struct EngineSettings {
     /// Budget of the cross-attention KV cache in bytes; less is taken if all sequences with the largest encoder input
     /// need less. Default `None`, as above.
     pub cross_kv_bytes: Option<usize>,
+    /// Budget of the cache of recurrent states in bytes, for models that have some. Default `None`: 1 GiB, or on a device with memory
+    /// of its own a quarter of what its KV and it may take.
+    pub state_bytes: Option<usize>,
     /// Host memory for the self-attention KV of preempted sequences, in bytes. Default 256 MiB. 0: none, they
     /// are recomputed.
     pub host_kv_bytes: usize,
@@ -43,6 +47,7 @@ impl Default for EngineSettings {
         Self {
             self_kv_bytes: None,
             cross_kv_bytes: None,
+            state_bytes: None,
             host_kv_bytes: 256 << 20,
             lookup_tokens: 0,
             token_budget: 512,
@@ -59,15 +64,23 @@ impl Default for EngineSettings {
 /// Budget of a cache in host memory where nothing is set.
 const HOST_KV_BYTES: usize = 1 << 30;
 
+/// Checkpoints of recurrent states that are kept for each sequence that may run, at most.
+const CHECKPOINTS_PER_SEQUENCE: usize = 7;
+
 /// Share of a device's free memory, once weights are loaded, that caches take where nothing is set, in tenths. The rest is
 /// for activations.
 const DEVICE_SHARE: usize = 9;
 
 impl EngineSettings {
     /// Settings for one of `n_models` on a device that has `free` bytes left beside the weights of all of them: budgets that
-    /// are not set become its part of nine tenths of those, in halves if it has cross-attention.
+    /// are not set become its part of nine tenths of those, in halves if it has cross-attention; recurrent states have a quarter
+    /// of the part.
     pub fn on_device(mut self, free: usize, n_models: usize, info: &DecoderInfo) -> Self {
-        let part = free / 10 * DEVICE_SHARE / n_models.max(1);
+        let mut part = free / 10 * DEVICE_SHARE / n_models.max(1);
+        if info.state_slot_bytes.is_some() {
+            let states = *self.state_bytes.get_or_insert(part / 4);
+            part = part.saturating_sub(states);
+        }
         match (self.self_kv_bytes, self.cross_kv_bytes) {
             (None, None) if info.cross_attention => {
                 self.self_kv_bytes = Some(part / 2);
@@ -107,8 +120,13 @@ impl EngineSettings {
                 .min(most_cross),
             host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
         };
+        // Beside a slot for each sequence that runs, so many checkpoints of prefixes.
+        let most_slots = self.max_sequences.saturating_mul(1 + CHECKPOINTS_PER_SEQUENCE);
+        let slot_bytes = info.state_slot_bytes.map_or(0, NonZeroUsize::get);
+        let states = fit(self.state_bytes.unwrap_or(HOST_KV_BYTES), slot_bytes).min(most_slots);
         EngineConfig {
             kv,
+            states: StateBudget::Slots(states),
             token_budget: self.token_budget.max(self.max_sequences),
             decode_share: self.decode_share,
             max_sequences: self.max_sequences,
@@ -175,9 +193,10 @@ mod tests {
             cross_attention: true,
             cross_optional: false,
             mutual_items: false,
-        kv_window: None,
+            kv_window: None,
             self_block_bytes: block,
             cross_block_bytes: block,
+            state_slot_bytes: None,
             cross_rows_per_token: 7,
         }
     }
@@ -221,6 +240,26 @@ mod tests {
         assert_eq!(budgets(EngineSettings { cross_kv_bytes: Some(400), ..unset }, &decoder()), [0, 400]);
         let set = EngineSettings { self_kv_bytes: Some(5), cross_kv_bytes: Some(6), ..unset };
         assert_eq!(budgets(set, &decoder()), [5, 6]);
+    }
+
+    #[test]
+    fn recurrent_states_have_a_quarter_of_a_device_or_what_is_set_and_no_more_slots_than_serve() {
+        let recurrent =
+            DecoderInfo { cross_attention: false, state_slot_bytes: NonZeroUsize::new(10), ..decoder() };
+        let unset = EngineSettings { max_sequences: 2, ..EngineSettings::default() };
+        let budgets = |settings: EngineSettings| {
+            let settings = settings.on_device(1000, 1, &recurrent);
+            [settings.self_kv_bytes, settings.state_bytes].map(Option::unwrap_or_default)
+        };
+        assert_eq!(budgets(unset), [675, 225]);
+        assert_eq!(budgets(EngineSettings { state_bytes: Some(100), ..unset }), [800, 100]);
+        let slots = |settings: EngineSettings, info| settings.for_decoder(info, None).states;
+        assert_eq!(slots(unset, &recurrent), StateBudget::Slots(16));
+        assert_eq!(
+            slots(EngineSettings { state_bytes: Some(59), ..unset }, &recurrent),
+            StateBudget::Slots(5)
+        );
+        assert_eq!(slots(unset, &decoder()), StateBudget::Slots(0));
     }
 
     #[test]

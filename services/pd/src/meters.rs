@@ -35,6 +35,8 @@ pub struct MetricFamilies {
     preemptions: Counters,
     swaps: Counters,
     cached_tokens: Counters,
+    checkpoint_hits: Counters,
+    checkpoints: Gauges,
     computed_tokens: Counters,
     pending: Histograms,
     drafted_tokens: Counters,
@@ -59,6 +61,8 @@ impl MetricFamilies {
             preemptions: registry.counters(metrics::PREEMPTIONS),
             swaps: registry.counters(metrics::PREEMPTION_SWAPS),
             cached_tokens: registry.counters(metrics::CACHED_TOKENS),
+            checkpoint_hits: registry.counters(metrics::STATE_CHECKPOINT_HITS),
+            checkpoints: registry.gauges(metrics::STATE_CHECKPOINTS),
             computed_tokens: registry.counters(metrics::COMPUTED_TOKENS),
             pending: registry.times(metrics::PENDING_WAIT),
             drafted_tokens: registry.counters(metrics::DRAFTED_TOKENS),
@@ -109,6 +113,7 @@ impl PdMeters {
             (&self.families.preemptions, stats.preemptions, last.preemptions),
             (&self.families.swaps, stats.swaps, last.swaps),
             (&self.families.cached_tokens, stats.cached_tokens, last.cached_tokens),
+            (&self.families.checkpoint_hits, stats.checkpoint_hits, last.checkpoint_hits),
             (&self.families.computed_tokens, stats.computed_tokens, last.computed_tokens),
             (&self.families.drafted_tokens, stats.drafted_tokens, last.drafted_tokens),
             (&self.families.accepted_tokens, stats.accepted_tokens, last.accepted_tokens),
@@ -121,6 +126,9 @@ impl PdMeters {
         self.families.kv.get_or_create(&self.pool_labels("host")).set(host);
         let cross = share(stats.cross_used, stats.cross_total);
         self.families.kv.get_or_create(&self.pool_labels("cross")).set(cross);
+        let states = share(stats.states_used, stats.states_total);
+        self.families.kv.get_or_create(&self.pool_labels("state")).set(states);
+        self.families.checkpoints.get_or_create(&labels).set(stats.state_checkpoints as f64);
     }
 
     /// Updates the metrics of decode graphs after a step.

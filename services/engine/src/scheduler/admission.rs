@@ -4,6 +4,7 @@ use super::Scheduler;
 use super::fair_queue::FairQueue;
 use super::plan_builder::PlanBuilder;
 use super::preemption::ResourceNeed;
+use super::states::{find_checkpoint, take_states};
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use crate::config::PrefixCache;
 use crate::plan::BlockMove;
@@ -64,7 +65,7 @@ impl Scheduler {
         }
         // Counted only for those that might run: most of a long queue is not looked at, or waits for items.
         let n_running = self.n_running();
-        let Self { sequences, pool, cross, config, .. } = self;
+        let Self { sequences, pool, cross, states, config, counts, .. } = self;
         let Some(sequence) = sequences.get_mut(&queue_key) else { return AdmitOutcome::WaitsForItem };
         let Ok(readable_now) = sequence.readable(sequence.n_computed(), cross) else {
             return AdmitOutcome::WaitsForItem;
@@ -73,19 +74,33 @@ impl Scheduler {
         if n_running + sequence.n_run_slots() > config.max_sequences {
             return AdmitOutcome::NoRoom;
         }
+        let has_states = states.total() > 0;
+        let mut checkpoint = None;
         let allocation = if let SequenceStatus::Swapped(branches) = &sequence.status {
             swap_in(pool, branches, readable_now)
         } else {
-            let cached = find_cached(pool, sequence, config.prefix_cache);
+            let cached = match (has_states, config.prefix_cache) {
+                (true, PrefixCache::On) => {
+                    let (cached, found) = find_checkpoint(pool, states, sequence);
+                    checkpoint = found;
+                    cached
+                }
+                _ => find_cached(pool, sequence, config.prefix_cache),
+            };
             let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
             let readable = sequence.readable(n_cached, cross).unwrap_or(0);
             if readable <= n_cached {
                 sequence.blocked_at = Some(readable_now);
                 return AdmitOutcome::WaitsForItem;
             }
-            take_blocks(sequence, cached, readable)
+            let n_common = match sequence.n_branches() {
+                1 => 0,
+                _ if has_states => cached.blocks().len(),
+                _ => sequence.n_common_blocks(),
+            };
+            take_blocks(sequence, cached, [n_common, readable])
         };
-        let Ok(Allocation { branches, moves }) = allocation else { return AdmitOutcome::NoRoom };
+        let Ok(Allocation { mut branches, moves }) = allocation else { return AdmitOutcome::NoRoom };
         // On this return the self-attention blocks are given back.
         let cross = match key {
             None => None,
@@ -97,11 +112,21 @@ impl Scheduler {
                 Err(_) => return AdmitOutcome::NoRoom,
             },
         };
-        if !moves.is_empty() {
+        let mut spare_states = Vec::new();
+        if has_states {
+            let width = sequence.n_run_slots();
+            let Some(taken) = take_states(states, &mut branches, width, checkpoint.as_ref()) else {
+                return AdmitOutcome::NoRoom;
+            };
+            builder.state_moves.extend(taken.moves);
+            spare_states = taken.spare;
+            counts.checkpoint_hits += u64::from(checkpoint.is_some());
+        }
+        if !moves.is_empty() || has_states {
             builder.moves.extend(moves);
             builder.moved.push(sequence.id());
         }
-        sequence.status = SequenceStatus::Running(DeviceKv { branches, cross });
+        sequence.status = SequenceStatus::Running(DeviceKv { branches, cross, spare_states });
         sequence.blocked_at = None;
         self.plan_first_rows(queue_key, builder, now);
         AdmitOutcome::Admitted
@@ -149,23 +174,22 @@ fn find_cached(pool: &BlockPool, sequence: &mut Sequence, prefix_cache: PrefixCa
 }
 
 /// Blocks for the first `n_tokens` tokens of a sequence, beginning with the cached ones of its first branch.
-/// Branches share their common prefix.
+/// Branches share their first `n_common` blocks.
 fn take_blocks(
-    sequence: &mut Sequence,
+    sequence: &Sequence,
     cached: BlockTable,
-    n_tokens: usize,
+    [n_common, n_tokens]: [usize; 2],
 ) -> Result<Allocation, OutOfBlocks> {
     let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
     let mut first = cached;
     first.grow(n_tokens)?;
-    let n_common = if sequence.n_branches() > 1 { sequence.n_common_blocks() } else { 0 };
     let other = |_| {
         let mut table = first.fork_first(n_common);
         table.grow(n_tokens)?;
-        Ok(BranchKv { table, n_computed: n_common * KV_BLOCK_TOKENS })
+        Ok(BranchKv { table, n_computed: n_common * KV_BLOCK_TOKENS, state: None })
     };
     let others: Vec<BranchKv> = (1..sequence.n_branches()).map(other).collect::<Result<_, _>>()?;
-    let mut branches = vec![BranchKv { table: first, n_computed: n_cached }];
+    let mut branches = vec![BranchKv { table: first, n_computed: n_cached, state: None }];
     branches.extend(others);
     Ok(Allocation { branches, moves: Vec::new() })
 }
@@ -178,7 +202,7 @@ fn swap_in(pool: &BlockPool, swapped: &[BranchKv], n_tokens: usize) -> Result<Al
     for (mut table, branch) in tables.into_iter().zip(swapped) {
         // A block that branches share is copied when one of them writes.
         table.grow(n_tokens)?;
-        branches.push(BranchKv { table, n_computed: branch.n_computed });
+        branches.push(BranchKv { table, n_computed: branch.n_computed, state: None });
     }
     Ok(Allocation { branches, moves: pairs.into_iter().map(BlockMove::In).collect() })
 }

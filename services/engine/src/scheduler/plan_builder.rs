@@ -4,7 +4,9 @@ use crate::cross::{CrossCache, CrossKey};
 use crate::plan::{BlockMove, ProjectionChunk};
 use crate::request::SequenceId;
 use crate::sequence::{QueueKey, Sequence};
+use crate::states::{CHECKPOINT_TOKENS, StateMove};
 use std::ops::Range;
+use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::decoder::DecoderInfo;
 
 /// Planned rows of one branch.
@@ -28,6 +30,22 @@ pub(super) struct PlannedProjection {
 /// Most encoder rows of a step, whatever they cost: they lie in memory as f32 while they are projected.
 const MAX_PROJECTED: usize = 4096;
 
+/// End of a chunk that begins with token `start`, would end with token `end`, and without a budget with token `most`: where a
+/// recurrent state is to be kept, or else the end of a block if the budget cuts it.
+///
+/// A state is kept at the end of a prefix that others had, and at the last end of a block, which the same prompt finds again.
+fn checkpoint_end(sequence: &Sequence, start: usize, [end, most]: [usize; 2]) -> usize {
+    let border = |n: usize| n / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    let last = border(most.saturating_sub(1));
+    let kept = [sequence.checkpoint_at.unwrap_or(last), last].into_iter();
+    let is_worth = |at: &usize| (start + CHECKPOINT_TOKENS..end).contains(at);
+    match kept.filter(is_worth).min() {
+        Some(at) => at,
+        None if end < most && border(end) > start => border(end),
+        None => end,
+    }
+}
+
 /// A step plan under construction.
 #[derive(Debug)]
 pub(super) struct PlanBuilder {
@@ -36,6 +54,7 @@ pub(super) struct PlanBuilder {
     pub rows: Vec<PlannedRows>,
     pub moves: Vec<BlockMove>,
     pub moved: Vec<SequenceId>,
+    pub state_moves: Vec<StateMove>,
     pub projections: Vec<PlannedProjection>,
     /// Sequences that came onto the device.
     pub n_admitted: usize,
@@ -43,6 +62,8 @@ pub(super) struct PlanBuilder {
     cross_rows_per_token: usize,
     /// True if rows of an item's span attend to each other: no chunk ends within one.
     mutual_items: bool,
+    /// True if chunks of prompts end where a recurrent state is to be kept.
+    pub keeps_states: bool,
 }
 
 impl PlanBuilder {
@@ -55,6 +76,8 @@ impl PlanBuilder {
             rows: Vec::new(),
             moves: Vec::new(),
             moved: Vec::new(),
+            state_moves: Vec::new(),
+            keeps_states: false,
             projections: Vec::new(),
             n_admitted: 0,
         }
@@ -105,6 +128,9 @@ impl PlanBuilder {
     /// step; the first of a step's prompts may exceed it by a span, so that none waits for ever.
     fn chunk_end(&self, sequence: &Sequence, start: usize, most: usize) -> usize {
         let end = start + most.saturating_sub(start).min(self.budget);
+        if self.keeps_states && sequence.n_branches() == 1 {
+            return checkpoint_end(sequence, start, [end, most]);
+        }
         let Some(span) = sequence.span_across(end).filter(|_| self.mutual_items && end > start) else {
             return end;
         };

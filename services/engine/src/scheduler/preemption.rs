@@ -43,6 +43,8 @@ impl Scheduler {
     fn is_swap_cheaper(&self, device_kv: &DeviceKv) -> bool {
         let swap_bytes_per_s = match self.config.preemption {
             Preemption::Recompute => return false,
+            // A recurrent state is not swapped, and blocks without it are of no use.
+            _ if self.states.total() > 0 => return false,
             Preemption::Swap => return true,
             Preemption::Cheapest { swap_bytes_per_s } => swap_bytes_per_s,
         };
@@ -59,7 +61,7 @@ impl Scheduler {
         let (tables, pairs) = self.host.mirror(&tables).ok()?;
         builder.moves.extend(pairs.into_iter().map(BlockMove::Out));
         let branches = tables.into_iter().zip(&device_kv.branches);
-        Some(branches.map(|(table, b)| BranchKv { table, n_computed: b.n_computed }).collect())
+        Some(branches.map(|(table, b)| BranchKv { table, n_computed: b.n_computed, state: None }).collect())
     }
 
     /// Youngest of the running sequences less urgent than `priority`; `None` if preempting all of them would not

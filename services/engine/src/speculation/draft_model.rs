@@ -60,6 +60,10 @@ impl DraftModel {
                 return Err(EngineError::Draft { what, actual, expected });
             }
         }
+        if info.state_slot_bytes.or(target.state_slot_bytes).is_some() {
+            let model = "recurrent states, which cannot be rolled back";
+            return Err(EngineError::Unsupported { setting: "a draft model", model, needed: "none" });
+        }
         let pools = kv.check(&info)?;
         decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
         Ok(Self {

@@ -256,8 +256,15 @@ impl Bench {
         let stats = self.engine.stats();
         assert!(self.engine.is_idle());
         assert_eq!(
-            (stats.running, stats.waiting, stats.self_used, stats.host_used, stats.cross_used),
-            (0, 0, 0, 0, 0),
+            (
+                stats.running,
+                stats.waiting,
+                stats.self_used,
+                stats.host_used,
+                stats.cross_used,
+                stats.states_used
+            ),
+            (0, 0, 0, 0, 0, 0),
             "{stats:?}"
         );
         assert_eq!((stats.items_ready, stats.items_pending), (0, 0), "{stats:?}");

@@ -50,6 +50,10 @@ pub struct StepLog {
     pending: VecDeque<(u64, Choices)>,
     /// Blocks that were copied, moved to the host, and moved back.
     pub moves: [usize; 3],
+    /// Recurrent states: the tokens that each is after, and their hash.
+    pub states: Vec<Option<(usize, u64)>>,
+    /// Recurrent states that were copied.
+    pub state_copies: usize,
     self_kv: Blocks,
     host_kv: Blocks,
     cross_kv: Vec<Option<u64>>,
@@ -107,6 +111,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         kv_window: None,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
+        state_slot_bytes: None,
         cross_rows_per_token: 1,
     }
 }
@@ -154,6 +159,23 @@ impl StepLog {
             let position = step.positions[row].iter().fold(3, |h, p| mix(h, u64::from(*p)));
             self.self_kv.slots[*slot as usize] = Some(mix(values[row], position));
         }
+    }
+
+    /// Advances the recurrent state of sequence `i` by its rows; returns its hash after each of them.
+    fn recur(&mut self, step: &StepInput<'_>, i: usize) -> Option<Vec<u64>> {
+        let slot = step.state_slots?[i] as usize;
+        let rows = at(step.self_kv.query_start_loc, i);
+        let (mut n_tokens, mut hash) = self.states[slot].expect("a state is set before it is read");
+        let n_keys = step.self_kv.seq_lens[i] as usize;
+        assert_eq!(n_tokens, n_keys - rows.len(), "a state is after the tokens before the step");
+        let hashes = rows.map(|row| {
+            n_tokens += 1;
+            hash = mix(hash, self.self_kv.slots[step.slot_mapping[row] as usize].expect("a row is written"));
+            hash
+        });
+        let hashes = hashes.collect();
+        self.states[slot] = Some((n_tokens, hash));
+        Some(hashes)
     }
 
     /// Checks the rows of sequence `i` against its table; returns the hash of its history up to each row, as far as the row sees
@@ -210,6 +232,27 @@ impl Decoder for FakeDecoder {
         Ok(())
     }
 
+    fn allocate_states(&mut self, n_slots: usize) -> Result<(), ModelError> {
+        self.log.lock().unwrap().states = vec![None; n_slots];
+        Ok(())
+    }
+
+    fn copy_states(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        let mut log = self.log.lock().unwrap();
+        log.state_copies += pairs.len();
+        for (from, to) in pairs {
+            let state = log.states[*from as usize].expect("a state is set before it is copied");
+            log.states[*to as usize] = Some(state);
+        }
+        Ok(())
+    }
+
+    fn reset_states(&mut self, slots: &[u32]) -> Result<(), ModelError> {
+        let mut log = self.log.lock().unwrap();
+        slots.iter().for_each(|slot| log.states[*slot as usize] = Some((0, 11)));
+        Ok(())
+    }
+
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
         let mut log = self.log.lock().unwrap();
         if std::mem::take(&mut log.fail_projection) {
@@ -245,7 +288,17 @@ impl Decoder for FakeDecoder {
         log.steps.push(Vec::new());
         log.order.push('s');
         let n_seqs = step.self_kv.seq_lens.len();
-        let hashes: Vec<u64> = (0..n_seqs).flat_map(|i| log.read(step, i, self.info.kv_window)).collect();
+        assert_eq!(step.state_slots.map(<[u32]>::len), self.info.state_slot_bytes.map(|_| n_seqs));
+        let slots: HashSet<u32> = step.state_slots.into_iter().flatten().copied().collect();
+        assert!(step.state_slots.is_none_or(|all| all.len() == slots.len()), "no state is written twice");
+        let mut hashes: Vec<u64> = Vec::new();
+        for i in 0..n_seqs {
+            let read = log.read(step, i, self.info.kv_window);
+            match log.recur(step, i) {
+                Some(states) => hashes.extend(read.iter().zip(states).map(|(hash, state)| mix(*hash, state))),
+                None => hashes.extend(read),
+            }
+        }
         let (period, wrong_every) = (log.period, log.wrong_every);
         let logits = step.logit_rows.iter().flat_map(|row| {
             let (position, token) = (step.positions[*row as usize][0], step.token_ids[*row as usize]);

@@ -13,4 +13,5 @@ mod resumed;
 mod queue;
 mod rules;
 mod schedules;
+mod states;
 mod sharing;

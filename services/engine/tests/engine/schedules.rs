@@ -4,14 +4,14 @@
 use crate::bench::{Bench, Seen, arrival, config, cross, embed, item};
 use crate::fake::info;
 use proptest::prelude::*;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::{Duration, Instant};
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{
     EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, SequenceId, SequenceRequest,
-    Speculation,
+    Speculation, StateBudget,
 };
 use triptych_models::decoder::DecoderInfo;
 
@@ -53,13 +53,17 @@ struct Schedule {
     cross_attention: bool,
     /// Keys that a query sees at most.
     window: Option<NonZeroU32>,
+    /// True if layers keep recurrent states.
+    recurrent: bool,
     config: EngineConfig,
     moves: Vec<Move>,
 }
 
 impl Schedule {
     fn decoder(&self) -> DecoderInfo {
-        DecoderInfo { kv_window: self.window, ..info(self.cross_attention, 4096) }
+        // The slots of an undisturbed engine are 64.
+        let state_slot_bytes = NonZeroUsize::new(1 << 24).filter(|_| self.recurrent);
+        DecoderInfo { kv_window: self.window, state_slot_bytes, ..info(self.cross_attention, 4096) }
     }
 }
 
@@ -110,7 +114,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
     let window = prop_oneof![2 => Just(None), 3 => (1u32..80).prop_map(NonZeroU32::new)];
     (
-        (any::<bool>(), window),
+        (any::<bool>(), window, prop::option::of(1usize..12)),
         config,
         policies,
         (decode_share, pipelining),
@@ -118,7 +122,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     )
         .prop_map(
             |(
-                (cross_attention, window),
+                (cross_attention, window, states),
                 config,
                 (preemption, speculation, prefix_cache),
                 (decode_share, pipelining),
@@ -127,16 +131,18 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                 let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
                 let config = EngineConfig {
                     kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
+                    states: StateBudget::Slots(states.unwrap_or(0)),
                     token_budget: max_sequences + extra,
                     decode_share,
                     max_sequences,
                     max_waiting,
                     prefix_cache,
                     preemption,
-                    speculation,
+                    speculation: if states.is_some() { Speculation::Off } else { speculation },
                     pipelining,
                 };
-                Schedule { cross_attention, window, config, moves }
+                let window = window.filter(|_| states.is_none());
+                Schedule { cross_attention, window, recurrent: states.is_some(), config, moves }
             },
         )
 }
@@ -214,6 +220,8 @@ fn play(schedule: &Schedule) -> (Bench, Vec<SequenceRequest>) {
         let stats = bench.engine.stats();
         assert!(stats.running <= schedule.config.max_sequences);
         assert!(stats.cross_used + stats.cross_cached <= stats.cross_total);
+        assert!(stats.states_used + stats.state_checkpoints <= stats.states_total);
+        assert!(!schedule.recurrent || stats.running == stats.states_used);
     }
     outputs.iter().for_each(|o| bench.ready(o));
     bench.settle();
@@ -281,7 +289,8 @@ fn a_crowd_on_few_blocks_is_preempted_often_and_completions_the_same() {
             .map(|way| [(way, Pipelining::Off), (way, Pipelining::On)]);
         for (preemption, pipelining) in ways.into_iter().flatten() {
             let config = EngineConfig { preemption, pipelining, ..config };
-            let schedule = Schedule { cross_attention, window: None, config, moves: moves.clone() };
+            let moves = moves.clone();
+            let schedule = Schedule { cross_attention, window: None, recurrent: false, config, moves };
             check(&schedule);
             let stats = play(&schedule).0.engine.stats();
             assert!(stats.preemptions >= 8, "{stats:?}");

@@ -7,7 +7,7 @@ use triptych_core::sampling::FinishReason;
 use triptych_cuda_standin::Standin;
 use triptych_engine::{
     Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, Pipelining, PrefixCache,
-    SequenceRequest, Stats,
+    SequenceRequest, StateBudget, Stats,
 };
 use triptych_models::compute::{Compute, ComputeConfig, Device};
 use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo};
@@ -33,6 +33,7 @@ pub fn cuda() -> Compute {
 pub fn roomy() -> EngineConfig {
     EngineConfig {
         kv: KvBudget::Blocks { self_attention: 256, cross_attention: 256, host: 0 },
+        states: StateBudget::Slots(80),
         token_budget: 1024,
         max_sequences: 64,
         max_waiting: 1024,

@@ -122,6 +122,11 @@ impl Case {
         case
     }
 
+    /// True if layers keep recurrent states.
+    pub fn is_recurrent(&self) -> bool {
+        self.model.spec().decoder.stack.recurrent().is_some()
+    }
+
     fn output(&self, key: u8, rows: &str) -> EncoderOutput {
         let (shape, values) = self.values(rows);
         let item = EncodedItem {

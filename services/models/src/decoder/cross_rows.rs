@@ -7,27 +7,46 @@
 
 use super::StepInput;
 use crate::error::ModelError;
-use crate::spec::CrossSpec;
+use crate::spec::{CrossSpec, DecoderSpec, ItemsSpec, StackSpec};
 use triptych_kernels::ops::{Indices, PagedBatch, PagedSequences, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
-/// Indices of a decoder layer in the two KV caches; `None` where it has no such attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Indices of a decoder layer in the caches; `None` where it has nothing there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheLayers {
     /// Layer of the self-attention cache.
     pub own: Option<usize>,
     /// Layer of the cross-attention cache.
     pub cross: Option<usize>,
+    /// Layer of the cache of recurrent states.
+    pub recurrent: Option<usize>,
 }
 
 impl CacheLayers {
     /// Cache layers of decoder layer `idx`.
-    pub fn of(cross: &CrossSpec, idx: usize) -> Self {
-        let Some(instead) = cross.instead() else { return Self { own: Some(idx), cross: Some(idx) } };
+    pub fn of(spec: &DecoderSpec, idx: usize) -> Self {
+        match &spec.items {
+            ItemsSpec::CrossAttention(cross) => Self::of_cross(cross, idx),
+            ItemsSpec::Embedded { .. } => Self::of_stack(&spec.stack, idx),
+        }
+    }
+
+    fn of_stack(stack: &StackSpec, idx: usize) -> Self {
+        let before = stack.n_recurrent_before(idx);
+        match stack.layer(idx).recurrent {
+            Some(_) => Self { recurrent: Some(before), ..Self::default() },
+            None => Self { own: Some(idx - before), ..Self::default() },
+        }
+    }
+
+    fn of_cross(cross: &CrossSpec, idx: usize) -> Self {
+        let Some(instead) = cross.instead() else {
+            return Self { own: Some(idx), cross: Some(idx), recurrent: None };
+        };
         let before = instead.layers.iter().filter(|layer| **layer < idx).count();
         match instead.layers.contains(&idx) {
-            true => Self { own: None, cross: Some(before) },
-            false => Self { own: Some(idx - before), cross: None },
+            true => Self { cross: Some(before), ..Self::default() },
+            false => Self { own: Some(idx - before), ..Self::default() },
         }
     }
 }
@@ -149,6 +168,7 @@ mod tests {
             self_kv: batch(&starts, &[5, 9, 2]),
             cross_kv: Some(batch(&starts, &[10, 10, 0])),
             cross_from,
+            state_slots: None,
             logit_rows: &[],
             choose: &choose,
         };

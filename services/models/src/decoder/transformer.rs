@@ -3,22 +3,24 @@
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
 use super::{
-    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_step,
+    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_states,
+    no_step,
 };
 use crate::error::ModelError;
 use crate::layers::{
-    CachedRows, CrossAttention, FeedForwardLayer, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
+    CachedRows, CrossAttention, FeedForwardLayer, GatedDelta, InputLayer, LayerStates, Loader, Residual,
+    SelfAttention, StackAndNames,
 };
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
 use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::ops::{
     Activation, CarriedToken, Choices, ChooseBatch, Indices, KvLayer, KvLayout, KvSlots, Mask, MaskBounds,
-    PendingChoices, Rotation, ScoreBias, StageBuilder, Submitted,
+    PendingChoices, Rotation, ScoreBias, StageBuilder, StateLayout, Submitted,
 };
 use triptych_kernels::{Backend, KernelError};
 
@@ -48,6 +50,8 @@ pub struct TransformerDecoder<B: Backend> {
     head: B::Linear,
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
+    /// Recurrent states; `None`: no layer has one.
+    states: Option<B::StateCache>,
     host_kv: B::HostKvCache,
     align_pass: Option<AlignPass<B>>,
     graphs: DecodeGraphs<B>,
@@ -57,8 +61,10 @@ pub struct TransformerDecoder<B: Backend> {
 }
 
 struct DecoderLayer<B: Backend> {
-    // Absent where cross-attention replaces it. The index is that in the self-attention cache.
+    // Absent where cross-attention or linear attention replaces it. The index is that in the self-attention cache.
     attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
+    // The index is that in the cache of states.
+    recurrent: Option<(Residual<B>, GatedDelta<B>, usize)>,
     // The index is that in the cross-attention cache.
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
@@ -98,6 +104,7 @@ impl<B: Backend> TransformerDecoder<B> {
             head,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
+            states: None,
             host_kv: backend.host_kv_cache(self_layout(spec, 0))?,
             align_pass: None,
             graphs: DecodeGraphs::default(),
@@ -135,15 +142,17 @@ impl<B: Backend> TransformerDecoder<B> {
         let n_levels = self.n_levels();
         x = self.input_layer.forward(backend, step, x, arrays.positions)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv };
+            let states = self.states.as_mut();
+            let caches = LayerCaches { own: &mut self.self_kv, cross: &self.cross_kv, states };
             let bias = self.input_layer.score_bias(i);
             let rotation = self.input_layer.rotation(i, arrays.positions);
             let rows = StepContext { step, arrays, cross: arrays.cross, bias, rotation };
-            x = match layer.attention {
-                None => arrays.cross.run(backend, step, x, |x, cross| {
+            let is_cross_only = layer.attention.is_none() && layer.recurrent.is_none();
+            x = match is_cross_only {
+                true => arrays.cross.run(backend, step, x, |x, cross| {
                     layer.forward(backend, x, caches, StepContext { cross, ..rows })
                 })?,
-                Some(_) => layer.forward(backend, &x, caches, rows)?,
+                false => layer.forward(backend, &x, caches, rows)?,
             };
             if let (Some(items), true) = (&items, i < n_levels) {
                 items.add_level(backend, step, &mut x, i + 1)?;
@@ -183,7 +192,10 @@ impl<B: Backend> TransformerDecoder<B> {
         self.carry(&staged, arrays.ids, carried)?;
         let backend = self.backend.clone();
         let x = match self.layers(&backend, &staged, arrays, step.embeds) {
-            Err(ModelError::Kernel(error @ KernelError::OutOfMemory { .. })) if self.graphs.make_room() => {
+            // States that were advanced cannot be advanced again.
+            Err(ModelError::Kernel(error @ KernelError::OutOfMemory { .. }))
+                if self.graphs.make_room() && self.states.is_none() =>
+            {
                 tracing::warn!(%error, "decode graphs are dropped to make room; this decoder runs without");
                 // What was written to the caches is written again.
                 self.layers(&backend, &staged, arrays, step.embeds)?
@@ -222,6 +234,8 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             kv_window: spec.kv_window(),
             self_block_bytes: bytes(self_layout(spec, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
+            state_slot_bytes: state_layout(spec, 1)
+                .and_then(|layout| NonZeroUsize::new(self.backend.state_slot_bytes(layout))),
             cross_rows_per_token: spec.cross_rows_per_token(),
         }
     }
@@ -235,6 +249,24 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             self.backend.kv_cache(self_layout(&self.spec, self_blocks + self.graphs.n_spare_blocks()))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, cross_blocks))?;
         Ok(())
+    }
+
+    fn allocate_states(&mut self, n_slots: usize) -> Result<(), ModelError> {
+        self.graphs.graphs.clear();
+        self.states = None;
+        self.states =
+            state_layout(&self.spec, n_slots).map(|layout| self.backend.state_cache(layout)).transpose()?;
+        Ok(())
+    }
+
+    fn copy_states(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        let states = self.states.as_mut().ok_or_else(|| no_states("copy_states"))?;
+        Ok(self.backend.copy_states(states, pairs)?)
+    }
+
+    fn reset_states(&mut self, slots: &[u32]) -> Result<(), ModelError> {
+        let states = self.states.as_mut().ok_or_else(|| no_states("reset_states"))?;
+        Ok(self.backend.reset_states(states, slots)?)
     }
 
     fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
@@ -344,9 +376,10 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
 }
 
 /// The caches as one layer uses them.
-struct LayerCaches<'a, C> {
+struct LayerCaches<'a, C, S> {
     own: &'a mut C,
     cross: &'a C,
+    states: Option<&'a mut S>,
 }
 
 /// Inputs of a layer beside its rows.
@@ -364,9 +397,10 @@ impl<B: Backend> DecoderLayer<B> {
         let stack = &spec.stack;
         let names = &spec.names.stack;
         let loader = loader.layer(names.layers, idx);
-        let (instead, place) = match &spec.items {
-            ItemsSpec::CrossAttention(cross) => (cross.instead(), CacheLayers::of(cross, idx)),
-            ItemsSpec::Embedded { .. } => (None, CacheLayers { own: Some(idx), cross: None }),
+        let place = CacheLayers::of(spec, idx);
+        let instead = match &spec.items {
+            ItemsSpec::CrossAttention(cross) => cross.instead(),
+            ItemsSpec::Embedded { .. } => None,
         };
         let cross = match (&spec.items, &names.cross, place.cross) {
             (ItemsSpec::CrossAttention(cross), Some(names), Some(cache_layer)) => Some((
@@ -384,12 +418,21 @@ impl<B: Backend> DecoderLayer<B> {
             )),
             None => None,
         };
+        let recurrent = match (stack.layer(idx).recurrent, place.recurrent) {
+            (Some(recurrent), Some(cache_layer)) => Some((
+                Residual::of_attention(&loader, names.attention.norm, stack)?,
+                GatedDelta::load(&loader, &recurrent, stack.hidden)?,
+                cache_layer,
+            )),
+            _ => None,
+        };
         let gate = match instead.filter(|_| attention.is_none()) {
             Some(instead) => loader.gate(instead.names.gates[1])?,
             None => 1.0,
         };
         Ok(Self {
             attention,
+            recurrent,
             cross,
             feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForwardLayer::load(&loader, names, stack, (idx, gate))?,
@@ -406,10 +449,10 @@ impl<B: Backend> DecoderLayer<B> {
         &self,
         backend: &B,
         x: &B::Tensor,
-        caches: LayerCaches<'_, B::KvCache>,
+        caches: LayerCaches<'_, B::KvCache, B::StateCache>,
         StepContext { step, arrays, cross, bias, rotation }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
-        let LayerCaches { own, cross: cross_cache } = caches;
+        let LayerCaches { own, cross: cross_cache, states } = caches;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
@@ -418,8 +461,16 @@ impl<B: Backend> DecoderLayer<B> {
                 let rows = CachedRows { to, rotation };
                 let q = attention.write_keys_values(backend, step, input, rows)?;
                 let kv = KvLayer { cache: &*own, layer, seqs, mask: self.mask(arrays.ahead), bias };
-                let context = backend.paged_attention(step, &q, kv, attention.shape())?;
+                let mut context = backend.paged_attention(step, &q, kv, attention.shape())?;
+                attention.apply_gate(backend, input, &mut context)?;
                 attention.output(backend, &context, residual)
+            })?;
+        }
+        if let Some((norm, recurrent, layer)) = &self.recurrent {
+            let (Some(cache), Some(seqs)) = (states, arrays.states) else { return Err(no_states("forward")) };
+            let states = LayerStates { cache, layer: *layer, seqs };
+            x = norm.around(backend, &x, |input, residual| {
+                recurrent.forward(backend, step, (input, residual), states)
             })?;
         }
         if let (Some((norm, cross, layer)), Some(seqs)) = (&self.cross, cross.of_all()) {
@@ -444,11 +495,16 @@ fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
         ItemsSpec::Embedded { .. } => 0,
     };
     KvLayout {
-        n_layers: spec.stack.n_layers - n_cross,
+        n_layers: spec.stack.n_layers - n_cross - spec.stack.n_recurrent_before(spec.stack.n_layers),
         n_blocks,
         n_kv_heads: shape.n_kv_heads,
         head_dim: shape.head_dim,
     }
+}
+
+/// Layout of the cache of recurrent states; `None`: no layer has one.
+fn state_layout(spec: &DecoderSpec, n_slots: usize) -> Option<StateLayout> {
+    spec.stack.recurrent().map(|(recurrent, n_layers)| recurrent.layout(n_layers, n_slots))
 }
 
 /// Layout of the cross-attention cache; no layers without cross-attention.

@@ -24,6 +24,8 @@ pub(super) enum CausalKind {
     Qwen2,
     /// Qwen3, and the decoder of Qwen3-VL.
     Qwen3,
+    /// Qwen3.5; what its layers have beside those of Qwen3 is in `qwen3_5`.
+    Qwen35,
     /// Mistral with experts.
     Mixtral,
     /// Qwen2 with experts.
@@ -141,6 +143,7 @@ impl CausalKind {
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen35 => "Qwen3_5ForCausalLM",
             Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3Moe | Self::Qwen3VlMoe => "Qwen3MoeForCausalLM",
@@ -151,7 +154,7 @@ impl CausalKind {
         match self {
             Self::Llama => LLAMA,
             Self::Mistral => MISTRAL,
-            Self::Qwen2 | Self::Qwen3 => QWEN,
+            Self::Qwen2 | Self::Qwen3 | Self::Qwen35 => QWEN,
             Self::Mixtral => MIXTRAL,
             Self::Qwen2Moe | Self::Qwen3VlMoe => QWEN_MOE,
             Self::Qwen3Moe => QWEN_3_MOE,
@@ -161,7 +164,7 @@ impl CausalKind {
     /// The mixture that its layers have.
     fn experts(self) -> Option<ExpertsKind> {
         match self {
-            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 => None,
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 | Self::Qwen35 => None,
             Self::Mixtral => Some(ExpertsKind::Mixtral),
             Self::Qwen2Moe => Some(ExpertsKind::Qwen2),
             Self::Qwen3Moe => Some(ExpertsKind::Qwen3),
@@ -179,7 +182,7 @@ impl CausalKind {
                 let qkv = config.flag_or("qkv_bias", true)?;
                 AttentionBias { q: qkv, k: qkv, v: qkv, out: false }
             }
-            Self::Llama | Self::Qwen3 | Self::Qwen3Moe | Self::Qwen3VlMoe => {
+            Self::Llama | Self::Qwen3 | Self::Qwen35 | Self::Qwen3Moe | Self::Qwen3VlMoe => {
                 AttentionBias { q: all, k: all, v: all, out: all }
             }
         })
@@ -202,7 +205,7 @@ impl CausalKind {
     fn windows(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
-            Self::Llama | Self::Qwen3VlMoe => return Ok(Vec::new()),
+            Self::Llama | Self::Qwen35 | Self::Qwen3VlMoe => return Ok(Vec::new()),
             Self::Mistral if config.is_null(WINDOW) => return Ok(Vec::new()),
             Self::Mixtral if config.get(WINDOW).is_none() => return Ok(Vec::new()),
             Self::Mistral | Self::Mixtral => vec![true; n_layers],
@@ -330,13 +333,19 @@ pub(super) fn spec(
         return Err(config.unsupported("mlp_bias", true, "false"));
     }
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let has_head_norms = matches!(kind, CausalKind::Qwen3 | CausalKind::Qwen3Moe | CausalKind::Qwen3VlMoe);
+    let has_head_norms = matches!(
+        kind,
+        CausalKind::Qwen3 | CausalKind::Qwen35 | CausalKind::Qwen3Moe | CausalKind::Qwen3VlMoe
+    );
     let head_norms =
         has_head_norms.then_some(HeadNormsSpec { norm, part: NormedPart::Head, names: HEAD_NORMS });
     Ok(DecoderSpec {
         vocab: config.size_or("vocab_size", defaults.vocab)?,
         max_context,
-        positions: Positions::Rotary(rotary(config, head_dim)?),
+        positions: Positions::Rotary(match kind {
+            CausalKind::Qwen35 => partial_rotary(config, head_dim)?,
+            _ => rotary(config, head_dim)?,
+        }),
         stack: StackSpec {
             hidden,
             n_layers,
@@ -391,6 +400,25 @@ pub(crate) fn rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec,
         None => RotaryAxes::Single,
     };
     Ok(RotarySpec { scaling, ..RotarySpec::new(theta, axes) })
+}
+
+/// Rotation of a part of each head, a quarter by default, with interleaved frequencies where there are sections.
+fn partial_rotary(config: &Config<'_>, head_dim: usize) -> Result<RotarySpec, ModelError> {
+    const FACTOR: &str = "partial_rotary_factor";
+    let rope = config.or_section(&["rope_parameters", "rope_scaling"]);
+    let factor = rope.get(FACTOR).map_or(Some(0.25), |f| f.as_f64());
+    // As the reference computes it: in f64, truncated.
+    let rotary_dim = factor.map(|f| (head_dim as f64 * f) as usize);
+    let Some(rotary_dim) = rotary_dim.filter(|d| d.is_multiple_of(2) && (2..=head_dim).contains(d)) else {
+        let found = rope.get(FACTOR).map_or_else(|| "0.25".to_owned(), ToString::to_string);
+        return Err(rope.unsupported(FACTOR, found, format!("an even part of head width {head_dim}")));
+    };
+    let spec = rotary(config, rotary_dim)?;
+    let axes = match spec.axes {
+        RotaryAxes::Sections(sections) => RotaryAxes::Interleaved(sections),
+        axes => axes,
+    };
+    Ok(RotarySpec { rotary_dim: Some(rotary_dim), axes, ..spec })
 }
 
 /// YaRN by its section; `config` has the context.

@@ -1,14 +1,16 @@
-//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without experts: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without experts, Qwen3.5: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_vl/modeling_qwen2_vl.py>
 //! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it, and
 //! <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/qwen3_vl/modeling_qwen3_vl.py>. The first
 //! two have one decoder; their towers differ in norm, feed-forward and attention windows, and in what the configuration calls
 //! their widths. Qwen3-VL's decoder is that of Qwen3, with M-RoPE of interleaved frequencies; its tower has a learned grid of
-//! positions beside the rotary ones, and gives the output of some layers as further levels of each row.
+//! positions beside the rotary ones, and gives the output of some layers as further levels of each row. Qwen3.5 has the same tower
+//! without further levels, and the decoder of `qwen3_5`.
 
 use super::Config;
 use super::causal::{self, CausalKind, CausalPlace, silu};
+use super::qwen3_5;
 use crate::error::ModelError;
 use crate::spec::*;
 use triptych_core::Modality;
@@ -25,6 +27,8 @@ pub(super) enum QwenVlVersion {
     Three,
     /// Qwen3-VL whose decoder has experts.
     ThreeMoe,
+    /// Qwen3.5, dense.
+    ThreeAndHalf,
 }
 
 /// Not in the configuration of the vision towers.
@@ -43,6 +47,8 @@ static MERGER_3: ProjectorNames = ProjectorNames {
 /// Of each element of the list.
 static LEVEL_3: ProjectorNames =
     ProjectorNames { prefixes: None, norm: "norm", layers: &["linear_fc1", "linear_fc2"] };
+/// Key of the layers whose output makes further levels.
+const LEVELS: &str = "deepstack_visual_indexes";
 const LEVELS_3: &str = "deepstack_merger_list";
 
 const fn vision_names(inner: &'static [&'static str], outer: &'static str) -> EncoderNames {
@@ -77,7 +83,18 @@ pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelS
     let encoder = match version {
         QwenVlVersion::Two => vision_2(&vision)?,
         QwenVlVersion::TwoAndHalf => vision_2_5(&vision)?,
-        QwenVlVersion::Three | QwenVlVersion::ThreeMoe => vision_3(&vision)?,
+        QwenVlVersion::Three | QwenVlVersion::ThreeMoe => {
+            let levels = vision.sizes(LEVELS)?;
+            vision_3(&vision, levels)?
+        }
+        QwenVlVersion::ThreeAndHalf => {
+            if let Some(levels) =
+                vision.get(LEVELS).filter(|list| list.as_array().is_none_or(|l| !l.is_empty()))
+            {
+                return Err(vision.unsupported(LEVELS, levels, "none"));
+            }
+            vision_3(&vision, Vec::new())?
+        }
     };
     let levels = encoder.extras.levels.as_ref().map_or(0, |levels| levels.layers.len());
     let decoder = text(config, version, levels)?;
@@ -97,12 +114,13 @@ fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<De
         config.required(key)?;
     }
     config.or_section(&["rope_parameters", "rope_scaling"]).required("mrope_section")?;
+    let place = CausalPlace { items: ItemsSpec::Embedded { levels, is_mutual: false }, tied_head };
     let kind = match version {
+        QwenVlVersion::ThreeAndHalf => return qwen3_5::spec(config, place),
         QwenVlVersion::Two | QwenVlVersion::TwoAndHalf => CausalKind::Qwen2,
         QwenVlVersion::Three => CausalKind::Qwen3,
         QwenVlVersion::ThreeMoe => CausalKind::Qwen3VlMoe,
     };
-    let place = CausalPlace { items: ItemsSpec::Embedded { levels, is_mutual: false }, tied_head };
     let spec = causal::spec(config, kind, place)?;
     if levels > spec.stack.n_layers {
         let expected = format!("{levels} or more, for the levels of deepstack_visual_indexes");
@@ -159,7 +177,7 @@ fn vision_2_5(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     )
 }
 
-fn vision_3(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
+fn vision_3(config: &Config<'_>, layers: Vec<usize>) -> Result<EncoderSpec, ModelError> {
     let activation = match config.text("hidden_act")? {
         "gelu_pytorch_tanh" => Activation::GeluTanh,
         other => return Err(config.unsupported("hidden_act", other, "gelu_pytorch_tanh")),
@@ -179,11 +197,10 @@ fn vision_3(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
     if let StemSpec::Patches { bias, .. } = &mut spec.stem {
         *bias = true;
     }
-    let layers = config.sizes("deepstack_visual_indexes")?;
     let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
     if !ascending || layers.iter().any(|layer| *layer >= spec.stack.n_layers) {
         let expected = format!("layers below {}, ascending", spec.stack.n_layers);
-        return Err(config.unsupported("deepstack_visual_indexes", format!("{layers:?}"), expected));
+        return Err(config.unsupported(LEVELS, format!("{layers:?}"), expected));
     }
     let projector = spec.projector.take().map(|projector| ProjectorSpec { names: &MERGER_3, ..projector });
     let level = projector.clone().map(|projector| ProjectorSpec {

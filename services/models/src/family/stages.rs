@@ -76,7 +76,7 @@ impl Family {
                 let images = ImageProcessor::new(images);
                 let kind = match self {
                     Self::Qwen2Vl | Self::Qwen25Vl => VideoKind::PerFrame,
-                    Self::Qwen3Vl | Self::Qwen3VlMoe => VideoKind::OverFrames,
+                    Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => VideoKind::OverFrames,
                     _ => return Ok(Arc::new(images)),
                 };
                 let videos = VideoSettings::from_dir(dir, kind)?;
@@ -112,10 +112,11 @@ impl Family {
             | Self::Qwen2
             | Self::Qwen2Moe
             | Self::Qwen3
+            | Self::Qwen35Text
             | Self::Qwen3Moe
             | Self::Gemma2
             | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
-            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe => {
+            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => {
                 let times = match self {
                     Self::Qwen2Vl => FrameTimes::Counted,
                     Self::Qwen25Vl => FrameTimes::PerSecond,

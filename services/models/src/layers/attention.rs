@@ -12,6 +12,8 @@ use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
     qkv: B::Linear,
+    // On what attention gives, before the output projection.
+    gate: Option<B::Linear>,
     out: B::Linear,
     head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
@@ -75,6 +77,7 @@ impl<B: Backend> SelfAttention<B> {
     ) -> Result<Self, ModelError> {
         let AttentionSpec { shape, bias, .. } = stack.attention;
         let [q, kv] = [[q_width(shape), stack.hidden], [kv_width(shape), stack.hidden]];
+        let mut gate = None;
         let qkv = match names.qkv {
             QkvNames::Fused(name) | QkvNames::FusedInputsFirst(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
@@ -85,6 +88,15 @@ impl<B: Backend> SelfAttention<B> {
                 LinearShape { name: k_name, shape: &kv, bias: bias.k },
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
             ])?,
+            QkvNames::SplitGated([q_name, k_name, v_name]) => {
+                let both = [2 * q[0], stack.hidden];
+                let both = loader.stored(&LinearShape { name: q_name, shape: &both, bias: bias.q })?;
+                let k = loader.stored(&LinearShape { name: k_name, shape: &kv, bias: bias.k })?;
+                let v = loader.stored(&LinearShape { name: v_name, shape: &kv, bias: bias.v })?;
+                let heads = |second| gated_rows(shape, second).map(|rows| both.outputs(rows));
+                gate = Some(loader.pack(&heads(1).collect::<Vec<_>>())?);
+                loader.pack(&heads(0).chain([k, v]).collect::<Vec<_>>())?
+            }
             QkvNames::Grouped(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
                 let stored = loader.stored(&LinearShape { name, shape: &all, bias: bias.q })?;
@@ -94,7 +106,7 @@ impl<B: Backend> SelfAttention<B> {
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         let head_norms = HeadNorms::load(loader, stack.attention)?;
-        Ok(Self { qkv, out: out.load(loader, stack.attention)?, head_norms, shape })
+        Ok(Self { qkv, gate, out: out.load(loader, stack.attention)?, head_norms, shape })
     }
 
     /// Number of heads, their width, and the scale of scores.
@@ -172,6 +184,16 @@ impl<B: Backend> SelfAttention<B> {
         }
         let [q, k, v] = &self.project(backend, step, x, rotation)?;
         Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
+    }
+
+    /// Multiplies `context: [n_tokens, n_heads·head_dim]` with the gate by `x: [n_tokens, hidden]`, where there is one.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn apply_gate(&self, backend: &B, x: &B::Tensor, context: &mut B::Tensor) -> Result<(), ModelError> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        let gate = backend.linear(x, gate, Activation::None, None)?;
+        Ok(backend.multiply_gated(context, &gate, Activation::Sigmoid)?)
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual` if there is one:
@@ -344,6 +366,12 @@ fn norm_parts<B: Backend>(
     }
     let parts = backend.norm(&backend.split_rows(x, n_parts)?, norm)?;
     Ok(backend.merge_rows(parts, n_parts)?)
+}
+
+/// Rows of the first or second part of each head, of a matrix that has both of a head on top of each other.
+fn gated_rows(shape: AttentionShape, part: usize) -> impl Iterator<Item = Range<usize>> {
+    let AttentionShape { n_heads, head_dim, .. } = shape;
+    (0..n_heads).map(move |head| (2 * head + part) * head_dim..(2 * head + part + 1) * head_dim)
 }
 
 /// Rows of a grouped matrix in the order of queries, keys and values.

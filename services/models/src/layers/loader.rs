@@ -307,6 +307,31 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_depthwise(weight.view(), Some(bias.view()))?)
     }
 
+    /// Loads a causal convolution of each of `channels` by itself, `[channels, 1, n_taps]`, without bias.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn causal_conv(
+        &self,
+        name: &str,
+        channels: usize,
+        n_taps: usize,
+    ) -> Result<B::CausalConv, ModelError> {
+        let weight = self.tensor(name, "weight", &[channels, 1, n_taps], TensorRole::Matrix)?;
+        Ok(self.backend.load_causal_conv(weight.view(), None)?)
+    }
+
+    /// Loads the decays of `n_heads`: the logarithms of their rates and the biases of their inputs, both `[n_heads]` and bare
+    /// parameters.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn decay(&self, [a_log, dt_bias]: [&str; 2], n_heads: usize) -> Result<B::Decay, ModelError> {
+        let a_log = self.bare(a_log, &[n_heads], TensorRole::Bias)?;
+        let dt_bias = self.bare(dt_bias, &[n_heads], TensorRole::Bias)?;
+        Ok(self.backend.load_decay(a_log.view(), dt_bias.view())?)
+    }
+
     /// Loads a table of `n_rows` that is stored as a bare parameter, `[1, n_rows, width]`.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
 use std::io::Cursor;
+use std::num::NonZeroUsize;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
@@ -101,6 +102,8 @@ pub struct Inventory {
     pub unused: Vec<String>,
     /// Bytes of KV cache.
     pub kv: KvBytes,
+    /// Bytes of the recurrent states of a sequence, all layers, in every precision; `None`: no layer has one.
+    pub state_bytes: Option<usize>,
     /// Experts, where layers have some.
     pub experts: Option<ExpertsInventory>,
 }
@@ -143,9 +146,11 @@ impl Model {
             None => (None, BTreeSet::new()),
         };
         let mut blocks = Vec::new();
+        let mut state_bytes = None;
         let (decoder, decoder_names) = self.stage(|weights, backend| {
             // Not behind `dyn`, whose table would have the code of a forward pass compiled for this back end too.
             let info = TransformerDecoder::load(&self.spec.decoder, weights, backend)?.info();
+            state_bytes = info.state_slot_bytes.map(NonZeroUsize::get);
             blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
@@ -172,6 +177,7 @@ impl Model {
             shared: encoder_names.intersection(&decoder_names).cloned().collect(),
             unused: unused.map(str::to_owned).collect(),
             kv,
+            state_bytes,
             experts,
         })
     }

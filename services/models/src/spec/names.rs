@@ -109,6 +109,9 @@ pub enum QkvNames {
     FusedInputsFirst(&'static str),
     /// Three matrices: query, key, value.
     Split([&'static str; 3]),
+    /// Three matrices: query, key, value. That of the query gives each head's query and, below it, a gate: attention is multiplied
+    /// with its sigmoid before the output projection.
+    SplitGated([&'static str; 3]),
     /// One matrix, in which each key head has its query heads, its key and its value on top of each other.
     Grouped(&'static str),
 }

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, ItemsSpec};
+use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, GatedDeltaSpec, ItemsSpec, StackSpec};
 
 impl DecoderSpec {
     /// Encoder rows whose projection to keys and values multiplies as many weights as the layers do for one token:
@@ -31,9 +31,26 @@ impl DecoderSpec {
             ItemsSpec::CrossAttention(cross) => cross.instead(),
             ItemsSpec::Embedded { .. } => None,
         };
-        let has_keys = |idx: &usize| instead.is_none_or(|instead| !instead.layers.contains(idx));
+        let has_keys = |idx: &usize| {
+            self.stack.layer(*idx).recurrent.is_none()
+                && instead.is_none_or(|instead| !instead.layers.contains(idx))
+        };
         let windows = (0..self.stack.n_layers).filter(has_keys).map(|idx| self.stack.layer(idx).window);
         windows.collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+}
+
+impl StackSpec {
+    /// The linear attention of its layers, all of one kind, and their number; `None`: there are none.
+    pub fn recurrent(&self) -> Option<(&GatedDeltaSpec, usize)> {
+        let mut specs = self.layers.iter().filter_map(|layer| layer.recurrent.as_ref());
+        let first = specs.next()?;
+        Some((first, 1 + specs.count()))
+    }
+
+    /// Layers before number `idx` with linear attention.
+    pub fn n_recurrent_before(&self, idx: usize) -> usize {
+        self.layers.iter().take(idx).filter(|layer| layer.recurrent.is_some()).count()
     }
 }
 

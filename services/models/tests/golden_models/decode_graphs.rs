@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 16] = [
+const CASES: [&str; 18] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -25,6 +25,8 @@ const CASES: [&str; 16] = [
     "qwen3_vl_wide_heads",
     "qwen3_vl_moe_dense_layer",
     "qwen2_moe_shared",
+    "qwen3_5_text_tied",
+    "qwen3_5_text_biased",
     "llava_next_llama3",
     "gemma3_narrow_window",
     "gemma2_low_caps",
@@ -55,6 +57,18 @@ impl Decoder for Recorder {
 
     fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
         self.decoder.allocate_host(n_blocks)
+    }
+
+    fn allocate_states(&mut self, n_slots: usize) -> Result<(), ModelError> {
+        self.decoder.allocate_states(n_slots)
+    }
+
+    fn copy_states(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        self.decoder.copy_states(pairs)
+    }
+
+    fn reset_states(&mut self, slots: &[u32]) -> Result<(), ModelError> {
+        self.decoder.reset_states(slots)
     }
 
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
@@ -134,7 +148,10 @@ fn replays_give_the_logits_of_eager_steps() {
 
 #[test]
 fn replays_in_bf16_and_int8_give_the_logits_of_eager_steps() {
-    replays_are_eager(Precision::Bf16, &["bart_odd_heads", "flan_t5", "qwen2_vl_odd_heads"]);
+    replays_are_eager(
+        Precision::Bf16,
+        &["bart_odd_heads", "flan_t5", "qwen2_vl_odd_heads", "qwen3_5_text_tied"],
+    );
     replays_are_eager(Precision::Int8, &["whisper_en_odd_heads"]);
 }
 

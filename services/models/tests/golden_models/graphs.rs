@@ -30,6 +30,7 @@ const CASES: [(&str, Modality); 26] = [
     ("qwen2_5_vl_window56", Modality::Video),
     ("qwen3_vl_wide_heads", Modality::Image),
     ("qwen3_vl_one_level", Modality::Video),
+    ("qwen3_5_tied", Modality::Image),
     ("llava_clip_llama", Modality::Image),
     ("llava_next_mistral", Modality::Image),
     ("smolvlm_split", Modality::Image),

@@ -44,6 +44,8 @@ struct Running<'a> {
     cross_blocks: Vec<u32>,
     cross_from: u32,
     starts_at: usize,
+    /// Slot of its recurrent state, where there is one.
+    state_slot: u32,
     /// True if the rows of an item are computed in one step.
     whole_items: bool,
 }
@@ -141,6 +143,11 @@ fn admit<'a>(
     let cross = |s: &Sequence| blocks_of(s.cross.len() / s.hidden);
     let [n_own, n_cross]: [usize; 2] = [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
     decoder.allocate_kv(n_own, n_cross).expect("room for caches");
+    if info.state_slot_bytes.is_some() {
+        decoder.allocate_states(sequences.len()).expect("room for states");
+        let slots: Vec<u32> = (0..sequences.len() as u32).collect();
+        decoder.reset_states(&slots).expect("slots that are there");
+    }
     // Given out from the end, so that no sequence's blocks are in order.
     let (mut free, mut free_cross): (Vec<u32>, Vec<u32>) =
         ((0..n_own as u32).collect(), (0..n_cross as u32).collect());
@@ -168,6 +175,7 @@ fn admit<'a>(
             cross_blocks,
             cross_from: 0,
             starts_at,
+            state_slot: (sequences.len() - 1 - i) as u32,
             whole_items: info.mutual_items,
         });
     }
@@ -186,6 +194,7 @@ struct Batch {
     own: Tables,
     cross: Tables,
     cross_from: Vec<u32>,
+    state_slots: Vec<u32>,
     logit_rows: Vec<u32>,
 }
 
@@ -256,6 +265,7 @@ impl Batch {
         self.own.push(&s.blocks, end);
         self.cross.push(&s.cross_blocks, s.own.cross.len() / s.own.hidden);
         self.cross_from.push(s.cross_from);
+        self.state_slots.push(s.state_slot);
         if end == s.tokens.len() {
             self.logit_rows.push(self.token_ids.len() as u32 - 1);
         }
@@ -279,6 +289,7 @@ impl Batch {
                 self_kv: self.own.view(&self.query_start_loc),
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
                 cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
+                state_slots: decoder.info().state_slot_bytes.map(|_| self.state_slots.as_slice()),
                 logit_rows: &self.logit_rows,
                 choose: &ChooseBatch::whole(self.logit_rows.len()),
             })

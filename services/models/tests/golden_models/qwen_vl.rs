@@ -1,4 +1,4 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL cases.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 cases.
 
 use crate::case::{
     Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_rows_close,
@@ -14,7 +14,7 @@ use triptych_models::Model;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 
-pub const CASES: [&str; 12] = [
+pub const CASES: [&str; 15] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -27,6 +27,9 @@ pub const CASES: [&str; 12] = [
     "qwen3_vl_moe_wide_heads",
     "qwen3_vl_moe_dense_layer",
     "qwen3_vl_moe_one_expert",
+    "qwen3_5_tied",
+    "qwen3_5_listed_layers",
+    "qwen3_5_untied",
 ];
 
 /// Images of a case by name.

@@ -8,13 +8,16 @@ use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{Backend, Precision};
 use triptych_models::{Model, ModelError};
 
-pub const CASES: [&str; 15] = [
+pub const CASES: [&str; 18] = [
     "llama_tied",
     "llama_biased",
     "mistral_windowed",
     "mistral_unwindowed",
     "qwen2_tied",
     "qwen3_windowed_layers",
+    "qwen3_5_text_tied",
+    "qwen3_5_text_listed_layers",
+    "qwen3_5_text_biased",
     "mixtral_windowed",
     "qwen2_moe_shared",
     "qwen3_moe_renormalised",
@@ -142,8 +145,14 @@ fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
 
 #[test]
 fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
-    let cases =
-        ["llama_tied", "mistral_windowed", "qwen2_moe_shared", "gemma3_text_two_ropes", "gemma2_low_caps"];
+    let cases = [
+        "llama_tied",
+        "mistral_windowed",
+        "qwen2_moe_shared",
+        "qwen3_5_text_tied",
+        "gemma3_text_two_ropes",
+        "gemma2_low_caps",
+    ];
     greedy_tokens_match(&cases, &cuda(Precision::F32));
 }
 

@@ -231,6 +231,35 @@ fn qwen3_vl_2b() {
     check("qwen3-vl-2b", Modality::Image, &config);
 }
 
+/// As published; the layers for multi-token prediction, `mtp.*`, are left out.
+#[test]
+fn qwen3_5_0_8b() {
+    let config = serde_json::json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": true,
+        "image_token_id": 248_056, "video_token_id": 248_057,
+        "text_config": {
+            "model_type": "qwen3_5_text", "attention_bias": false, "attn_output_gate": true,
+            "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
+            "intermediate_size": 3584, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144, "mtp_num_hidden_layers": 1,
+            "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10_000_000, "rope_type": "default",
+            },
+            "tie_word_embeddings": true, "use_cache": true, "vocab_size": 248_320,
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [], "depth": 12, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 768,
+            "in_channels": 3, "intermediate_size": 3072, "model_type": "qwen3_5", "num_heads": 12,
+            "num_position_embeddings": 2304, "out_hidden_size": 1024, "patch_size": 16, "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    });
+    check("qwen3.5-0.8b", Modality::Image, &config);
+}
+
 /// As published, but with three of the decoder's layers, which are alike.
 #[test]
 fn qwen3_vl_30b_a3b() {

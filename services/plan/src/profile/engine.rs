@@ -186,6 +186,18 @@ impl Decoder for Timed {
         self.decoder.allocate_host(n_blocks)
     }
 
+    fn allocate_states(&mut self, n_slots: usize) -> Result<(), ModelError> {
+        self.decoder.allocate_states(n_slots)
+    }
+
+    fn copy_states(&mut self, pairs: &[(u32, u32)]) -> Result<(), ModelError> {
+        self.decoder.copy_states(pairs)
+    }
+
+    fn reset_states(&mut self, slots: &[u32]) -> Result<(), ModelError> {
+        self.decoder.reset_states(slots)
+    }
+
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
         self.time(|decoder| decoder.project_cross(rows, slots))
     }

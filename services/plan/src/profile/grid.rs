@@ -48,6 +48,12 @@ pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
 }
 
 impl Grid {
+    /// Sequences of the largest case.
+    pub fn n_sequences(&self) -> usize {
+        let of = |case: &StepCase| case.decodes as usize + usize::from(case.prefill > 0);
+        self.cases.iter().map(of).max().unwrap_or(0)
+    }
+
     /// The grid of a decoder; `largest` is the number of rows of the largest item.
     ///
     /// # Errors
@@ -128,6 +134,7 @@ pub struct Arrays {
     choose: ChooseBatch,
     own: Tables,
     cross: Tables,
+    state_slots: Vec<u32>,
     /// Slots that rows are projected to.
     pub projected_slots: Vec<u32>,
 }
@@ -193,6 +200,7 @@ impl Arrays {
             self.slots.push(first_slot + token);
         }
         self.cross.push(n_queries, cross_rows);
+        self.state_slots.push(self.state_slots.len() as u32);
         self.choose.choices.push(ChooseRow::greedy(self.logit_rows.len() as u32));
         self.logit_rows.push(self.token_ids.len() as u32 - 1);
     }
@@ -207,6 +215,7 @@ impl Arrays {
             self_kv: self.own.view(),
             cross_kv: info.cross_attention.then(|| self.cross.view()),
             cross_from: None,
+            state_slots: info.state_slot_bytes.map(|_| &self.state_slots[..]),
             logit_rows: &self.logit_rows,
             choose: &self.choose,
         }

@@ -19,6 +19,9 @@ pub fn forwards(
 ) -> Result<Vec<StepPoint>, ProfileError> {
     decoder.allocate_kv(grid.self_blocks, grid.cross_blocks)?;
     let info = decoder.info();
+    if info.state_slot_bytes.is_some() {
+        decoder.allocate_states(grid.n_sequences())?;
+    }
     let hidden = info.encoder_hidden;
     let bytes = rows_from_f32(&vec![0.01; grid.cross_rows as usize * hidden], hidden, DType::F32);
     let run = |case: &StepCase| {

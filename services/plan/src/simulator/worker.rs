@@ -229,6 +229,7 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         kv_window: None,
         self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
         cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
+        state_slot_bytes: None,
         cross_rows_per_token: kv.cross_rows_per_token,
     }
 }

@@ -119,6 +119,7 @@ impl Facts {
             })),
             "shared_tensors": i.shared, "unused_tensors": i.unused,
             "kv_bytes_per_token": sizes(i.kv.per_token),
+            "state_bytes_per_sequence": i.state_bytes,
             "cross_kv_bytes_per_row": i.kv.cross_per_row.map(sizes),
             "example": example,
             "measured": self.measured.map(|m| json!({

@@ -80,13 +80,20 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     let both = |s: BytesByPrecision| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
     let all = |s: BytesByPrecision| format!("{}, {} as int8", both(s), bytes_text(s.int8));
     let kv = ("KV", format!("{} for a token of a sequence", all(i.kv.per_token)));
-    let Some(encoder) = &i.encoder else { return vec![kv] };
+    let state = i.state_bytes.map(|bytes| {
+        (
+            "state",
+            format!("{} for a sequence, however long, and for a checkpoint of a prefix", bytes_text(bytes)),
+        )
+    });
+    let Some(encoder) = &i.encoder else { return std::iter::once(kv).chain(state).collect() };
     let (item, n) = (&encoder.example.item, encoder.example.n_rows);
     let mut lines = vec![
         ("row", format!("{} from the encoder to a PD worker", both(encoder.row))),
         ("item", format!("{item}: {} rows, {}", count(n), both(encoder.row.times(n)))),
         kv,
     ];
+    lines.extend(state);
     if let Some(cross) = i.kv.cross_per_row {
         let what = if is_text { "text" } else { "item" };
         lines.push(("cross-KV", format!("{} for a row of the {what}", all(cross))));

@@ -107,6 +107,10 @@ pub struct EngineArgs {
     /// MiB of cross-attention KV cache, for encoder-decoder models. Default: 1024; on a GPU half of that part
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_CROSS_KV_MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub cross_kv_mib: Option<u32>,
+    /// MiB of recurrent states, for models with linear attention: one of each sequence that runs, and checkpoints of prefixes.
+    /// Default: 1024; on a GPU a quarter of that part
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_STATE_CACHE_MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub state_cache_mib: Option<u32>,
     /// MiB of host memory for the KV of sequences that have to give way. 0: they are computed again
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_HOST_KV_MIB", default_value_t = 256)]
     pub host_kv_mib: u32,
@@ -142,6 +146,7 @@ impl EngineArgs {
         EngineSettings {
             self_kv_bytes: self.kv_mib.map(mib),
             cross_kv_bytes: self.cross_kv_mib.map(mib),
+            state_bytes: self.state_cache_mib.map(mib),
             host_kv_bytes: mib(self.host_kv_mib),
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),

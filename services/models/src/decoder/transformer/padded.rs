@@ -2,7 +2,7 @@
 
 use crate::decoder::StepInput;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::ops::PagedBatch;
+use triptych_kernels::ops::{PADDING_SLOT, PagedBatch};
 
 /// The arrays of a padded step.
 pub(super) struct PaddedStep {
@@ -11,6 +11,7 @@ pub(super) struct PaddedStep {
     slot_mapping: Vec<u32>,
     own: PaddedTables,
     cross: Option<PaddedTables>,
+    state_slots: Option<Vec<u32>>,
 }
 
 /// Block tables, in the layout of [`PagedBatch`].
@@ -34,7 +35,16 @@ impl PaddedStep {
             slot_mapping: step.slot_mapping.iter().copied().chain(slots).collect(),
             own: PaddedTables::new(step.self_kv, padding.len()),
             cross: step.cross_kv.map(|kv| PaddedTables::new(kv, padding.len())),
+            state_slots: step
+                .state_slots
+                .map(|slots| slots.iter().copied().chain(padding.clone().map(|_| PADDING_SLOT)).collect()),
         }
+    }
+
+    /// The same step without recurrent states: its rows read none and leave all as they are.
+    pub fn without_states(mut self) -> Self {
+        self.state_slots.iter_mut().flatten().for_each(|slot| *slot = PADDING_SLOT);
+        self
     }
 
     /// The padded form of the step that it was made of. It asks for no logits.
@@ -47,6 +57,7 @@ impl PaddedStep {
             self_kv: self.own.view(step.self_kv),
             cross_kv,
             cross_from: None,
+            state_slots: self.state_slots.as_deref(),
             logit_rows: &[],
             ..*step
         }

@@ -6,7 +6,7 @@ use super::staged_step::StepArrays;
 use super::{StepInput, TransformerDecoder};
 use crate::decoder::DecodeGraphConfig;
 use crate::error::ModelError;
-use triptych_kernels::ops::{CarriedToken, ForwardInputs, StageBuilder};
+use triptych_kernels::ops::{CarriedToken, ForwardInputs, RecurrentSequences, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
 impl<B: Backend> TransformerDecoder<B> {
@@ -23,7 +23,11 @@ impl<B: Backend> TransformerDecoder<B> {
         let graph = match self.graphs.graphs.remove(&shape) {
             Some(graph) => graph,
             None if shape.n_seqs > config.max_sequences => None,
-            None => self.capture(shape, &padded.input(step), config),
+            // A capture runs its forward, and states would be advanced before the replay.
+            None => {
+                let stateless = PaddedStep::new(step, shape.n_seqs, self.graphs.spare_block).without_states();
+                self.capture(shape, &stateless.input(step), config)
+            }
         };
         let Some(mut graph) = graph else {
             self.graphs.counts.eager += 1;
@@ -104,6 +108,9 @@ impl<B: Backend> TransformerDecoder<B> {
         rooms.extend(bounds.own.rooms(n));
         if shape.max_cross_keys.is_some() {
             rooms.extend(bounds.cross.rooms(n));
+        }
+        if step.state_slots.is_some() {
+            rooms.extend(RecurrentSequences::rooms(n));
         }
         let mut builder = StageBuilder::with_rooms(rooms);
         let arrays = self.add(&mut builder, step, Some(bounds))?;

@@ -45,7 +45,15 @@ impl<B: Backend> TransformerDecoder<B> {
             (Some(bounds), Some(kv)) => CrossRows::All(builder.bounded_paged(kv, bounds.cross)?),
             _ => CrossRows::stage(builder, input, self.is_cross_optional())?,
         };
-        Ok(StepArrays { ids, embeds, ahead, positions, slots, own, cross })
+        let starts = input.self_kv.query_start_loc;
+        let states = match (input.state_slots, bounds) {
+            (None, _) => None,
+            (Some(slots), None) => Some(builder.recurrent(starts, slots)?),
+            (Some(slots), Some(bounds)) => {
+                Some(builder.bounded_recurrent(starts, slots, bounds.own.max_seqlen_q)?)
+            }
+        };
+        Ok(StepArrays { ids, embeds, ahead, positions, slots, own, cross, states })
     }
 
     /// An error for a step whose parts do not fit each other.
@@ -69,6 +77,11 @@ impl<B: Backend> TransformerDecoder<B> {
         let n_seqs = step.self_kv.seq_lens.len();
         if let Some(from) = step.cross_from {
             shape("cross_from", n_seqs, from.len())?;
+        }
+        let has_states = self.spec.stack.recurrent().is_some();
+        shape("state_slots", has_states.into(), step.state_slots.is_some().into())?;
+        if let Some(slots) = step.state_slots {
+            shape("state_slots of sequences", n_seqs, slots.len())?;
         }
         if let Some(cross) = step.cross_kv {
             shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?;

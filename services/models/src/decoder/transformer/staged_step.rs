@@ -2,7 +2,7 @@
 
 use crate::decoder::cross_rows::CrossRows;
 use crate::layers::StagedPositions;
-use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences};
+use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences, RecurrentSequences};
 
 /// Handles of the arrays that the layers of a step read.
 #[derive(Clone, Copy)]
@@ -21,6 +21,8 @@ pub(crate) struct StepArrays {
     pub own: PagedSequences,
     /// Rows that cross-attend.
     pub cross: CrossRows,
+    /// Sequences and their slots of recurrent states; `None`: no layer has one.
+    pub states: Option<RecurrentSequences>,
 }
 
 /// Queries and keys of the sequences of a step, at most.
