@@ -88,7 +88,6 @@ async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (us
         ("shapes-qwen2-vl", shapes),
         ("digits-whisper", digits),
         ("numbers-t5", numbers),
-        ("plates-trocr", plates),
     ];
     let mut found = BTreeMap::new();
     for (model, samples) in all {
