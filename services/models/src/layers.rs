@@ -3,6 +3,7 @@
 //! A part is loaded from named tensors by a [`Loader`] and then maps rows to rows; it keeps no state between
 //! calls. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
+mod adapted;
 mod attention;
 mod experts;
 mod feed_forward;
@@ -11,10 +12,11 @@ mod loader;
 mod residual;
 mod rotary;
 
+pub use adapted::{Adapted, AdaptedLinear, AdapterGroup, LoadedAdapter, LowRank};
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
 pub use input::{InputLayer, StackAndNames, StagedPositions};
-pub use loader::{LinearShape, Loader, StackedLinear, StoredLinear};
+pub use loader::{LinearShape, LinearSite, Loader, SitePart, StackedLinear, StoredLinear};
 pub use residual::Residual;
 pub use rotary::Rotary;

@@ -149,6 +149,7 @@ mod tests {
             self_kv: batch(&starts, &[5, 9, 2]),
             cross_kv: Some(batch(&starts, &[10, 10, 0])),
             cross_from,
+            adapters: &[],
             logit_rows: &[],
             choose: &choose,
         };

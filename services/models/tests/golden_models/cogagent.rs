@@ -166,6 +166,7 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
             self_kv: batch(lens.as_slice()),
             cross_kv: Some(batch(cross_lens.as_slice())),
             cross_from: None,
+            adapters: &[],
             logit_rows: &all,
             choose: &ChooseBatch::whole(all.len()),
         })

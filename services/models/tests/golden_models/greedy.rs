@@ -279,6 +279,7 @@ impl Batch {
                 self_kv: self.own.view(&self.query_start_loc),
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
                 cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
+                adapters: &[],
                 logit_rows: &self.logit_rows,
                 choose: &ChooseBatch::whole(self.logit_rows.len()),
             })

@@ -207,6 +207,7 @@ impl Arrays {
             self_kv: self.own.view(),
             cross_kv: info.cross_attention.then(|| self.cross.view()),
             cross_from: None,
+            adapters: &[],
             logit_rows: &self.logit_rows,
             choose: &self.choose,
         }
