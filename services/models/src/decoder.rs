@@ -8,8 +8,8 @@
 use crate::error::ModelError;
 use crate::lora::LoraAdapter;
 use std::num::NonZeroU32;
-use triptych_core::{AdapterId, EncodedRows};
 use triptych_core::graph_stats::GraphStats;
+use triptych_core::{AdapterId, EncodedRows};
 use triptych_kernels::KernelError;
 pub use triptych_kernels::ops::PagedBatch;
 use triptych_kernels::ops::{CarriedToken, Choices, ChooseBatch};

@@ -216,7 +216,10 @@ mod tests {
     #[test]
     fn tensors_are_halves_of_modules() {
         let check = |name, expect| assert_eq!(module_of(name), expect, "{name}");
-        check("base_model.model.model.layers.0.q_proj.lora_A.weight", Some(("model.layers.0.q_proj", Half::A)));
+        check(
+            "base_model.model.model.layers.0.q_proj.lora_A.weight",
+            Some(("model.layers.0.q_proj", Half::A)),
+        );
         check("base_model.model.layers.0.q_proj.lora_B.default.weight", Some(("layers.0.q_proj", Half::B)));
         check("base_model.model.model.embed_tokens.lora_embedding_A", None);
         check("base_model.model.lm_head.weight", None);

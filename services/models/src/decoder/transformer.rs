@@ -3,12 +3,12 @@
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;
 use super::{
-    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align,
-    no_step,
+    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_step,
 };
 use crate::error::ModelError;
 use crate::layers::{
-    Adapted, CachedRows, CrossAttention, FeedForwardLayer, InputLayer, Loader, Residual, SelfAttention, StackAndNames,
+    Adapted, CachedRows, CrossAttention, FeedForwardLayer, InputLayer, Loader, Residual, SelfAttention,
+    StackAndNames,
 };
 use crate::lora::LoraAdapter;
 use crate::spec::{DecoderSpec, ItemsSpec};

@@ -251,7 +251,11 @@ impl<B: Backend> CrossAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn keys_values<'a>(&self, on: impl Into<Adapted<'a, B>>, rows: &B::Tensor) -> Result<[B::Tensor; 2], ModelError> {
+    pub fn keys_values<'a>(
+        &self,
+        on: impl Into<Adapted<'a, B>>,
+        rows: &B::Tensor,
+    ) -> Result<[B::Tensor; 2], ModelError> {
         let on @ Adapted { backend, .. } = on.into();
         let width = kv_width(self.shape);
         let kv = on.linear(rows, &self.kv, Activation::None, None)?;

@@ -70,9 +70,7 @@ impl ModulePattern {
         let name = rest.unwrap_or(pattern).trim_end_matches('$').replace("\\.", ".");
         match name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.')) && !name.is_empty() {
             true => Ok(Self { name, is_whole }),
-            false => {
-                Err(refused(key, pattern, "names of modules, of letters, digits, dots and underscores"))
-            }
+            false => Err(refused(key, pattern, "names of modules, of letters, digits, dots and underscores")),
         }
     }
 

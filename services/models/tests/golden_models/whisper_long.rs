@@ -49,8 +49,12 @@ fn alignments_match<B: Backend>(backend: &B) {
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
             let hidden = encoder.hidden();
             let bytes = stored(&rows, hidden);
-            let input =
-                AlignInput { tokens: &tokens, rows: encoded(&bytes, hidden), heads: &facts.alignment_heads, adapter: None };
+            let input = AlignInput {
+                tokens: &tokens,
+                rows: encoded(&bytes, hidden),
+                heads: &facts.alignment_heads,
+                adapter: None,
+            };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
             if i < 2 {
                 let what = format!("{name} {} weights of {i}", backend.name());

@@ -69,8 +69,9 @@ impl<B: Backend> TransformerDecoder<B> {
         }
         let captured = self.graph_inputs(shape, step).and_then(|(inputs, arrays)| {
             let backend = self.backend.clone();
-            let mut forward =
-                |backend: &B, staged: &B::Step, _: &B::Tensor| self.layers(backend, staged, (arrays, &StagedAdapters::default()), &[]);
+            let mut forward = |backend: &B, staged: &B::Step, _: &B::Tensor| {
+                self.layers(backend, staged, (arrays, &StagedAdapters::default()), &[])
+            };
             Ok(DecodeGraph { forward: backend.capture(inputs, &mut forward)?, arrays })
         });
         match captured {
