@@ -47,7 +47,7 @@ use plan_builder::PlanBuilder;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{Failure, FailureClass};
+use triptych_core::{AdapterId, Failure, FailureClass};
 use triptych_models::decoder::DecoderInfo;
 
 /// Bounds of the queue and the running batch, and the preemption policy.
@@ -61,10 +61,21 @@ pub struct SchedulerConfig {
     pub max_sequences: usize,
     /// Most completions that wait.
     pub max_waiting: usize,
+    /// Most distinct adapters among the running sequences.
+    pub max_loras: usize,
     /// Reuse of full blocks by prefix key.
     pub prefix_cache: PrefixCache,
     /// Fate of the KV of a preempted sequence.
     pub preemption: Preemption,
+}
+
+/// Sequences of an adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterLoad {
+    /// Run slots in use.
+    pub running: usize,
+    /// Completions that wait.
+    pub waiting: usize,
 }
 
 /// Draft tokens of single greedy sequences, by sequence id.
@@ -360,6 +371,18 @@ impl Scheduler {
     pub fn n_waiting_tokens(&self) -> usize {
         let reading = self.sequences.values().filter(|s| !s.is_decoding());
         reading.map(|s| s.n_tokens().saturating_sub(s.n_computed())).sum()
+    }
+
+    /// Run slots in use, and completions that wait, of an adapter.
+    pub fn adapter_load(&self, adapter: AdapterId) -> AdapterLoad {
+        let mut load = AdapterLoad::default();
+        for sequence in self.sequences.values().filter(|s| s.adapter() == Some(adapter)) {
+            match sequence.device_kv() {
+                Some(_) => load.running += sequence.n_run_slots(),
+                None => load.waiting += sequence.completions.len(),
+            }
+        }
+        load
     }
 
     /// Counters since the start.

@@ -129,6 +129,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
                     token_budget: max_sequences + extra,
                     decode_share,
+                    max_loras: 4,
                     max_sequences,
                     max_waiting,
                     prefix_cache,

@@ -127,7 +127,15 @@ fn job(id: SequenceId) -> AlignJob {
         checksum: [0; 32],
     };
     let output = EncoderOutput::seal(item, from_f32(&[1.0, 2.0], DType::F32)).unwrap();
-    AlignJob { id, tokens: vec![0, 1], output, first_row: 0, n_rows: 2, heads: [(0, 0)].into() }
+    AlignJob {
+        id,
+        tokens: vec![0, 1],
+        output,
+        first_row: 0,
+        n_rows: 2,
+        heads: [(0, 0)].into(),
+        adapter: None,
+    }
 }
 
 #[test]
