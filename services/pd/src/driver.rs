@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
 use triptych_core::timeline::COMPUTE;
+use triptych_core::{AdapterId, Failure};
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
+use triptych_models::ModelError;
+use triptych_models::lora::LoraAdapter;
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
 use triptych_runtime::watchdog::Watchdog;
 
@@ -26,6 +28,8 @@ enum EngineCommand {
     Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
     Align { job: Box<AlignJob>, outputs: UnboundedSender<Output> },
     Event(Event),
+    LoadAdapter { adapter: Box<LoraAdapter>, done: oneshot::Sender<Result<(), ModelError>> },
+    UnloadAdapter(AdapterId),
 }
 
 /// Handle of an engine's thread, which ends when the last handle is dropped.
@@ -131,6 +135,23 @@ impl Driver {
         let align = EngineCommand::Align { job: Box::new(job), outputs };
         self.commands.send(align).map_err(|_| Failure::unavailable("the engine is gone"))?;
         Ok(RunningSequences { ids, driver: self.clone() })
+    }
+
+    /// Loads an adapter between two steps; sequences may name it once this has ended.
+    ///
+    /// # Errors
+    /// Unavailable when the engine is gone; the result is that of [`Engine::load_adapter`].
+    pub async fn load_adapter(&self, adapter: LoraAdapter) -> Result<Result<(), ModelError>, Failure> {
+        let (done, loaded) = oneshot::channel();
+        let gone = || Failure::unavailable("the engine is gone");
+        let load = EngineCommand::LoadAdapter { adapter: Box::new(adapter), done };
+        self.commands.send(load).map_err(|_| gone())?;
+        loaded.await.map_err(|_| gone())
+    }
+
+    /// Refuses new sequences of an adapter, which goes when the last one has ended.
+    pub fn unload_adapter(&self, id: AdapterId) {
+        let _ = self.commands.send(EngineCommand::UnloadAdapter(id));
     }
 
     /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
@@ -263,6 +284,15 @@ impl EngineThread {
                     self.routes.remove(id);
                 }
                 self.engine.handle(event, now)
+            }
+            EngineCommand::LoadAdapter { adapter, done } => {
+                // A caller that went away unloads what it does not know.
+                let _ = done.send(self.engine.load_adapter(&adapter));
+                Vec::new()
+            }
+            EngineCommand::UnloadAdapter(id) => {
+                self.engine.unload_adapter(id);
+                Vec::new()
             }
         };
         drop(watched);
