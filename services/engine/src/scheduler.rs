@@ -373,16 +373,17 @@ impl Scheduler {
         reading.map(|s| s.n_tokens().saturating_sub(s.n_computed())).sum()
     }
 
-    /// Run slots in use, and completions that wait, of an adapter.
-    pub fn adapter_load(&self, adapter: AdapterId) -> AdapterLoad {
-        let mut load = AdapterLoad::default();
-        for sequence in self.sequences.values().filter(|s| s.adapter() == Some(adapter)) {
+    /// Run slots in use, and completions that wait, of each adapter that a sequence has.
+    pub fn adapter_loads(&self) -> BTreeMap<AdapterId, AdapterLoad> {
+        let mut loads: BTreeMap<AdapterId, AdapterLoad> = BTreeMap::new();
+        for (sequence, adapter) in self.sequences.values().filter_map(|s| Some((s, s.adapter()?))) {
+            let load = loads.entry(adapter).or_default();
             match sequence.device_kv() {
                 Some(_) => load.running += sequence.n_run_slots(),
                 None => load.waiting += sequence.completions.len(),
             }
         }
-        load
+        loads
     }
 
     /// Counters since the start.

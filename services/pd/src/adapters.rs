@@ -143,7 +143,7 @@ impl PdWorkerState {
             let message = format!("{n_loaded} adapters are loaded, which is the limit; unload one first");
             return Err(Failure::invalid(message).with_param("lora_name"));
         }
-        served.driver.load_adapter(adapter).await?.map_err(|e| refused(&e))?;
+        served.driver.load_adapter(&name, adapter).await?.map_err(|e| refused(&e))?;
         served.adapters.0.write().insert(name.clone(), ServedAdapter { id, created: SystemTime::now() });
         tracing::info!(%model, adapter = %name, ?id, "adapter loaded");
         Ok(response)

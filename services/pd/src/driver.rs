@@ -28,7 +28,7 @@ enum EngineCommand {
     Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
     Align { job: Box<AlignJob>, outputs: UnboundedSender<Output> },
     Event(Event),
-    LoadAdapter { adapter: Box<LoraAdapter>, done: oneshot::Sender<Result<(), ModelError>> },
+    LoadAdapter { name: String, adapter: Box<LoraAdapter>, done: oneshot::Sender<Result<(), ModelError>> },
     UnloadAdapter(AdapterId),
 }
 
@@ -59,6 +59,8 @@ impl Drop for RunningSequences {
 pub struct DriverSetup {
     /// The engine.
     pub engine: Engine,
+    /// Names of its loaded adapters, for metrics.
+    pub adapter_names: HashMap<AdapterId, String>,
     /// Metrics of its model.
     pub meters: PdMeters,
     /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
@@ -78,12 +80,13 @@ impl Driver {
     /// # Errors
     /// The system refuses a thread.
     pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
-        let DriverSetup { engine, meters, arbitration, watchdog, fault } = setup;
+        let DriverSetup { engine, adapter_names, meters, arbitration, watchdog, fault } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (stats_sender, stats) = watch::channel(engine.stats());
-        let thread = EngineThread {
+        let mut thread = EngineThread {
             engine,
+            adapter_names,
             arbitration,
             inbox,
             routes: HashMap::new(),
@@ -93,6 +96,7 @@ impl Driver {
             watchdog,
             fault,
         };
+        thread.observe_adapters();
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }
@@ -141,10 +145,14 @@ impl Driver {
     ///
     /// # Errors
     /// Unavailable when the engine is gone; the result is that of [`Engine::load_adapter`].
-    pub async fn load_adapter(&self, adapter: LoraAdapter) -> Result<Result<(), ModelError>, Failure> {
+    pub async fn load_adapter(
+        &self,
+        name: &str,
+        adapter: LoraAdapter,
+    ) -> Result<Result<(), ModelError>, Failure> {
         let (done, loaded) = oneshot::channel();
         let gone = || Failure::unavailable("the engine is gone");
-        let load = EngineCommand::LoadAdapter { adapter: Box::new(adapter), done };
+        let load = EngineCommand::LoadAdapter { name: name.to_owned(), adapter: Box::new(adapter), done };
         self.commands.send(load).map_err(|_| gone())?;
         loaded.await.map_err(|_| gone())
     }
@@ -179,6 +187,7 @@ struct EngineThread {
     arbitration: Option<Arbitration>,
     inbox: Receiver<EngineCommand>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
+    adapter_names: HashMap<AdapterId, String>,
     meters: PdMeters,
     stats: watch::Sender<Stats>,
     clock: SystemClock,
@@ -229,6 +238,7 @@ impl EngineThread {
             next = self.inbox.try_recv().ok();
         }
         let outputs = self.step();
+        self.observe_adapters();
         self.deliver(outputs);
         if self.engine.is_device_lost() {
             // As after a panic: sequences stay open until the process ends.
@@ -264,6 +274,13 @@ impl EngineThread {
         outputs
     }
 
+    fn observe_adapters(&mut self) {
+        let loads = self.engine.adapter_loads();
+        self.adapter_names.retain(|id, _| loads.iter().any(|(loaded, _)| loaded == id));
+        let named = |(id, load)| Some((self.adapter_names.get(&id)?.clone(), load));
+        self.meters.observe_adapters(&loads.into_iter().filter_map(named).collect::<Vec<_>>());
+    }
+
     fn apply(&mut self, command: EngineCommand) {
         let now = self.clock.now();
         let watched = self.watchdog.begin("the start of a sequence");
@@ -285,7 +302,8 @@ impl EngineThread {
                 }
                 self.engine.handle(event, now)
             }
-            EngineCommand::LoadAdapter { adapter, done } => {
+            EngineCommand::LoadAdapter { name, adapter, done } => {
+                self.adapter_names.entry(adapter.id()).or_insert(name);
                 // A caller that went away unloads what it does not know.
                 let _ = done.send(self.engine.load_adapter(&adapter));
                 Vec::new()

@@ -431,6 +431,7 @@ impl LoadedDecoder {
         let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
         let setup = DriverSetup {
             engine,
+            adapter_names: adapters.iter().map(|(name, id)| (*id, name.clone())).collect(),
             meters: meters.clone(),
             arbitration,
             watchdog: with.watchdog.clone(),

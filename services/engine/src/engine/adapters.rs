@@ -41,8 +41,12 @@ impl Engine {
     }
 
     /// Loaded adapters with their sequences, those that are about to go included.
-    pub fn adapter_loads(&self) -> impl Iterator<Item = (AdapterId, AdapterLoad)> {
-        self.adapters.0.keys().map(|id| (*id, self.scheduler.adapter_load(*id)))
+    pub fn adapter_loads(&self) -> Vec<(AdapterId, AdapterLoad)> {
+        if self.adapters.0.is_empty() {
+            return Vec::new();
+        }
+        let loads = self.scheduler.adapter_loads();
+        self.adapters.0.keys().map(|id| (*id, loads.get(id).copied().unwrap_or_default())).collect()
     }
 
     /// Refuses a sequence whose adapter is not loaded, or about to go.
@@ -67,7 +71,7 @@ impl Engine {
     }
 
     fn needs(&self, id: AdapterId) -> bool {
-        self.scheduler.adapter_load(id) != AdapterLoad::default()
+        self.scheduler.adapter_loads().contains_key(&id)
             || self.alignments.uses(id)
             || self.in_flight.as_ref().is_some_and(|step| step.plan.uses(id))
     }

@@ -120,6 +120,6 @@ fn an_adapter_that_comes_back_before_it_went_stays() {
     bench.engine.load_adapter(&open("attention")).expect("an adapter");
     bench.settle();
     assert!(bench.log().loaded.contains(&a));
-    let load = bench.engine.adapter_loads().find(|(id, _)| *id == a).expect("it is loaded").1;
+    let load = bench.engine.adapter_loads().into_iter().find(|(id, _)| *id == a).expect("it is loaded").1;
     assert_eq!((load.running, load.waiting), (0, 0));
 }

@@ -107,6 +107,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
     let metrics = MetricsRegistry::default();
     let setup = DriverSetup {
         engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
+        adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
