@@ -13,7 +13,7 @@ pub use item::{frames, modality, options};
 pub use sampling::{finish_name, finish_reason, sampling_from_wire, sampling_to_wire};
 
 use thiserror::Error;
-use triptych_core::{ContentKey, Failure, Fingerprint};
+use triptych_core::{AdapterId, ContentKey, Failure, Fingerprint};
 
 /// A message that does not follow the schema's comments.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -86,6 +86,14 @@ pub fn key(bytes: &[u8], field: &'static str) -> Result<ContentKey, WireError> {
 /// [`WireError::Length`] unless it has 32 bytes.
 pub fn fingerprint(bytes: &[u8], field: &'static str) -> Result<Fingerprint, WireError> {
     Fingerprint::from_slice(bytes).ok_or(WireError::Length { field, expected: 32, actual: bytes.len() })
+}
+
+/// Reads the identity of an adapter.
+///
+/// # Errors
+/// [`WireError::Length`] unless it has 32 bytes.
+pub fn adapter(bytes: &[u8], field: &'static str) -> Result<AdapterId, WireError> {
+    AdapterId::from_slice(bytes).ok_or(WireError::Length { field, expected: 32, actual: bytes.len() })
 }
 
 fn required<T>(value: Option<T>, field: &'static str) -> Result<T, WireError> {

@@ -15,6 +15,7 @@ mod cuda;
 mod drain;
 mod families;
 mod faults;
+mod lora;
 mod observability;
 mod one_encode;
 mod openai;

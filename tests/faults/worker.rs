@@ -70,6 +70,7 @@ fn pd(parts: Parts) -> PdConfig {
         admin: None,
         models: vec![model()],
         drafts: Vec::new(),
+        lora: triptych_pd::LoraSettings::default(),
         tool_syntax: None,
         store: parts.store,
         dialer: grpc::Dialer::default(),

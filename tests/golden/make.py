@@ -36,6 +36,7 @@ def main(groups):
     import internvl
     import internvl_original
     import llava
+    import lora
     import logits
     import mllama
     import moonshine
@@ -72,6 +73,7 @@ def main(groups):
         "qwen2_audio": audio_chat.make_qwen2_audio,
         "voxtral": make_voxtral,
         "llava": llava.make,
+        "lora": lora.make,
         "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": lambda: (internvl.make(), internvl_original.make()),

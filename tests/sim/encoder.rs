@@ -186,6 +186,8 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         created_s: 1,
         reads_encoder_prompt: false,
         chat: None,
+        parent: String::new(),
+        adapter: Vec::new().into(),
     };
     v1::DescribeResponse {
         worker_id: name.into(),

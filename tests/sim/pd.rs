@@ -156,6 +156,20 @@ impl PrefillDecodeWorker for Pd {
         Err(Status::unimplemented("it has no tokens"))
     }
 
+    async fn load_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
     async fn detokenize(
         &self,
         _: Request<v1::DetokenizeRequest>,

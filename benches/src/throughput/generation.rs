@@ -357,6 +357,7 @@ impl Bench {
             sampling: self.answers.sampling(max_tokens),
             constraint: None,
             priority: 0,
+            adapter: None,
             tenant: TenantId::SHARED,
             deadline: now + Duration::from_secs(3600),
             resumed: None,

@@ -240,6 +240,16 @@ impl Shaped for v1::ListResponse {
         &NO_LISTS
     }
 }
+impl Shaped for v1::LoadAdapterRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::LoadAdapterResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::PdGenerateRequest {
     fn shape() -> &'static Shape {
         &PD_GENERATE_REQUEST
@@ -266,6 +276,16 @@ impl Shaped for v1::TokenizeRequest {
     }
 }
 impl Shaped for v1::TokenizeResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadAdapterRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadAdapterResponse {
     fn shape() -> &'static Shape {
         &NO_LISTS
     }

@@ -1737,6 +1737,36 @@ pub struct DetokenizeResponse {
     #[prost(string, tag = "1")]
     pub text: ::prost::alloc::string::String,
 }
+/// An adapter to load.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadAdapterRequest {
+    /// Name of the base model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// The name that clients will use.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Its directory on the worker, below the one that the worker allows.
+    #[prost(string, tag = "3")]
+    pub path: ::prost::alloc::string::String,
+}
+/// The adapter is loaded.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadAdapterResponse {
+    /// Its identity, 32 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub adapter: ::prost::bytes::Bytes,
+}
+/// An adapter to drop.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnloadAdapterRequest {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+/// New requests for the adapter are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnloadAdapterResponse {}
 /// No parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {}
@@ -1859,6 +1889,12 @@ pub struct WorkerModel {
     /// PD workers: format of its conversations; absent of a model without a chat template.
     #[prost(message, optional, tag = "8")]
     pub chat: ::core::option::Option<ChatFormat>,
+    /// Of a LoRA adapter: the name of its base model, whose encoders it has. Empty: it is a model.
+    #[prost(string, tag = "9")]
+    pub parent: ::prost::alloc::string::String,
+    /// Of a LoRA adapter: its identity, 32 bytes.
+    #[prost(bytes = "bytes", tag = "10")]
+    pub adapter: ::prost::bytes::Bytes,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {
@@ -2929,6 +2965,60 @@ pub mod prefill_decode_worker_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Loads a LoRA adapter, if the worker allows it.
+        pub async fn load_adapter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadAdapterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.PrefillDecodeWorker/LoadAdapter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("triptych.v1.PrefillDecodeWorker", "LoadAdapter"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Refuses new requests for an adapter, and drops it when the last running one has ended.
+        pub async fn unload_adapter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnloadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadAdapterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.PrefillDecodeWorker/UnloadAdapter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("triptych.v1.PrefillDecodeWorker", "UnloadAdapter"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2988,6 +3078,22 @@ pub mod prefill_decode_worker_server {
             request: tonic::Request<super::DetokenizeRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DetokenizeResponse>,
+            tonic::Status,
+        >;
+        /// Loads a LoRA adapter, if the worker allows it.
+        async fn load_adapter(
+            &self,
+            request: tonic::Request<super::LoadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadAdapterResponse>,
+            tonic::Status,
+        >;
+        /// Refuses new requests for an adapter, and drops it when the last running one has ended.
+        async fn unload_adapter(
+            &self,
+            request: tonic::Request<super::UnloadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadAdapterResponse>,
             tonic::Status,
         >;
     }
@@ -3281,6 +3387,98 @@ pub mod prefill_decode_worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DetokenizeSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.PrefillDecodeWorker/LoadAdapter" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadAdapterSvc<T: PrefillDecodeWorker>(pub Arc<T>);
+                    impl<
+                        T: PrefillDecodeWorker,
+                    > tonic::server::UnaryService<super::LoadAdapterRequest>
+                    for LoadAdapterSvc<T> {
+                        type Response = super::LoadAdapterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadAdapterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as PrefillDecodeWorker>::load_adapter(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadAdapterSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.PrefillDecodeWorker/UnloadAdapter" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnloadAdapterSvc<T: PrefillDecodeWorker>(pub Arc<T>);
+                    impl<
+                        T: PrefillDecodeWorker,
+                    > tonic::server::UnaryService<super::UnloadAdapterRequest>
+                    for UnloadAdapterSvc<T> {
+                        type Response = super::UnloadAdapterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnloadAdapterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as PrefillDecodeWorker>::unload_adapter(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnloadAdapterSvc(inner);
                         let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -92,6 +92,22 @@ impl Default for TenantId {
 }
 
 digest! {
+    /// Identity of a LoRA adapter: its settings and weights, whatever it is called.
+    AdapterId, "lora"
+}
+
+impl AdapterId {
+    /// The identity of an adapter that depends on `parts`.
+    pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = FramedHash::new("triptych adapter v1");
+        for part in parts {
+            hash.part(part);
+        }
+        Self(hash.finish())
+    }
+}
+
+digest! {
     /// Identity of a full block of decoder KV: all that its keys and values depend on, from the first token on.
     PrefixKey, "prefix"
 }

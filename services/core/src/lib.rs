@@ -26,7 +26,7 @@ pub use backoff::Backoff;
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
 pub use item::{EncodedItem, EncodedRows, EncoderOutput, Extent, Seconds, WindowSpan};
-pub use key::{ContentKey, Fingerprint, Owner, PrefixKey, TenantId};
+pub use key::{AdapterId, ContentKey, Fingerprint, Owner, PrefixKey, TenantId};
 pub use modality::Modality;
 pub use options::{FrameSampling, ItemForm, ItemOptions};
 pub use rows::{RowType, RowTypes};

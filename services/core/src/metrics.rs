@@ -29,6 +29,9 @@ metrics! {
     PENDING_WAIT = "pending_item_wait", "seconds", "Time that a PD worker waited for items in encoding";
     REQUESTS_RUNNING = "requests_running", "", "Requests in progress";
     REQUESTS_WAITING = "requests_waiting", "", "Requests waiting for their first step";
+    LORA_ADAPTERS = "lora_adapters", "", "LoRA adapters that are loaded";
+    LORA_RUNNING = "lora_requests_running", "", "Sequences of a LoRA adapter that run";
+    LORA_WAITING = "lora_requests_waiting", "", "Sequences of a LoRA adapter that wait";
     TTFT = "time_to_first_token", "seconds", "Time from arrival to the first token";
     TPOT = "time_per_output_token", "seconds", "Mean time between tokens after the first, per request";
     E2E = "e2e_request_latency", "seconds", "Time from arrival to the last token";

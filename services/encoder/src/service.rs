@@ -37,6 +37,8 @@ impl EncoderService {
             max_items: 0,
             reads_encoder_prompt: false,
             chat: None,
+            parent: String::new(),
+            adapter: Vec::new().into(),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         };
         v1::DescribeResponse {

@@ -8,7 +8,7 @@ use crate::output::Output;
 use crate::request::SequenceId;
 use crate::runner::Runner;
 use std::collections::VecDeque;
-use triptych_core::Failure;
+use triptych_core::{AdapterId, Failure};
 
 pub(crate) mod job;
 
@@ -18,7 +18,8 @@ pub use job::AlignJob;
 #[derive(Debug, Default)]
 pub(crate) struct AlignQueue {
     waiting: VecDeque<AlignJob>,
-    running: Option<SequenceId>,
+    /// With its adapter.
+    running: Option<(SequenceId, Option<AdapterId>)>,
 }
 
 impl AlignQueue {
@@ -32,10 +33,16 @@ impl AlignQueue {
         self.waiting.is_empty() && self.running.is_none()
     }
 
+    /// True if a pass needs an adapter.
+    pub fn uses(&self, adapter: AdapterId) -> bool {
+        let waiting = self.waiting.iter().map(|job| job.adapter);
+        waiting.chain(self.running.map(|(_, adapter)| adapter)).any(|used| used == Some(adapter))
+    }
+
     /// Drops a pass. Unknown ids are ignored.
     pub fn abort(&mut self, id: SequenceId) {
         self.waiting.retain(|job| job.id != id);
-        self.running = self.running.filter(|running| *running != id);
+        self.running = self.running.filter(|(running, _)| *running != id);
     }
 
     /// Runs a layer of the first pass. Its output if it ended.
@@ -45,9 +52,9 @@ impl AlignQueue {
             if let Err(error) = runner.begin_align(&job) {
                 return Some(Output::Failed(job.id, Failure::internal(error)));
             }
-            self.running = Some(job.id);
+            self.running = Some((job.id, job.adapter));
         }
-        let id = self.running?;
+        let (id, _) = self.running?;
         let output = match runner.align_layer() {
             Ok(None) => return None,
             Ok(Some(weights)) => Output::Aligned(id, weights),

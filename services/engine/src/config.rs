@@ -22,6 +22,8 @@ pub struct EngineConfig {
     pub max_sequences: usize,
     /// Most sequences that wait, at least 1; one more is refused as overload.
     pub max_waiting: usize,
+    /// Most distinct adapters among the sequences that run at once, at least 1; sequences of others wait.
+    pub max_loras: usize,
     /// Reuse of full blocks for later sequences with the same prefix.
     pub prefix_cache: PrefixCache,
     /// Fate of the KV of a preempted sequence.
@@ -125,6 +127,7 @@ impl Default for EngineConfig {
             decode_share: 0,
             max_sequences: 64,
             max_waiting: 1024,
+            max_loras: 4,
             prefix_cache: PrefixCache::On,
             preemption: Preemption::default(),
             speculation: Speculation::Off,
@@ -164,6 +167,7 @@ impl EngineConfig {
     pub fn check(&self, info: &DecoderInfo) -> Result<PoolSizes, EngineError> {
         at_least("max_sequences", self.max_sequences, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
+        at_least("max_loras", self.max_loras, 1)?;
         at_least("token_budget", self.token_budget, self.max_sequences)?;
         at_most("decode_share", self.decode_share.into(), MOST_DECODE_SHARE)?;
         self.check_speculation(info)?;

@@ -11,7 +11,7 @@
 
 use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use std::collections::HashMap;
-use triptych_core::ContentKey;
+use triptych_core::{AdapterId, ContentKey};
 
 /// Encoder rows that an entry was projected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +22,8 @@ pub struct CrossKey {
     pub first_row: u32,
     /// Number of rows.
     pub n_rows: u32,
+    /// Adapter of the layers that project them.
+    pub adapter: Option<AdapterId>,
 }
 
 /// State of an entry.
@@ -211,6 +213,7 @@ mod tests {
             content: ContentKey::from_bytes([n; 32]),
             first_row: 0,
             n_rows: (n_blocks * KV_BLOCK_TOKENS) as u32,
+            adapter: None,
         }
     }
 
@@ -236,11 +239,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_from_another_place_are_another_entry() {
-        let mut cache = CrossCache::new(4);
+    fn rows_from_another_place_or_of_another_adapter_are_another_entry() {
+        let mut cache = CrossCache::new(5);
         let here = key(1, 1);
         let (first, _) = take(&mut cache, here).unwrap();
-        for other in [CrossKey { first_row: 32, ..here }, CrossKey { n_rows: 31, ..here }] {
+        let adapter = Some(AdapterId::from_bytes([7; 32]));
+        for other in [
+            CrossKey { first_row: 32, ..here },
+            CrossKey { n_rows: 31, ..here },
+            CrossKey { adapter, ..here },
+        ] {
             let (table, must_fill) = take(&mut cache, other).unwrap();
             assert!(must_fill && table.blocks() != first.blocks());
         }

@@ -1,6 +1,7 @@
 //! The engine: events in, steps, outputs out. It joins scheduler, runner and completions, and takes none of
 //! their decisions. `engine/steps.rs` runs the steps.
 
+mod adapters;
 mod steps;
 
 use crate::align::{AlignJob, AlignQueue};
@@ -82,6 +83,7 @@ pub struct Engine {
     /// Each live beam search, by the id of its sequence.
     searches: HashMap<SequenceId, BeamSearchState>,
     alignments: AlignQueue,
+    adapters: adapters::EngineAdapters,
     /// True if the last step left nothing that could run, and no event came since.
     stalled: bool,
 }
@@ -112,6 +114,7 @@ impl Engine {
             decode_share: config.decode_share,
             max_sequences: config.max_sequences,
             max_waiting: config.max_waiting,
+            max_loras: config.max_loras,
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
         };
@@ -127,6 +130,7 @@ impl Engine {
             completions: HashMap::new(),
             searches: HashMap::new(),
             alignments: AlignQueue::default(),
+            adapters: adapters::EngineAdapters::default(),
             stalled: true,
         })
     }
@@ -185,6 +189,7 @@ impl Engine {
             self.begin(next, clock, &mut outputs);
         }
         outputs.extend(self.advance_alignment());
+        self.drop_unused_adapters();
         outputs
     }
 
@@ -249,7 +254,7 @@ impl Engine {
             }
             return outputs;
         }
-        match self.scheduler.add(request, now) {
+        match self.check_adapter(request).and_then(|()| self.scheduler.add(request, now)) {
             Ok(()) => self.start_completions(request, now, &mut outputs),
             Err(failure) => outputs.extend(request.ids.iter().map(|id| Output::Failed(*id, failure.clone()))),
         }

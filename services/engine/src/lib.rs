@@ -61,4 +61,5 @@ pub use engine::{Engine, Event, NextStep};
 pub use error::EngineError;
 pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
 pub use request::{Resumed, SequenceId, SequenceRequest};
+pub use scheduler::AdapterLoad;
 pub use stats::Stats;

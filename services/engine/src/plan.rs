@@ -9,7 +9,7 @@ use crate::request::SequenceId;
 use crate::sequence::Sequence;
 use crate::states::{StateMove, StateSlot};
 use std::ops::Range;
-use triptych_core::EncoderOutput;
+use triptych_core::{AdapterId, EncoderOutput};
 use triptych_models::decoder::PagedBatch;
 
 /// A copy of one self-attention block. The order of planning is kept, since a block that one move frees may be
@@ -146,6 +146,8 @@ pub struct StepPlan {
     pub state_slots: Vec<u32>,
     /// Checkpoints of recurrent states: (source, destination), copied after the forward.
     pub checkpoints: Vec<(u32, u32)>,
+    /// Rows of each adapter, ascending; rows in none have none.
+    pub adapters: Vec<(AdapterId, Vec<u32>)>,
     /// Rows whose logits are needed, ascending.
     pub logit_rows: Vec<u32>,
 }
@@ -189,8 +191,12 @@ impl StepPlan {
             table: &device_kv.branches[branch].table,
             cross: device_kv.cross.as_ref().map(CrossShare::table),
         };
+        let first_row = to_u32(self.n_rows());
         self.push_rows(sequence, rows);
         self.state_slots.extend(device_kv.branches[branch].state.as_ref().map(StateSlot::index));
+        if let Some(adapter) = sequence.adapter() {
+            self.push_adapter(adapter, first_row..to_u32(self.n_rows()));
+        }
         let samples = tokens.end == known.len();
         let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
         self.ask_for(chunk.n_logits());
@@ -218,6 +224,20 @@ impl StepPlan {
         let n_keys = sequence.cross_key().map_or(0, |key| key.n_rows as usize);
         self.cross_kv.push(range.len(), cross, n_keys);
         self.cross_from.push(sequence.cross_from());
+    }
+
+    /// Adds rows of an adapter, which are behind those that it has.
+    fn push_adapter(&mut self, adapter: AdapterId, rows: Range<u32>) {
+        match self.adapters.iter_mut().find(|(known, _)| *known == adapter) {
+            Some((_, known)) => known.extend(rows),
+            None => self.adapters.push((adapter, rows.collect())),
+        }
+    }
+
+    /// True if rows or projections of the plan need an adapter.
+    pub fn uses(&self, adapter: AdapterId) -> bool {
+        self.adapters.iter().any(|(used, _)| *used == adapter)
+            || self.projections.iter().any(|chunk| chunk.key.adapter == Some(adapter))
     }
 
     /// Requests the logits of the last `n` rows.

@@ -1,19 +1,26 @@
 //! Prefix keys of blocks: hashes of everything their contents depend on, chained from the first token on.
 //!
-//! A key covers the tenant, the cross-attention input, and for every token so far its id, its position and the
+//! A key covers the tenant, the adapter, the cross-attention input, and for every token so far its id, its position and the
 //! item row that replaces it, if any. It does not cover the model: a pool belongs to one engine, an engine to
 //! one model.
 
 use crate::request::span_of;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{ContentKey, PrefixKey, TenantId};
+use triptych_core::{AdapterId, ContentKey, PrefixKey, TenantId};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
-/// Root of a sequence's key chain.
-pub fn root(tenant: &TenantId, cross: Option<(ContentKey, CrossInput)>) -> PrefixKey {
-    let Some((content, input)) = cross else { return PrefixKey::root(tenant, []) };
-    let rows = [input.first_row, input.n_rows, input.first_token].map(u32::to_le_bytes).concat();
-    PrefixKey::root(tenant, [content.as_bytes().as_slice(), &rows])
+/// Root of a sequence's key chain. No two of its lists of parts are of one length and mean different things.
+pub fn root(
+    tenant: &TenantId,
+    adapter: Option<AdapterId>,
+    cross: Option<(ContentKey, CrossInput)>,
+) -> PrefixKey {
+    let mut parts: Vec<Vec<u8>> = adapter.iter().map(|adapter| adapter.as_bytes().to_vec()).collect();
+    if let Some((content, input)) = cross {
+        let rows = [input.first_row, input.n_rows, input.first_token].map(u32::to_le_bytes).concat();
+        parts.extend([content.as_bytes().to_vec(), rows]);
+    }
+    PrefixKey::root(tenant, parts.iter().map(Vec::as_slice))
 }
 
 /// Tokens of one block, and the items that replace some.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::sampling::SamplingParams;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
+use triptych_core::{AdapterId, EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::PreparedSequence;
 
@@ -36,6 +36,8 @@ pub struct SequenceRequest {
     pub constraint: Option<CompiledConstraint>,
     /// Smaller runs first, and is preempted last.
     pub priority: i32,
+    /// Adapter, which is loaded; `None`: the base model alone.
+    pub adapter: Option<AdapterId>,
     /// Owner: the salt of its prefix keys, and the unit of fair sharing.
     pub tenant: TenantId,
     /// Time by which it must have ended.

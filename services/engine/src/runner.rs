@@ -7,11 +7,12 @@ use crate::states::StateMove;
 use std::ops::Range;
 use thiserror::Error;
 use triptych_core::graph_stats::GraphStats;
-use triptych_core::{EncodedRows, EncoderOutput};
+use triptych_core::{AdapterId, EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
 use triptych_models::decoder::{
-    AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput,
+    AdapterRows, AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput,
 };
+use triptych_models::lora::LoraAdapter;
 use triptych_models::sampling::{CarriedToken, Choices, ChooseBatch};
 
 /// A step did not run. Every sequence in it fails; the decoder can run the next step.
@@ -78,6 +79,19 @@ impl Runner {
         self.info.vocab
     }
 
+    /// Loads an adapter, as [`Decoder::load_adapter`].
+    ///
+    /// # Errors
+    /// [`ModelError`] for an adapter that does not fit the decoder.
+    pub fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        self.decoder.load_adapter(adapter)
+    }
+
+    /// Drops an adapter, which no step under way names.
+    pub fn unload_adapter(&mut self, id: AdapterId) {
+        self.decoder.unload_adapter(id);
+    }
+
     /// Begins a pass over known tokens; an earlier one is dropped.
     ///
     /// # Errors
@@ -85,7 +99,7 @@ impl Runner {
     pub fn begin_align(&mut self, job: &AlignJob) -> Result<(), RunError> {
         let first = job.first_row as usize;
         let rows = encoded_rows(&job.output, first..first + job.n_rows as usize)?;
-        let input = AlignInput { tokens: &job.tokens, rows, heads: &job.heads };
+        let input = AlignInput { tokens: &job.tokens, rows, heads: &job.heads, adapter: job.adapter };
         Ok(self.decoder.begin_align(&input)?)
     }
 
@@ -133,6 +147,8 @@ impl Runner {
                 (&known, &[][..])
             }
         };
+        let adapters: Vec<AdapterRows<'_>> =
+            plan.adapters.iter().map(|(adapter, rows)| AdapterRows { adapter: *adapter, rows }).collect();
         let step = StepInput {
             token_ids,
             positions: &plan.positions,
@@ -142,6 +158,7 @@ impl Runner {
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
             cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
             state_slots: self.info.state_slot_bytes.map(|_| &plan.state_slots[..]),
+            adapters: &adapters,
             logit_rows: &plan.logit_rows,
             choose,
         };
@@ -165,15 +182,25 @@ impl Runner {
 }
 
 impl Runner {
-    /// One call for all rows: of several small items they are one product with each layer's weights.
+    /// One call for all rows of an adapter: of several small items they are one product with each layer's weights.
     fn project(&mut self, chunks: &[ProjectionChunk]) -> Result<(), RunError> {
-        if chunks.is_empty() {
-            return Ok(());
+        let mut adapters: Vec<Option<AdapterId>> = Vec::new();
+        for chunk in chunks.iter().filter(|chunk| !chunk.slots.is_empty()) {
+            if !adapters.contains(&chunk.key.adapter) {
+                adapters.push(chunk.key.adapter);
+            }
         }
-        let rows = chunks.iter().map(|chunk| encoded_rows(&chunk.output, chunk.output_rows()));
-        let rows: Vec<EncodedRows<'_>> = rows.collect::<Result<_, _>>()?;
-        let slots: Vec<u32> = chunks.iter().flat_map(|chunk| &chunk.slots).copied().collect();
-        Ok(self.decoder.project_cross(&rows, &slots)?)
+        for adapter in adapters {
+            let own = || chunks.iter().filter(|chunk| chunk.key.adapter == adapter);
+            let rows = own().map(|chunk| encoded_rows(&chunk.output, chunk.output_rows()));
+            let rows: Vec<EncodedRows<'_>> = rows.collect::<Result<_, _>>()?;
+            let slots: Vec<u32> = own().flat_map(|chunk| &chunk.slots).copied().collect();
+            match adapter {
+                Some(adapter) => self.decoder.project_cross_adapted(adapter, &rows, &slots)?,
+                None => self.decoder.project_cross(&rows, &slots)?,
+            }
+        }
+        Ok(())
     }
 
     /// As [`Self::move_blocks`].

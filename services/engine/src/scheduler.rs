@@ -52,7 +52,7 @@ use states::fork_state;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{Failure, FailureClass, PrefixKey};
+use triptych_core::{AdapterId, Failure, FailureClass, PrefixKey};
 use triptych_models::decoder::DecoderInfo;
 
 /// Bounds of the queue and the running batch, and the preemption policy.
@@ -66,10 +66,21 @@ pub struct SchedulerConfig {
     pub max_sequences: usize,
     /// Most completions that wait.
     pub max_waiting: usize,
+    /// Most distinct adapters among the running sequences.
+    pub max_loras: usize,
     /// Reuse of full blocks by prefix key.
     pub prefix_cache: PrefixCache,
     /// Fate of the KV of a preempted sequence.
     pub preemption: Preemption,
+}
+
+/// Sequences of an adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterLoad {
+    /// Run slots in use.
+    pub running: usize,
+    /// Completions that wait.
+    pub waiting: usize,
 }
 
 /// Draft tokens of single greedy sequences, by sequence id.
@@ -393,6 +404,19 @@ impl Scheduler {
     pub fn n_waiting_tokens(&self) -> usize {
         let reading = self.sequences.values().filter(|s| !s.is_decoding());
         reading.map(|s| s.n_tokens().saturating_sub(s.n_computed())).sum()
+    }
+
+    /// Run slots in use, and completions that wait, of each adapter that a sequence has.
+    pub fn adapter_loads(&self) -> BTreeMap<AdapterId, AdapterLoad> {
+        let mut loads: BTreeMap<AdapterId, AdapterLoad> = BTreeMap::new();
+        for (sequence, adapter) in self.sequences.values().filter_map(|s| Some((s, s.adapter()?))) {
+            let load = loads.entry(adapter).or_default();
+            match sequence.device_kv() {
+                Some(_) => load.running += sequence.n_run_slots(),
+                None => load.waiting += sequence.completions.len(),
+            }
+        }
+        loads
     }
 
     /// Counters since the start.

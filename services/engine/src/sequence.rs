@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{EncoderOutput, Failure, PrefixKey, TenantId};
+use triptych_core::{AdapterId, EncoderOutput, Failure, PrefixKey, TenantId};
 
 /// Order of a sequence in the queue: by request, then by completion. Never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -260,6 +260,11 @@ impl Sequence {
         let all_but_one = self.n_tokens() - 1;
         self.device_kv()
             .is_some_and(|r| r.has_filled_cross() && r.branches.iter().all(|b| b.n_computed == all_but_one))
+    }
+
+    /// Its adapter.
+    pub fn adapter(&self) -> Option<AdapterId> {
+        self.prompt.adapter
     }
 
     /// Key of its cross-attention input.

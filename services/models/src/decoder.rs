@@ -6,9 +6,10 @@
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
+use crate::lora::LoraAdapter;
 use std::num::{NonZeroU32, NonZeroUsize};
-use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
+use triptych_core::{AdapterId, EncodedRows};
 use triptych_kernels::KernelError;
 pub use triptych_kernels::ops::PagedBatch;
 use triptych_kernels::ops::{CarriedToken, Choices, ChooseBatch};
@@ -61,6 +62,15 @@ pub struct EmbedRows<'a> {
     pub rows: EncodedRows<'a>,
 }
 
+/// Rows of a step that an adapter is added to.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterRows<'a> {
+    /// The adapter, which is loaded.
+    pub adapter: AdapterId,
+    /// The rows, ascending; each has one adapter at most.
+    pub rows: &'a [u32],
+}
+
 /// One step, flat: the tokens of all sequences concatenated, without padding.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
@@ -85,6 +95,8 @@ pub struct StepInput<'a> {
     /// Slot of each sequence's recurrent state, `[n_seqs]`, none twice; `None` for a decoder without such states. A slot holds the
     /// state after the sequence's tokens before this step, and then that after those of it.
     pub state_slots: Option<&'a [u32]>,
+    /// Rows with adapters; those that are in none have none.
+    pub adapters: &'a [AdapterRows<'a>],
     /// Rows to compute logits of, `[n_logit_rows]`.
     pub logit_rows: &'a [u32],
     /// Choices by those logits, `[n_logit_rows, vocab]`.
@@ -100,6 +112,13 @@ pub struct AlignInput<'a> {
     pub rows: EncodedRows<'a>,
     /// Heads to report, as (layer, head), `[n_heads]`.
     pub heads: &'a [(u32, u32)],
+    /// Adapter of the tokens.
+    pub adapter: Option<AdapterId>,
+}
+
+/// The refusal of an adapter that is not loaded.
+fn no_adapter(id: AdapterId) -> ModelError {
+    KernelError::Library { op: "adapter", message: format!("{id} is not loaded") }.into()
 }
 
 /// The refusal of a pass for cross-attention weights.
@@ -167,6 +186,31 @@ pub trait Decoder: Send {
     /// # Errors
     /// [`ModelError::Kernel`] for wrong shapes or slots, or a decoder without cross-attention.
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError>;
+
+    /// As [`Self::project_cross`], for sequences with an adapter.
+    ///
+    /// # Errors
+    /// As [`Self::project_cross`], and [`ModelError::Kernel`] for an adapter that is not loaded.
+    fn project_cross_adapted(
+        &mut self,
+        adapter: AdapterId,
+        _rows: &[EncodedRows<'_>],
+        _slots: &[u32],
+    ) -> Result<(), ModelError> {
+        Err(no_adapter(adapter))
+    }
+
+    /// Loads an adapter; steps may name it from then on. One that is loaded stays as it is.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for an adapter of layers that the decoder does not have, or a decoder that takes none;
+    /// [`ModelError::TensorShape`], or [`ModelError::Kernel`] without memory.
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        Err(no_adapter(adapter.id()))
+    }
+
+    /// Drops an adapter. No step under way may name it.
+    fn unload_adapter(&mut self, _id: AdapterId) {}
 
     /// Runs a step and chooses tokens by its logits, `[logit_rows.len(), vocab]`; rows of them that are asked for whole come
     /// along.

@@ -3,6 +3,7 @@
 //! A part is loaded from named tensors by a [`Loader`] and then maps rows to rows; it keeps no state between
 //! calls, and is handed that of sequences. All activations are `[n_tokens, width]` as in [`triptych_kernels::ops`].
 
+mod adapted;
 mod attention;
 mod experts;
 mod feed_forward;
@@ -12,11 +13,12 @@ mod loader;
 mod residual;
 mod rotary;
 
+pub use adapted::{Adapted, AdaptedLinear, AdapterGroup, LoadedAdapter, LowRank};
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
 pub use gated_delta::{GatedDelta, LayerStates};
 pub use input::{InputLayer, StackAndNames, StagedPositions};
-pub use loader::{LinearShape, Loader, StackedLinear, StoredLinear};
+pub use loader::{LinearShape, LinearSite, Loader, SitePart, StackedLinear, StoredLinear};
 pub use residual::Residual;
 pub use rotary::Rotary;

@@ -23,6 +23,7 @@ mod packed;
 pub mod spec;
 pub mod weights;
 pub mod layers;
+pub mod lora;
 pub mod family;
 pub mod preprocess;
 pub mod encoder;

@@ -15,6 +15,8 @@ mod decode_graphs;
 mod graphs;
 #[path = "golden_models/greedy.rs"]
 mod greedy;
+#[path = "golden_models/lora.rs"]
+mod lora;
 #[path = "golden_models/mllama.rs"]
 mod mllama;
 #[path = "golden_models/moonshine.rs"]

@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-use triptych_core::Failure;
 use triptych_core::clock::{Clock, SystemClock};
 use triptych_core::timeline::COMPUTE;
+use triptych_core::{AdapterId, Failure};
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
+use triptych_models::ModelError;
+use triptych_models::lora::LoraAdapter;
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
 use triptych_runtime::watchdog::Watchdog;
 
@@ -26,6 +28,8 @@ enum EngineCommand {
     Start { request: Box<SequenceRequest>, outputs: UnboundedSender<Output> },
     Align { job: Box<AlignJob>, outputs: UnboundedSender<Output> },
     Event(Event),
+    LoadAdapter { name: String, adapter: Box<LoraAdapter>, done: oneshot::Sender<Result<(), ModelError>> },
+    UnloadAdapter(AdapterId),
 }
 
 /// Handle of an engine's thread, which ends when the last handle is dropped.
@@ -55,6 +59,8 @@ impl Drop for RunningSequences {
 pub struct DriverSetup {
     /// The engine.
     pub engine: Engine,
+    /// Names of its loaded adapters, for metrics.
+    pub adapter_names: HashMap<AdapterId, String>,
     /// Metrics of its model.
     pub meters: PdMeters,
     /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
@@ -74,12 +80,13 @@ impl Driver {
     /// # Errors
     /// The system refuses a thread.
     pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
-        let DriverSetup { engine, meters, arbitration, watchdog, fault } = setup;
+        let DriverSetup { engine, adapter_names, meters, arbitration, watchdog, fault } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (stats_sender, stats) = watch::channel(engine.stats());
-        let thread = EngineThread {
+        let mut thread = EngineThread {
             engine,
+            adapter_names,
             arbitration,
             inbox,
             routes: HashMap::new(),
@@ -89,6 +96,7 @@ impl Driver {
             watchdog,
             fault,
         };
+        thread.observe_adapters();
         std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }
@@ -133,6 +141,27 @@ impl Driver {
         Ok(RunningSequences { ids, driver: self.clone() })
     }
 
+    /// Loads an adapter between two steps; sequences may name it once this has ended.
+    ///
+    /// # Errors
+    /// Unavailable when the engine is gone; the result is that of [`Engine::load_adapter`].
+    pub async fn load_adapter(
+        &self,
+        name: &str,
+        adapter: LoraAdapter,
+    ) -> Result<Result<(), ModelError>, Failure> {
+        let (done, loaded) = oneshot::channel();
+        let gone = || Failure::unavailable("the engine is gone");
+        let load = EngineCommand::LoadAdapter { name: name.to_owned(), adapter: Box::new(adapter), done };
+        self.commands.send(load).map_err(|_| gone())?;
+        loaded.await.map_err(|_| gone())
+    }
+
+    /// Refuses new sequences of an adapter, which goes when the last one has ended.
+    pub fn unload_adapter(&self, id: AdapterId) {
+        let _ = self.commands.send(EngineCommand::UnloadAdapter(id));
+    }
+
     /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.
     pub fn send(&self, event: Event) {
         let _ = self.commands.send(EngineCommand::Event(event));
@@ -158,6 +187,7 @@ struct EngineThread {
     arbitration: Option<Arbitration>,
     inbox: Receiver<EngineCommand>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
+    adapter_names: HashMap<AdapterId, String>,
     meters: PdMeters,
     stats: watch::Sender<Stats>,
     clock: SystemClock,
@@ -208,6 +238,7 @@ impl EngineThread {
             next = self.inbox.try_recv().ok();
         }
         let outputs = self.step();
+        self.observe_adapters();
         self.deliver(outputs);
         if self.engine.is_device_lost() {
             // As after a panic: sequences stay open until the process ends.
@@ -243,6 +274,13 @@ impl EngineThread {
         outputs
     }
 
+    fn observe_adapters(&mut self) {
+        let loads = self.engine.adapter_loads();
+        self.adapter_names.retain(|id, _| loads.iter().any(|(loaded, _)| loaded == id));
+        let named = |(id, load)| Some((self.adapter_names.get(&id)?.clone(), load));
+        self.meters.observe_adapters(&loads.into_iter().filter_map(named).collect::<Vec<_>>());
+    }
+
     fn apply(&mut self, command: EngineCommand) {
         let now = self.clock.now();
         let watched = self.watchdog.begin("the start of a sequence");
@@ -263,6 +301,16 @@ impl EngineThread {
                     self.routes.remove(id);
                 }
                 self.engine.handle(event, now)
+            }
+            EngineCommand::LoadAdapter { name, adapter, done } => {
+                self.adapter_names.entry(adapter.id()).or_insert(name);
+                // A caller that went away unloads what it does not know.
+                let _ = done.send(self.engine.load_adapter(&adapter));
+                Vec::new()
+            }
+            EngineCommand::UnloadAdapter(id) => {
+                self.engine.unload_adapter(id);
+                Vec::new()
             }
         };
         drop(watched);

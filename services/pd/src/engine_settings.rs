@@ -34,6 +34,8 @@ pub struct EngineSettings {
     pub max_sequences: usize,
     /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
     pub max_waiting: usize,
+    /// Most distinct LoRA adapters among the sequences that run at once. Default 4.
+    pub max_loras: usize,
     /// Most requests admitted at once. Default 512.
     pub max_requests: usize,
     /// Draft tokens per step of a draft model. Default 4.
@@ -54,6 +56,7 @@ impl Default for EngineSettings {
             decode_share: 33,
             max_sequences: 64,
             max_waiting: 1024,
+            max_loras: 4,
             max_requests: 512,
             draft_tokens: 4,
             graph_bytes: 512 << 20,
@@ -132,6 +135,7 @@ impl EngineSettings {
             max_sequences: self.max_sequences,
             // Before the first step all live sequences wait.
             max_waiting: self.max_live(),
+            max_loras: self.max_loras.max(1),
             speculation: match self.lookup_tokens {
                 0 => Speculation::Off,
                 n_tokens => Speculation::PromptLookup(PromptLookup { n_tokens, max_ngram: 3 }),

@@ -265,7 +265,7 @@ impl RunningRequest {
         if let Some(buffer) = &mut self.buffer {
             buffer.position(id, position);
         }
-        let job = AlignJob { id, tokens, output, first_row, n_rows, heads };
+        let job = AlignJob { id, tokens, output, first_row, n_rows, heads, adapter: self.prepared.adapter };
         self.sequences.push(self.context.driver.align(job, self.sender.clone())?);
         Ok(())
     }

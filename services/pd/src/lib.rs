@@ -13,6 +13,7 @@
 mod request;
 mod generation;
 mod assemble;
+mod adapters;
 mod driver;
 pub mod grammar;
 mod loads;
@@ -28,6 +29,7 @@ pub mod watch;
 mod engine_settings;
 mod worker;
 
+pub use adapters::{LoraSettings, LoraSource};
 pub use driver::SequenceHook;
 pub use engine_settings::EngineSettings;
 pub use worker::{ColocatedFuture, MakeColocated, PdConfig, PdError, run};

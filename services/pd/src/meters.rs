@@ -4,7 +4,7 @@ use std::time::Duration;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::metrics::{self, Metric};
 use triptych_ec::metered::{CacheTier, EcObserver};
-use triptych_engine::{Finished, Stats};
+use triptych_engine::{AdapterLoad, Finished, Stats};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::compute_arbiter::BudgetUsage;
 use triptych_runtime::graph_meters::GraphMeters;
@@ -18,6 +18,8 @@ pub struct PdMeters {
     /// Statistics at the last update.
     last: Stats,
     last_graphs: GraphStats,
+    /// Adapters at the last update.
+    adapters: Vec<String>,
 }
 
 /// Metric families, shared by the models of a worker.
@@ -42,6 +44,9 @@ pub struct MetricFamilies {
     drafted_tokens: Counters,
     accepted_tokens: Counters,
     requests: Counters,
+    adapters: Gauges,
+    adapter_running: Gauges,
+    adapter_waiting: Gauges,
     graphs: GraphMeters,
 }
 
@@ -68,6 +73,9 @@ impl MetricFamilies {
             drafted_tokens: registry.counters(metrics::DRAFTED_TOKENS),
             accepted_tokens: registry.counters(metrics::ACCEPTED_TOKENS),
             requests: registry.counters(metrics::REQUESTS),
+            adapters: registry.gauges(metrics::LORA_ADAPTERS),
+            adapter_running: registry.gauges(metrics::LORA_RUNNING),
+            adapter_waiting: registry.gauges(metrics::LORA_WAITING),
             graphs: GraphMeters::of_decoders(registry),
         }
     }
@@ -79,6 +87,7 @@ impl MetricFamilies {
             families: self.clone(),
             last: Stats::default(),
             last_graphs: GraphStats::default(),
+            adapters: Vec::new(),
         }
     }
 }
@@ -129,6 +138,22 @@ impl PdMeters {
         let states = share(stats.states_used, stats.states_total);
         self.families.kv.get_or_create(&self.pool_labels("state")).set(states);
         self.families.checkpoints.get_or_create(&labels).set(stats.state_checkpoints as f64);
+    }
+
+    /// Updates the gauges of adapters after a step, and removes those of adapters that are gone.
+    pub fn observe_adapters(&mut self, loads: &[(String, AdapterLoad)]) {
+        let labels = |adapter: &str| vec![("model", self.model.clone()), ("adapter", adapter.to_owned())];
+        let families = &self.families;
+        for gone in self.adapters.iter().filter(|name| !loads.iter().any(|(known, _)| known == *name)) {
+            families.adapter_running.remove(&labels(gone));
+            families.adapter_waiting.remove(&labels(gone));
+        }
+        for (name, load) in loads {
+            families.adapter_running.get_or_create(&labels(name)).set(load.running as f64);
+            families.adapter_waiting.get_or_create(&labels(name)).set(load.waiting as f64);
+        }
+        families.adapters.get_or_create(&self.labels()).set(loads.len() as f64);
+        self.adapters = loads.iter().map(|(name, _)| name.clone()).collect();
     }
 
     /// Updates the metrics of decode graphs after a step.

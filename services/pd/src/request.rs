@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{EncodedItem, Failure, RequestId, TenantId};
+use triptych_core::{AdapterId, EncodedItem, Failure, RequestId, TenantId};
 use triptych_ec::connector::ItemHint;
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_engine::{SequenceId, SequenceRequest};
@@ -39,6 +39,8 @@ pub struct AdmittedRequest {
     pub constraint: Option<CompiledConstraint>,
     /// Output of choices that another worker began.
     pub prior: PriorOutputs,
+    /// Adapter of its sequences.
+    pub adapter: Option<AdapterId>,
     /// Owner.
     pub tenant: TenantId,
     /// Smaller runs first.
@@ -88,6 +90,7 @@ impl AdmittedRequest {
             sampling,
             constraint: self.constraint.clone(),
             priority: self.priority,
+            adapter: self.adapter,
             tenant: self.tenant,
             deadline: self.deadline,
             resumed: None,

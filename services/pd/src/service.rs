@@ -1,5 +1,6 @@
 //! The gRPC service: validates a request, lays out its prompt, and admits it.
 
+use crate::adapters::ServedAdapter;
 use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
@@ -56,13 +57,6 @@ impl PdWorkerState {
         Ok(BlockingWork { permit, tasks: self.drain.tasks().clone(), watchdog: self.watchdog.clone() })
     }
 
-    pub(crate) fn model(&self, name: &str) -> Result<&ServedDecoder, Failure> {
-        self.models.get(name).ok_or_else(|| {
-            let message = format!("model {name:?} is not served by this worker");
-            Failure::new(FailureClass::NotFound, message).with_param("model")
-        })
-    }
-
     /// Validates a request, lays out its prompt, takes its permits, and starts it.
     async fn start(
         &self,
@@ -72,7 +66,7 @@ impl PdWorkerState {
         let arrived = Instant::now();
         let work = self.blocking_work()?;
         let permit = Arc::clone(&work.permit);
-        let model = self.model(&request.model)?;
+        let (model, adapter) = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
@@ -105,6 +99,7 @@ impl PdWorkerState {
             sampling,
             constraint,
             prior,
+            adapter,
             tenant,
             priority: request.priority,
             arrived,
@@ -132,7 +127,7 @@ impl PdWorkerState {
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.encoder_takes_prompt,
             };
-        let model = |(name, m): (&String, &ServedDecoder)| v1::WorkerModel {
+        let base = |(name, m): (&String, &ServedDecoder)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
             encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
@@ -141,10 +136,24 @@ impl PdWorkerState {
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             reads_encoder_prompt: m.reads_encoder_prompt(),
             chat: m.chat.map(Into::into),
+            parent: String::new(),
+            adapter: Vec::new().into(),
+        };
+        let of_adapter = |(name, of): (String, ServedAdapter), base: &v1::WorkerModel| v1::WorkerModel {
+            name,
+            parent: base.name.clone(),
+            adapter: of.id.as_bytes().to_vec().into(),
+            created_s: of.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            ..base.clone()
+        };
+        let with_adapters = |(name, m): (&String, &ServedDecoder)| {
+            let model = base((name, m));
+            let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(of, &model)).collect();
+            std::iter::once(model).chain(adapters)
         };
         v1::DescribeResponse {
             worker_id: self.worker_id.to_string(),
-            models: self.models.iter().map(model).collect(),
+            models: self.models.iter().flat_map(with_adapters).collect(),
             ec_store: self.store.describe(),
             encodes: self.encodes,
             instance: self.journal.instance(),
@@ -335,7 +344,7 @@ impl PrefillDecodeWorker for PdService {
         let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
         let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
-        let meters = self.0.models.get(&request.model).map_or(&self.0.unknown, |m| &m.meters);
+        let meters = self.0.find(&request.model).map_or(&self.0.unknown, |(m, _)| &m.meters);
         // A panic here would end the connection, and with it every other request of its proxy.
         let start = AssertUnwindSafe(self.0.start(request, deadline)).catch_unwind();
         let started = start.instrument(span.clone()).await;
@@ -352,6 +361,24 @@ impl PrefillDecodeWorker for PdService {
         let (client, stream) = mpsc::channel(STREAM_BUFFER);
         self.0.drain.tasks().spawn(running.stream(client).instrument(span));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn load_adapter(
+        &self,
+        request: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        let loaded = self.0.load_adapter(request.into_inner()).await;
+        loaded.map(Response::new).map_err(|failure| status::to_status(&failure))
+    }
+
+    async fn unload_adapter(
+        &self,
+        request: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        let unloaded = self.0.unload_adapter(&request.into_inner().name).await;
+        unloaded
+            .map(|()| Response::new(v1::UnloadAdapterResponse {}))
+            .map_err(|failure| status::to_status(&failure))
     }
 
     async fn tokenize(

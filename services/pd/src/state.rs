@@ -1,5 +1,6 @@
 //! State that the requests of a PD worker share: its models, its connector, and the bounds on requests.
 
+use crate::adapters::{LoraSettings, ServedAdapters};
 use crate::driver::Driver;
 use crate::grammar::GrammarCompiler;
 use crate::loads::EcLoads;
@@ -7,7 +8,7 @@ use crate::meters::PdMeters;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use triptych_core::limits::Limits;
 use triptych_core::prompt::ChatFormat;
 use triptych_core::{Fingerprint, Modality, WorkerId};
@@ -31,6 +32,8 @@ pub struct ServedDecoder {
     pub tokenizer: Arc<Tokenizer>,
     /// Compiler of constraints.
     pub grammars: GrammarCompiler,
+    /// Its adapters.
+    pub adapters: ServedAdapters,
     /// Driver of the engine.
     pub driver: Driver,
     /// Metrics.
@@ -60,6 +63,10 @@ pub struct PdWorkerState {
     pub colocated_load: Option<ColocatedLoad>,
     /// Models by served name.
     pub models: HashMap<String, ServedDecoder>,
+    /// Limits on adapters.
+    pub lora: LoraSettings,
+    /// Held while an adapter is loaded or unloaded.
+    pub adapter_updates: Mutex<()>,
     /// EC connector.
     pub loads: EcLoads,
     /// Store, for the worker's description.

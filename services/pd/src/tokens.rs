@@ -18,7 +18,7 @@ impl PdWorkerState {
         request: v1::TokenizeRequest,
     ) -> Result<v1::TokenizeResponse, Failure> {
         let work = self.blocking_work()?;
-        let model = self.model(&request.model)?;
+        let (model, _) = self.model(&request.model)?;
         let missing = || Failure::invalid("prompt is missing").with_param("prompt");
         let prompt = Prompt::try_from(request.prompt.ok_or_else(missing)?)?;
         let (prompts, tokenizer) = (Arc::clone(&model.prompts), Arc::clone(&model.tokenizer));
@@ -47,7 +47,7 @@ impl PdWorkerState {
         request: v1::DetokenizeRequest,
     ) -> Result<v1::DetokenizeResponse, Failure> {
         let work = self.blocking_work()?;
-        let tokenizer = Arc::clone(&self.model(&request.model)?.tokenizer);
+        let tokenizer = Arc::clone(&self.model(&request.model)?.0.tokenizer);
         let read = move || {
             let n_tokens = tokenizer.vocab_size();
             if let Some(id) = request.token_ids.iter().find(|id| **id as usize >= n_tokens) {

@@ -90,6 +90,7 @@ fn arrival(
         },
         constraint: None,
         priority: 0,
+        adapter: None,
         tenant: TenantId::SHARED,
         deadline: clock.now() + std::time::Duration::from_secs(600),
         resumed: None,

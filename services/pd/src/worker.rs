@@ -1,5 +1,6 @@
 //! The PD worker's process: load, serve, drain.
 
+use crate::adapters::{LoraSettings, LoraSource, ServedAdapters};
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
 use crate::engine_settings::{CrossShortage, EngineSettings};
 use crate::grammar::{CompilePool, GrammarCompiler, TrialProgram};
@@ -9,17 +10,17 @@ use crate::service::PdService;
 use crate::state::{PdWorkerState, ServedDecoder};
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{ChatFormat, ToolSyntax};
-use triptych_core::{Fingerprint, Modality, RowTypes, WorkerId};
+use triptych_core::{AdapterId, Fingerprint, Modality, ModelName, RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
@@ -27,6 +28,7 @@ use triptych_engine::constraint::Constraints;
 use triptych_engine::{Engine, EngineError, Pipelining, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::Decoder;
+use triptych_models::lora::LoraAdapter;
 use triptych_models::prompt::ChatTemplate;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
@@ -51,6 +53,8 @@ pub struct PdConfig {
     pub models: Vec<ModelSource>,
     /// Draft models, each under the name of the model it drafts for.
     pub drafts: Vec<ModelSource>,
+    /// LoRA adapters, and limits on them.
+    pub lora: LoraSettings,
     /// Syntax of calls of tools; `None`: what each model's chat template tells.
     pub tool_syntax: Option<ToolSyntax>,
     /// Store of encoder outputs.
@@ -99,6 +103,22 @@ pub enum PdError {
         dir: String,
         /// Cause.
         source: ModelError,
+    },
+    /// An adapter that cannot be served.
+    #[error("cannot load the adapter {name}: {source}")]
+    Adapter {
+        /// Its name.
+        name: String,
+        /// Cause.
+        source: ModelError,
+    },
+    /// An adapter whose name is taken, or whose base model is not served or not said.
+    #[error("adapter {name}: {message}")]
+    AdapterName {
+        /// Its name.
+        name: String,
+        /// The fault.
+        message: String,
     },
     /// An engine that cannot be made.
     #[error("engine of {model}: {source}")]
@@ -159,6 +179,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         precision: config.encoder_precision,
         engine: config.engine,
         drafts: config.drafts,
+        lora: config.lora.clone(),
         has_device_alone: arbiter.is_none(),
     };
     let loading = tokio::task::spawn_blocking(move || loader.load_all(&config.models));
@@ -190,6 +211,8 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         encodes,
         colocated_load: colocated.load(),
         models,
+        lora: config.lora,
+        adapter_updates: Mutex::default(),
         loads: loads.clone(),
         store: config.store,
         limits: config.limits.clone(),
@@ -235,6 +258,7 @@ struct DecoderLoader {
     precision: Precision,
     engine: EngineSettings,
     drafts: Vec<ModelSource>,
+    lora: LoraSettings,
     /// True if no encoder of this process computes. Beside encoders nothing is submitted ahead: the device is the engine's in
     /// its steps alone.
     has_device_alone: bool,
@@ -256,6 +280,8 @@ struct LoadedDecoder {
     /// Width of the logits.
     vocab: usize,
     encoders: BTreeMap<Modality, Fingerprint>,
+    /// Its adapters by name.
+    adapters: Vec<(String, AdapterId)>,
 }
 
 impl DecoderLoader {
@@ -267,8 +293,26 @@ impl DecoderLoader {
             (Some(last), Some(source)) => last.compute.free_device_bytes().map_err(Self::failed(source))?,
             _ => None,
         };
+        self.check_adapters(&loaded)?;
         let n_models = loaded.len();
         loaded.into_iter().map(|weights| self.load(weights, free.map(|free| (free, n_models)))).collect()
+    }
+
+    /// Refuses adapters whose name is taken, or whose base model is not served or not said.
+    fn check_adapters(&self, loaded: &[LoadedWeights]) -> Result<(), PdError> {
+        let served = |name: &str| loaded.iter().any(|weights| weights.model.name().as_str() == name);
+        let mut names = BTreeSet::new();
+        for LoraSource { name, model, .. } in &self.lora.adapters {
+            let message = match model {
+                _ if served(name) => "a model has this name".to_owned(),
+                _ if !names.insert(name) => "two adapters have this name".to_owned(),
+                Some(model) if !served(model) => format!("its base model {model} is not served"),
+                None if loaded.len() != 1 => "name its base model, as in --lora MODEL:NAME=DIR".to_owned(),
+                _ => continue,
+            };
+            return Err(PdError::AdapterName { name: name.clone(), message });
+        }
+        Ok(())
     }
 
     fn failed(source: &ModelSource) -> impl FnOnce(ModelError) -> PdError {
@@ -307,10 +351,29 @@ impl DecoderLoader {
             let kv = settings.for_decoder(&decoder.info(), max_rows).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
+        let adapters = self.load_adapters(&mut engine, model.name())?;
         if let Err(failure) = warm_up(&mut engine, &info) {
             tracing::warn!(model = %model.name(), %failure, "the warm-up request failed; serving all the same");
         }
-        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders })
+        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders, adapters })
+    }
+
+    /// Loads the adapters of a model; returns their identities by name.
+    fn load_adapters(
+        &self,
+        engine: &mut Engine,
+        model: &ModelName,
+    ) -> Result<Vec<(String, AdapterId)>, PdError> {
+        let own =
+            self.lora.adapters.iter().filter(|a| a.model.as_deref().is_none_or(|m| m == model.as_str()));
+        let load = |source: &LoraSource| {
+            let failed = |error| PdError::Adapter { name: source.name.clone(), source: error };
+            let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank).map_err(failed)?;
+            engine.load_adapter(&adapter).map_err(failed)?;
+            tracing::info!(%model, adapter = %source.name, id = ?adapter.id(), "adapter loaded");
+            Ok((source.name.clone(), adapter.id()))
+        };
+        own.map(load).collect()
     }
 
     fn draft(&self, source: &ModelSource) -> Result<Box<dyn Decoder>, ModelError> {
@@ -361,13 +424,14 @@ impl EngineStarter {
 
 impl LoadedDecoder {
     fn start(self, with: &EngineStarter) -> std::io::Result<ServedDecoder> {
-        let Self { model, engine, vocab, encoders } = self;
+        let Self { model, engine, vocab, encoders, adapters } = self;
         let max_live = with.max_live;
         let died = with.died.clone();
         let meters = with.families.of_model(model.name().as_str());
         let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
         let setup = DriverSetup {
             engine,
+            adapter_names: adapters.iter().map(|(name, id)| (*id, name.clone())).collect(),
             meters: meters.clone(),
             arbitration,
             watchdog: with.watchdog.clone(),
@@ -382,6 +446,7 @@ impl LoadedDecoder {
                 Constraints::new(model.tokenizer().clone(), vocab),
                 with.pool.clone(),
             ),
+            adapters: ServedAdapters::new(adapters),
             driver: Driver::spawn(model.name().as_str(), setup, died)?,
             meters,
             encoders,

@@ -44,7 +44,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
-use triptych_core::{ContentKey, Failure, RequestId, WorkerId};
+use tonic::transport::Channel;
+use triptych_core::{ContentKey, Failure, ModelName, RequestId, WorkerId};
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::discovery::fixed::Fixed;
 use triptych_runtime::discovery::{Discovery, Role, Source};
@@ -207,6 +208,25 @@ impl Fleet {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = self.shared.encode_slo.map_or(left, |slo| slo.min(left));
         in_time(self.forecast(want, bytes), left).inspect_err(|_| self.shared.meters.refused("encode"))
+    }
+
+    /// Connections to the PD workers that serve a model, adapters of it included, and are not down.
+    pub fn decoders_of(&self, model: &ModelName) -> Vec<(WorkerId, Channel)> {
+        let catalog = self.catalog();
+        let serves = |known: &&catalog::Known| {
+            let is_up = known.health != catalog::Health::Down;
+            is_up && known.role == Role::Pd && known.models.iter().any(|served| served.name == *model)
+        };
+        let workers = self.shared.workers();
+        let found = catalog.workers.iter().filter(serves);
+        found.filter_map(|known| Some((known.id.clone(), workers.get(&known.id)?.channel()))).collect()
+    }
+
+    /// Asks a worker at once what it serves.
+    pub fn ask_again(&self, worker: &WorkerId) {
+        if let Some(worker) = self.shared.workers().get(worker) {
+            worker.ask_again.notify_one();
+        }
     }
 
     /// PD workers that hold an encoder output, and take work.

@@ -100,7 +100,7 @@ impl Materials {
         let wanted = Wanted { key, fingerprint, modality };
         Ok(EncodeJob {
             request_id: request.id,
-            model: route.served.name.clone(),
+            model: route.served.encoder_model().clone(),
             wanted,
             bytes,
             options: item.options.clone(),

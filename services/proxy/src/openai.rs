@@ -5,6 +5,7 @@
 //! nothing else. Unknown fields are ignored; known fields that cannot be honoured are refused, so that no answer differs
 //! silently from the request.
 
+mod adapters;
 mod api;
 mod body;
 mod chat;
@@ -50,6 +51,8 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/v1/audio/translations", post(speech::translate))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .merge(probes())

@@ -4,6 +4,7 @@
 //! on running work, or as soon as nobody reads the answer any more; whatever it held is dropped with it. Nothing here
 //! knows which API the request came from. What is done for it is decided by [`crate::request_machine::request`].
 
+mod adapters;
 mod answer;
 mod chat_format;
 mod decode;
@@ -15,6 +16,7 @@ mod supply;
 mod tokens;
 mod work;
 
+pub use adapters::NewAdapter;
 pub use answer::{Answer, Piece};
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;

@@ -116,6 +116,8 @@ fn description() -> v1::DescribeResponse {
         created_s: 1,
         reads_encoder_prompt: false,
         chat: None,
+        parent: String::new(),
+        adapter: Vec::new().into(),
     };
     v1::DescribeResponse { worker_id: MODEL.into(), models: vec![model], ..Default::default() }
 }
@@ -176,6 +178,20 @@ impl PrefillDecodeWorker for NullWorker {
         _: Request<v1::TokenizeRequest>,
     ) -> Result<Response<v1::TokenizeResponse>, Status> {
         Err(Status::unimplemented("it has no tokens"))
+    }
+
+    async fn load_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
     }
 
     async fn detokenize(

@@ -1,7 +1,7 @@
 //! A pass over known tokens, as it is asked for.
 
 use crate::request::SequenceId;
-use triptych_core::EncoderOutput;
+use triptych_core::{AdapterId, EncoderOutput};
 
 /// A pass over known tokens.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct AlignJob {
     pub first_row: u32,
     /// Number of rows to attend to.
     pub n_rows: u32,
+    /// Adapter of the tokens.
+    pub adapter: Option<AdapterId>,
     /// Heads of cross-attention, as (layer, head).
     pub heads: std::sync::Arc<[(u32, u32)]>,
 }

@@ -9,7 +9,9 @@ use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
 use crate::config::PrefixCache;
 use crate::plan::BlockMove;
 use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
+use std::collections::BTreeSet;
 use std::time::Instant;
+use triptych_core::AdapterId;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 /// Result of an attempt to admit a sequence.
@@ -19,6 +21,8 @@ enum AdmitOutcome {
     WaitsForItem,
     /// It waits for blocks or a run slot, and so does everyone behind it.
     NoRoom,
+    /// As many adapters run as may; sequences of other adapters may not overtake it, so that running ones run out.
+    WaitsForAdapter,
     /// The step takes no further projection.
     ProjectionsFull,
 }
@@ -36,12 +40,20 @@ impl Scheduler {
             return;
         }
         let mut queue = FairQueue::of(&self.sequences);
+        let mut adapters_are_full = false;
         while builder.budget > 0
             && let Some(queue_key) = queue.pop(&self.shares)
         {
             loop {
+                if adapters_are_full && self.has_adapter(queue_key) {
+                    break;
+                }
                 match self.try_admit(queue_key, builder, now) {
                     AdmitOutcome::Admitted | AdmitOutcome::WaitsForItem => break,
+                    AdmitOutcome::WaitsForAdapter => {
+                        adapters_are_full = true;
+                        break;
+                    }
                     AdmitOutcome::ProjectionsFull => return,
                     AdmitOutcome::NoRoom => {
                         let Some(last) = self.victim_for(queue_key) else { return };
@@ -62,6 +74,9 @@ impl Scheduler {
     fn try_admit(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder, now: Instant) -> AdmitOutcome {
         if self.waits_for_item(queue_key) {
             return AdmitOutcome::WaitsForItem;
+        }
+        if self.lacks_adapter_room(queue_key) {
+            return AdmitOutcome::WaitsForAdapter;
         }
         // Counted only for those that might run: most of a long queue is not looked at, or waits for items.
         let n_running = self.n_running();
@@ -130,6 +145,18 @@ impl Scheduler {
         sequence.blocked_at = None;
         self.plan_first_rows(queue_key, builder, now);
         AdmitOutcome::Admitted
+    }
+
+    fn has_adapter(&self, queue_key: QueueKey) -> bool {
+        self.sequences.get(&queue_key).is_some_and(|sequence| sequence.adapter().is_some())
+    }
+
+    /// True if a sequence would bring one adapter too many among those that run.
+    fn lacks_adapter_room(&self, queue_key: QueueKey) -> bool {
+        let Some(adapter) = self.sequences.get(&queue_key).and_then(Sequence::adapter) else { return false };
+        let on_device = self.sequences.values().filter(|s| s.device_kv().is_some());
+        let running: BTreeSet<AdapterId> = on_device.filter_map(Sequence::adapter).collect();
+        !running.contains(&adapter) && running.len() >= self.config.max_loras
     }
 
     /// True if a sequence waits for an item, without looking blocks up.

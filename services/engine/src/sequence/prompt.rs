@@ -5,7 +5,7 @@ use crate::items::{ItemState, ItemTable, ItemUse};
 use crate::prefix;
 use crate::request::{SequenceRequest, span_of};
 use std::ops::Range;
-use triptych_core::{ContentKey, EncoderOutput, Failure, PrefixKey};
+use triptych_core::{AdapterId, ContentKey, EncoderOutput, Failure, PrefixKey};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
 /// The prompt that all completions of a request share.
@@ -18,6 +18,7 @@ pub(super) struct SharedPrompt {
     /// Content key and position of the spans.
     pub items: Vec<(ContentKey, ItemSpan)>,
     pub cross: Option<CrossSource>,
+    pub adapter: Option<AdapterId>,
     /// Root of the chain of prefix keys.
     pub root: PrefixKey,
 }
@@ -51,7 +52,7 @@ impl SharedPrompt {
             .collect();
         let cross = prepared.cross.map(|input| {
             let CrossInput { item, first_row, n_rows, first_token } = input;
-            let key = CrossKey { content: declared(item).key, first_row, n_rows };
+            let key = CrossKey { content: declared(item).key, first_row, n_rows, adapter: request.adapter };
             CrossSource { key, item: join(item), first_token }
         });
         Self {
@@ -61,8 +62,10 @@ impl SharedPrompt {
             spans,
             items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
             cross,
+            adapter: request.adapter,
             root: prefix::root(
                 &request.tenant,
+                request.adapter,
                 prepared.cross.map(|input| (declared(input.item).key, input)),
             ),
         }

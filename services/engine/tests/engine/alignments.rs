@@ -12,6 +12,7 @@ fn job(id: u64, n_layers: u32) -> Box<AlignJob> {
         first_row: 0,
         n_rows: 8,
         heads: [(0, 0), (n_layers - 1, 1)].into(),
+        adapter: None,
     })
 }
 

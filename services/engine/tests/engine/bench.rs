@@ -98,6 +98,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         sampling,
         constraint: None,
         priority: 0,
+        adapter: None,
         tenant: TenantId::SHARED,
         deadline,
         resumed: None,

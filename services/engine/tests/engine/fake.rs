@@ -7,11 +7,12 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use triptych_core::EncodedRows;
 use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_core::{AdapterId, EncodedRows};
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, Pending, StepInput};
+use triptych_models::lora::LoraAdapter;
 use triptych_models::sampling::{CarriedToken, Choices, choose_rows};
 
 /// Tokens of the fake vocabulary.
@@ -34,6 +35,10 @@ pub struct StepLog {
     pub order: String,
     /// Layers that an alignment still has, and its first token.
     pub aligns: Option<(u32, u32)>,
+    /// Adapters that are loaded.
+    pub loaded: HashSet<AdapterId>,
+    /// Distinct adapters of each step.
+    pub adapters: Vec<usize>,
     /// Refuse the next forward.
     pub fail_forward: bool,
     /// Refuse the next projection.
@@ -147,6 +152,14 @@ impl StepLog {
     fn write(&mut self, step: &StepInput<'_>) {
         let mut values: Vec<u64> = step.token_ids.iter().map(|t| u64::from(*t) + 1).collect();
         assert!(step.token_ids.iter().all(|t| (*t as usize) < VOCAB), "a token past the embedding table");
+        for group in step.adapters {
+            assert!(self.loaded.contains(&group.adapter), "an adapter is loaded while a step names it");
+            for row in group.rows {
+                let row = *row as usize;
+                values[row] = mix(values[row], u64::from(group.adapter.as_bytes()[0]) + 1);
+            }
+        }
+        self.adapters.push(step.adapters.len());
         let mut next_row = 0;
         for embed in step.embeds {
             assert!(embed.first_row >= next_row, "item rows ascend and are disjoint");
@@ -269,6 +282,31 @@ impl Decoder for FakeDecoder {
             log.cross_kv[*slot as usize] = Some(hash_row(row));
         }
         Ok(())
+    }
+
+    fn project_cross_adapted(
+        &mut self,
+        adapter: AdapterId,
+        rows: &[EncodedRows<'_>],
+        slots: &[u32],
+    ) -> Result<(), ModelError> {
+        self.project_cross(rows, slots)?;
+        let mut log = self.log.lock().unwrap();
+        assert!(log.loaded.contains(&adapter));
+        for slot in slots {
+            let value = &mut log.cross_kv[*slot as usize];
+            *value = value.map(|value| mix(value, u64::from(adapter.as_bytes()[0])));
+        }
+        Ok(())
+    }
+
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        self.log.lock().unwrap().loaded.insert(adapter.id());
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        assert!(self.log.lock().unwrap().loaded.remove(&id));
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {

@@ -8,6 +8,7 @@ mod preemption;
 mod speculation;
 mod items;
 mod projections;
+mod adapters;
 mod alignments;
 mod resumed;
 mod queue;

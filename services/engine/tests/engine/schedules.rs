@@ -134,6 +134,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     states: StateBudget::Slots(states.unwrap_or(0)),
                     token_budget: max_sequences + extra,
                     decode_share,
+                    max_loras: 4,
                     max_sequences,
                     max_waiting,
                     prefix_cache,

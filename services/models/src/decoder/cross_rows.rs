@@ -169,6 +169,7 @@ mod tests {
             cross_kv: Some(batch(&starts, &[10, 10, 0])),
             cross_from,
             state_slots: None,
+            adapters: &[],
             logit_rows: &[],
             choose: &choose,
         };

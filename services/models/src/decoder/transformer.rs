@@ -8,22 +8,24 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::layers::{
-    CachedRows, CrossAttention, FeedForwardLayer, GatedDelta, InputLayer, LayerStates, Loader, Residual,
-    SelfAttention, StackAndNames,
+    Adapted, CachedRows, CrossAttention, FeedForwardLayer, GatedDelta, InputLayer, LayerStates, Loader,
+    Residual, SelfAttention, StackAndNames,
 };
+use crate::lora::LoraAdapter;
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::collections::VecDeque;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
-use triptych_core::EncodedRows;
 use triptych_core::graph_stats::GraphStats;
+use triptych_core::{AdapterId, EncodedRows};
 use triptych_kernels::ops::{
     Activation, CarriedToken, Choices, ChooseBatch, Indices, KvLayer, KvLayout, KvSlots, Mask, MaskBounds,
     PendingChoices, Rotation, ScoreBias, StageBuilder, StateLayout, Submitted,
 };
 use triptych_kernels::{Backend, KernelError};
 
+mod adapters;
 mod align_pass;
 mod graphs;
 mod item_rows;
@@ -34,6 +36,7 @@ mod align;
 mod replay;
 mod staged;
 
+use adapters::{Adapters, StagedAdapters};
 use align_pass::AlignPass;
 use graphs::DecodeGraphs;
 use item_rows::ItemRows;
@@ -46,6 +49,7 @@ pub struct TransformerDecoder<B: Backend> {
     tokens: B::Table,
     input_layer: InputLayer<B>,
     layers: Vec<DecoderLayer<B>>,
+    adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
     head: B::Linear,
     self_kv: B::KvCache,
@@ -94,12 +98,13 @@ impl<B: Backend> TransformerDecoder<B> {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
+        let layers =
+            (0..stack.n_layers).map(|i| DecoderLayer::load(&loader, spec, i)).collect::<Result<_, _>>()?;
         Ok(Self {
             tokens,
             input_layer,
-            layers: (0..stack.n_layers)
-                .map(|i| DecoderLayer::load(&loader, spec, i))
-                .collect::<Result<_, _>>()?,
+            layers,
+            adapters: Adapters::new(loader.sites()),
             final_norm,
             head,
             self_kv: backend.kv_cache(self_layout(spec, 0))?,
@@ -128,9 +133,11 @@ impl<B: Backend> TransformerDecoder<B> {
         &mut self,
         backend: &B,
         step: &B::Step,
-        arrays: StepArrays,
+        (arrays, adapters): (StepArrays, &StagedAdapters),
         embeds: &[EmbedRows<'_>],
     ) -> Result<B::Tensor, ModelError> {
+        let groups = self.adapters.groups(adapters)?;
+        let on = Adapted::new(backend, step, &groups);
         let mut x = backend.embed(step, &self.tokens, arrays.ids)?;
         let mut items = None;
         if let Some(rows) = arrays.embeds {
@@ -149,10 +156,11 @@ impl<B: Backend> TransformerDecoder<B> {
             let rows = StepContext { step, arrays, cross: arrays.cross, bias, rotation };
             let is_cross_only = layer.attention.is_none() && layer.recurrent.is_none();
             x = match is_cross_only {
+                // The rows of such a layer are others, and no decoder that has one takes adapters.
                 true => arrays.cross.run(backend, step, x, |x, cross| {
-                    layer.forward(backend, x, caches, StepContext { cross, ..rows })
+                    layer.forward(backend.into(), x, caches, StepContext { cross, ..rows })
                 })?,
-                false => layer.forward(backend, &x, caches, rows)?,
+                false => layer.forward(on, &x, caches, rows)?,
             };
             if let (Some(items), true) = (&items, i < n_levels) {
                 items.add_level(backend, step, &mut x, i + 1)?;
@@ -188,21 +196,52 @@ impl<B: Backend> TransformerDecoder<B> {
             let staged = self.backend.stage(builder)?;
             return asks.then(|| self.logits(&staged, rows, &x)).transpose();
         }
-        let StagedStep { step: staged, arrays, logit_rows } = self.stage(step)?;
+        let StagedStep { step: staged, arrays, adapters, logit_rows } = self.stage(step)?;
         self.carry(&staged, arrays.ids, carried)?;
         let backend = self.backend.clone();
-        let x = match self.layers(&backend, &staged, arrays, step.embeds) {
+        let x = match self.layers(&backend, &staged, (arrays, &adapters), step.embeds) {
             // States that were advanced cannot be advanced again.
             Err(ModelError::Kernel(error @ KernelError::OutOfMemory { .. }))
                 if self.graphs.make_room() && self.states.is_none() =>
             {
                 tracing::warn!(%error, "decode graphs are dropped to make room; this decoder runs without");
                 // What was written to the caches is written again.
-                self.layers(&backend, &staged, arrays, step.embeds)?
+                self.layers(&backend, &staged, (arrays, &adapters), step.embeds)?
             }
             other => other?,
         };
         asks.then(|| self.logits(&staged, logit_rows, &x)).transpose()
+    }
+
+    /// Projects encoder rows for sequences with an adapter, or without one.
+    fn project(
+        &mut self,
+        adapter: Option<AdapterId>,
+        rows: &[EncodedRows<'_>],
+        slots: &[u32],
+    ) -> Result<(), ModelError> {
+        let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
+            let expected = vec![0];
+            let actual = vec![slots.len()];
+            return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
+        };
+        let rows = self.backend.upload_rows(rows)?;
+        let actual = self.backend.dims(&rows);
+        if actual != (slots.len(), cross.encoder_hidden) {
+            let expected = vec![slots.len(), cross.encoder_hidden];
+            let actual = vec![actual.0, actual.1];
+            return Err(KernelError::Shape { op: "project_cross", what: "rows", expected, actual }.into());
+        }
+        let mut builder = StageBuilder::new();
+        let slots = builder.indices(slots)?;
+        let step = self.backend.stage(builder)?;
+        let groups = self.adapters.of_all(adapter)?;
+        let on = Adapted::new(&self.backend, &step, &groups);
+        for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
+            let to = KvSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
+            cross.write_keys_values(on, &step, &rows, to)?;
+        }
+        Ok(())
     }
 
     /// Replaces ids of a staged step by tokens that the step before chooses.
@@ -276,26 +315,27 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn project_cross(&mut self, rows: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
-        let ItemsSpec::CrossAttention(cross) = &self.spec.items else {
-            let expected = vec![0];
-            let actual = vec![slots.len()];
-            return Err(KernelError::Shape { op: "project_cross", what: "slots", expected, actual }.into());
-        };
-        let rows = self.backend.upload_rows(rows)?;
-        let actual = self.backend.dims(&rows);
-        if actual != (slots.len(), cross.encoder_hidden) {
-            let expected = vec![slots.len(), cross.encoder_hidden];
-            let actual = vec![actual.0, actual.1];
-            return Err(KernelError::Shape { op: "project_cross", what: "rows", expected, actual }.into());
+        self.project(None, rows, slots)
+    }
+
+    fn project_cross_adapted(
+        &mut self,
+        adapter: AdapterId,
+        rows: &[EncodedRows<'_>],
+        slots: &[u32],
+    ) -> Result<(), ModelError> {
+        self.project(Some(adapter), rows, slots)
+    }
+
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        match self.is_cross_optional() {
+            true => Err(adapters::refused()),
+            false => self.adapters.load(&self.backend, adapter),
         }
-        let mut builder = StageBuilder::new();
-        let slots = builder.indices(slots)?;
-        let step = self.backend.stage(builder)?;
-        for (_, cross, cache_layer) in self.layers.iter().filter_map(|layer| layer.cross.as_ref()) {
-            let to = KvSlots { cache: &mut self.cross_kv, layer: *cache_layer, slots };
-            cross.write_keys_values(&self.backend, &step, &rows, to)?;
-        }
-        Ok(())
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.unload(id);
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
@@ -447,11 +487,12 @@ impl<B: Backend> DecoderLayer<B> {
 
     fn forward(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         x: &B::Tensor,
         caches: LayerCaches<'_, B::KvCache, B::StateCache>,
         StepContext { step, arrays, cross, bias, rotation }: StepContext<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
+        let backend = on.backend;
         let LayerCaches { own, cross: cross_cache, states } = caches;
         let mut x = x.clone();
         if let Some((norm, attention, layer)) = &self.attention {
@@ -459,11 +500,11 @@ impl<B: Backend> DecoderLayer<B> {
                 let (layer, seqs) = (*layer, arrays.own);
                 let to = KvSlots { cache: &mut *own, layer, slots: arrays.slots };
                 let rows = CachedRows { to, rotation };
-                let q = attention.write_keys_values(backend, step, input, rows)?;
+                let q = attention.write_keys_values(on, step, input, rows)?;
                 let kv = KvLayer { cache: &*own, layer, seqs, mask: self.mask(arrays.ahead), bias };
                 let mut context = backend.paged_attention(step, &q, kv, attention.shape())?;
-                attention.apply_gate(backend, input, &mut context)?;
-                attention.output(backend, &context, residual)
+                attention.apply_gate(on, input, &mut context)?;
+                attention.output(on, &context, residual)
             })?;
         }
         if let Some((norm, recurrent, layer)) = &self.recurrent {
@@ -475,15 +516,15 @@ impl<B: Backend> DecoderLayer<B> {
         }
         if let (Some((norm, cross, layer)), Some(seqs)) = (&self.cross, cross.of_all()) {
             x = norm.around(backend, &x, |input, residual| {
-                let q = cross.query(backend, input)?;
+                let q = cross.query(on, input)?;
                 let (layer, bias) = (*layer, ScoreBias::None);
                 let kv = KvLayer { cache: cross_cache, layer, seqs, mask: Mask::Full, bias };
                 let context = backend.paged_attention(step, &q, kv, cross.shape())?;
-                cross.output(backend, &context, residual)
+                cross.output(on, &context, residual)
             })?;
         }
         self.feed_forward_norm
-            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
+            .around(backend, &x, |input, residual| self.feed_forward.forward(on, input, residual))
     }
 }
 

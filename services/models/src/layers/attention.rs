@@ -1,6 +1,6 @@
 //! Attention layers: the projections around the attention ops, which the caller chooses.
 
-use super::{LinearShape, Loader};
+use super::{Adapted, AdaptedLinear, LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{
     AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, NormedPart, QkvNames, StackSpec,
@@ -11,10 +11,10 @@ use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, 
 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
-    qkv: B::Linear,
+    qkv: AdaptedLinear<B>,
     // On what attention gives, before the output projection.
-    gate: Option<B::Linear>,
-    out: B::Linear,
+    gate: Option<AdaptedLinear<B>>,
+    out: AdaptedLinear<B>,
     head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
 }
@@ -45,9 +45,9 @@ pub struct CachedRows<'a, B: Backend> {
 
 /// Cross-attention of a layer: queries from the decoder, keys and values from encoder rows.
 pub struct CrossAttention<B: Backend> {
-    q: B::Linear,
-    kv: B::Linear,
-    out: B::Linear,
+    q: AdaptedLinear<B>,
+    kv: AdaptedLinear<B>,
+    out: AdaptedLinear<B>,
     head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
 }
@@ -81,9 +81,9 @@ impl<B: Backend> SelfAttention<B> {
         let qkv = match names.qkv {
             QkvNames::Fused(name) | QkvNames::FusedInputsFirst(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
-                loader.linear(&[LinearShape { name, shape: &all, bias: bias.q }])?
+                loader.adapted(&[LinearShape { name, shape: &all, bias: bias.q }])?
             }
-            QkvNames::Split([q_name, k_name, v_name]) => loader.linear(&[
+            QkvNames::Split([q_name, k_name, v_name]) => loader.adapted(&[
                 LinearShape { name: q_name, shape: &q, bias: bias.q },
                 LinearShape { name: k_name, shape: &kv, bias: bias.k },
                 LinearShape { name: v_name, shape: &kv, bias: bias.v },
@@ -94,14 +94,14 @@ impl<B: Backend> SelfAttention<B> {
                 let k = loader.stored(&LinearShape { name: k_name, shape: &kv, bias: bias.k })?;
                 let v = loader.stored(&LinearShape { name: v_name, shape: &kv, bias: bias.v })?;
                 let heads = |second| gated_rows(shape, second).map(|rows| both.outputs(rows));
-                gate = Some(loader.pack(&heads(1).collect::<Vec<_>>())?);
-                loader.pack(&heads(0).chain([k, v]).collect::<Vec<_>>())?
+                gate = Some(loader.pack_adapted(&heads(1).collect::<Vec<_>>())?);
+                loader.pack_adapted(&heads(0).chain([k, v]).collect::<Vec<_>>())?
             }
             QkvNames::Grouped(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
                 let stored = loader.stored(&LinearShape { name, shape: &all, bias: bias.q })?;
                 let parts: Vec<_> = grouped_rows(shape).map(|rows| stored.outputs(rows)).collect();
-                loader.pack(&parts)?
+                loader.pack_adapted(&parts)?
             }
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
@@ -119,16 +119,17 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn project(
+    pub fn project<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         step: &B::Step,
         x: &B::Tensor,
         rotation: Option<Rotation>,
     ) -> Result<[B::Tensor; 3], ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
         let q_width = q_width(self.shape);
         let kv_width = kv_width(self.shape);
-        let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+        let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
         let mut q = backend.columns(&qkv, 0, q_width)?;
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
@@ -148,20 +149,21 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width, or slots that do not fit.
-    pub fn write_keys_values(
+    pub fn write_keys_values<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         step: &B::Step,
         x: &B::Tensor,
         rows: CachedRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
         let CachedRows { to, rotation } = rows;
         if self.head_norms.is_some() {
-            let [q, k, v] = self.project(backend, step, x, rotation)?;
+            let [q, k, v] = self.project(on, step, x, rotation)?;
             backend.write_kv(step, to, [&k, &v])?;
             return Ok(q);
         }
-        let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+        let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
         Ok(backend.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: self.shape, rotation })?)
     }
 
@@ -170,19 +172,20 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width or offsets that do not fit.
-    pub fn inside(
+    pub fn inside<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         step: &B::Step,
         x: &B::Tensor,
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
         let AttentionRows { seqs, rotation } = rows;
         if rotation.is_none() && self.head_norms.is_none() {
-            let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
+            let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
             return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }
-        let [q, k, v] = &self.project(backend, step, x, rotation)?;
+        let [q, k, v] = &self.project(on, step, x, rotation)?;
         Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
     }
 
@@ -190,10 +193,15 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn apply_gate(&self, backend: &B, x: &B::Tensor, context: &mut B::Tensor) -> Result<(), ModelError> {
+    pub fn apply_gate(
+        &self,
+        on: Adapted<'_, B>,
+        x: &B::Tensor,
+        context: &mut B::Tensor,
+    ) -> Result<(), ModelError> {
         let Some(gate) = &self.gate else { return Ok(()) };
-        let gate = backend.linear(x, gate, Activation::None, None)?;
-        Ok(backend.multiply_gated(context, &gate, Activation::Sigmoid)?)
+        let gate = on.linear(x, gate, Activation::None, None)?;
+        Ok(on.backend.multiply_gated(context, &gate, Activation::Sigmoid)?)
     }
 
     /// The output projection of `context: [n_tokens, n_heads·head_dim]`, plus `residual` if there is one:
@@ -201,13 +209,13 @@ impl<B: Backend> SelfAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn output(
+    pub fn output<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         context: &B::Tensor,
         residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(backend.linear(context, &self.out, Activation::None, residual)?)
+        on.into().linear(context, &self.out, Activation::None, residual)
     }
 }
 
@@ -231,13 +239,13 @@ impl<B: Backend> CrossAttention<B> {
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         Ok(Self {
-            q: loader.linear(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
+            q: loader.adapted(&[LinearShape { name: q_name, shape: &q, bias: bias.q }])?,
             kv: match k_name == v_name {
                 true => {
                     let both = [2 * kv[0], kv[1]];
-                    loader.linear(&[LinearShape { name: k_name, shape: &both, bias: bias.k }])?
+                    loader.adapted(&[LinearShape { name: k_name, shape: &both, bias: bias.k }])?
                 }
-                false => loader.linear(&[
+                false => loader.adapted(&[
                     LinearShape { name: k_name, shape: &kv, bias: bias.k },
                     LinearShape { name: v_name, shape: &kv, bias: bias.v },
                 ])?,
@@ -257,8 +265,9 @@ impl<B: Backend> CrossAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn query(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let q = backend.linear(x, &self.q, Activation::None, None)?;
+    pub fn query<'a>(&self, on: impl Into<Adapted<'a, B>>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
+        let q = on.linear(x, &self.q, Activation::None, None)?;
         match &self.head_norms {
             Some(norms) => norms.queries(backend, q),
             None => Ok(q),
@@ -269,9 +278,14 @@ impl<B: Backend> CrossAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn keys_values(&self, backend: &B, rows: &B::Tensor) -> Result<[B::Tensor; 2], ModelError> {
+    pub fn keys_values<'a>(
+        &self,
+        on: impl Into<Adapted<'a, B>>,
+        rows: &B::Tensor,
+    ) -> Result<[B::Tensor; 2], ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
         let width = kv_width(self.shape);
-        let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
+        let kv = on.linear(rows, &self.kv, Activation::None, None)?;
         let [mut k, v] = [backend.columns(&kv, 0, width)?, backend.columns(&kv, width, width)?];
         if let Some(norms) = &self.head_norms {
             k = norms.keys(backend, k)?;
@@ -283,18 +297,19 @@ impl<B: Backend> CrossAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width, or slots that do not fit.
-    pub fn write_keys_values(
+    pub fn write_keys_values<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         step: &B::Step,
         rows: &B::Tensor,
         to: KvSlots<'_, B::KvCache>,
     ) -> Result<(), ModelError> {
+        let on @ Adapted { backend, .. } = on.into();
         if self.head_norms.is_some() {
-            let [k, v] = &self.keys_values(backend, rows)?;
+            let [k, v] = &self.keys_values(on, rows)?;
             return Ok(backend.write_kv(step, to, [k, v])?);
         }
-        let kv = backend.linear(rows, &self.kv, Activation::None, None)?;
+        let kv = on.linear(rows, &self.kv, Activation::None, None)?;
         Ok(backend.write_fused_kv(step, to, &kv)?)
     }
 
@@ -303,13 +318,13 @@ impl<B: Backend> CrossAttention<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn output(
+    pub fn output<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         context: &B::Tensor,
         residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(backend.linear(context, &self.out, Activation::None, residual)?)
+        on.into().linear(context, &self.out, Activation::None, residual)
     }
 }
 
@@ -347,10 +362,10 @@ impl OutputProjection<'_> {
         &self,
         loader: &Loader<'_, B>,
         attention: AttentionSpec,
-    ) -> Result<B::Linear, ModelError> {
+    ) -> Result<AdaptedLinear<B>, ModelError> {
         let shape = [self.hidden, q_width(attention.shape)];
         let out = loader.stored(&LinearShape { name: self.name, shape: &shape, bias: attention.bias.out })?;
-        loader.pack(&[out.scaled(self.factor)])
+        loader.pack_adapted(&[out.scaled(self.factor)])
     }
 }
 

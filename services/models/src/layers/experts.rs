@@ -1,6 +1,6 @@
 //! Mixtures of experts: a router, the experts that it chooses among for each token, and one that all tokens share.
 
-use super::{FeedForward, LinearShape, Loader};
+use super::{Adapted, FeedForward, LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{ExpertStorage, ExpertsSpec, StackNames, StackSpec};
 use triptych_kernels::Backend;
@@ -48,15 +48,15 @@ impl<B: Backend> FeedForwardLayer<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         x: &B::Tensor,
         residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
         match self {
-            Self::Dense(block) => block.forward(backend, x, residual),
-            Self::Experts(experts) => experts.forward(backend, x, residual),
+            Self::Dense(block) => block.forward(on, x, residual),
+            Self::Experts(experts) => experts.forward(on.into().backend, x, residual),
         }
     }
 }

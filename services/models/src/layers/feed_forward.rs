@@ -1,6 +1,6 @@
 //! Feed-forward blocks, plain and gated.
 
-use super::{LinearShape, Loader};
+use super::{Adapted, AdaptedLinear, LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{FeedForwardKind, FeedForwardSpec, StackNames, StackSpec};
 use triptych_kernels::Backend;
@@ -9,8 +9,8 @@ use triptych_kernels::ops::Activation;
 /// A feed-forward block with its weights.
 pub struct FeedForward<B: Backend> {
     // Plain: the inner matrix. Gated: gate and up side by side.
-    inner: B::Linear,
-    outer: B::Linear,
+    inner: AdaptedLinear<B>,
+    outer: AdaptedLinear<B>,
     spec: FeedForwardSpec,
 }
 
@@ -37,16 +37,16 @@ impl<B: Backend> FeedForward<B> {
         let into = [width, stack.hidden];
         let out_of = [stack.hidden, width];
         let outer = LinearShape { name: names.feed_forward_outer, shape: &out_of, bias };
-        let outer = loader.pack(&[loader.stored(&outer)?.scaled(factor)])?;
+        let outer = loader.pack_adapted(&[loader.stored(&outer)?.scaled(factor)])?;
         let inner = match kind {
             FeedForwardKind::UpGate => {
                 let name = names.feed_forward_inner.first().copied().unwrap_or_default();
                 let both = loader.stored(&LinearShape { name, shape: &[2 * width, stack.hidden], bias })?;
-                loader.pack(&[both.outputs(width..2 * width), both.outputs(0..width)])?
+                loader.pack_adapted(&[both.outputs(width..2 * width), both.outputs(0..width)])?
             }
             FeedForwardKind::GateUp => {
                 let name = names.feed_forward_inner.first().copied().unwrap_or_default();
-                loader.linear(&[LinearShape { name, shape: &[2 * width, stack.hidden], bias }])?
+                loader.adapted(&[LinearShape { name, shape: &[2 * width, stack.hidden], bias }])?
             }
             FeedForwardKind::Plain | FeedForwardKind::Gated => {
                 let inner: Vec<LinearShape<'_>> = names
@@ -54,7 +54,7 @@ impl<B: Backend> FeedForward<B> {
                     .iter()
                     .map(|&name| LinearShape { name, shape: &into, bias })
                     .collect();
-                loader.linear(&inner)?
+                loader.adapted(&inner)?
             }
         };
         Ok(Self { inner, outer, spec: stack.feed_forward })
@@ -64,19 +64,20 @@ impl<B: Backend> FeedForward<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width.
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
-        backend: &B,
+        on: impl Into<Adapted<'a, B>>,
         x: &B::Tensor,
         residual: Option<&B::Tensor>,
     ) -> Result<B::Tensor, ModelError> {
+        let on: Adapted<'_, B> = on.into();
         let activation = self.spec.activation;
         let inner = match self.spec.kind {
-            FeedForwardKind::Plain => backend.linear(x, &self.inner, activation, None)?,
+            FeedForwardKind::Plain => on.linear(x, &self.inner, activation, None)?,
             FeedForwardKind::Gated | FeedForwardKind::UpGate | FeedForwardKind::GateUp => {
-                backend.gate(&backend.linear(x, &self.inner, Activation::None, None)?, activation)?
+                on.backend.gate(&on.linear(x, &self.inner, Activation::None, None)?, activation)?
             }
         };
-        Ok(backend.linear(&inner, &self.outer, Activation::None, residual)?)
+        on.linear(&inner, &self.outer, Activation::None, residual)
     }
 }

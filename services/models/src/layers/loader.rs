@@ -1,9 +1,12 @@
 //! Names and shapes of a spec to layers on a back end.
 
+use super::AdaptedLinear;
 use crate::error::ModelError;
 use crate::spec::NormSpec;
 use crate::weights::{Tensor, TensorRole, Weights};
+use parking_lot::Mutex;
 use std::ops::Range;
+use std::sync::Arc;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{LinearPart, WeightView};
 
@@ -18,6 +21,34 @@ pub struct Loader<'a, B> {
     scales: Vec<[&'static str; 2]>,
     // True if linear layers are stored `[in, out]`.
     is_inputs_first: bool,
+    // Layers that adapters can be added to, of all loaders that came from one.
+    sites: Arc<Mutex<Vec<LinearSite>>>,
+}
+
+/// Number of a layer that adapters can be added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Site(pub(super) usize);
+
+/// A loaded layer that adapters can be added to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearSite {
+    /// Width of its input.
+    pub n_in: usize,
+    /// Its outputs, in order.
+    pub parts: Vec<SitePart>,
+}
+
+/// Outputs of a loaded layer that are outputs of one stored layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SitePart {
+    /// Full names of the stored layer, without `.weight`; none if adapters of it are not served.
+    pub modules: Vec<String>,
+    /// Number of outputs of the stored layer.
+    pub n_stored: usize,
+    /// Those that are here.
+    pub rows: Range<usize>,
+    /// Factor on them.
+    pub scale: f32,
 }
 
 /// One linear layer as stored.
@@ -37,6 +68,10 @@ pub struct StoredLinear<'a> {
     weight: Tensor<'a>,
     bias: Option<Tensor<'a>>,
     scale: f32,
+    // Names as in `SitePart`.
+    modules: Vec<String>,
+    n_stored: usize,
+    first_row: usize,
 }
 
 /// Linear layers without biases that are stored as one tensor.
@@ -53,11 +88,25 @@ impl StackedLinear<'_> {
     pub fn element(&self, idx: usize) -> StoredLinear<'_> {
         let weight = self.weight.element(idx);
         let weight = if self.is_inputs_first { weight.transposed() } else { weight };
-        StoredLinear { weight, bias: None, scale: 1.0 }
+        StoredLinear::unnamed(weight, None)
+    }
+}
+
+impl<'a> StoredLinear<'a> {
+    /// A layer that adapters are not added to.
+    fn unnamed(weight: Tensor<'a>, bias: Option<Tensor<'a>>) -> Self {
+        let n_stored = weight.n_rows();
+        Self { weight, bias, scale: 1.0, modules: Vec::new(), n_stored, first_row: 0 }
     }
 }
 
 impl StoredLinear<'_> {
+    /// Its place in a loaded layer.
+    fn site_part(&self) -> SitePart {
+        let rows = self.first_row..self.first_row + self.weight.n_rows();
+        SitePart { modules: self.modules.clone(), n_stored: self.n_stored, rows, scale: self.scale }
+    }
+
     /// The layer as a back end takes it.
     fn part(&self) -> LinearPart<'_> {
         LinearPart {
@@ -71,14 +120,16 @@ impl StoredLinear<'_> {
     #[must_use]
     pub fn outputs(&self, rows: Range<usize>) -> StoredLinear<'_> {
         let bias = self.bias.as_ref().map(|b| b.rows(rows.clone()));
-        StoredLinear { weight: self.weight.rows(rows), bias, scale: self.scale }
+        let first_row = self.first_row + rows.start;
+        let (modules, n_stored) = (self.modules.clone(), self.n_stored);
+        StoredLinear { weight: self.weight.rows(rows), bias, scale: self.scale, modules, n_stored, first_row }
     }
 
     /// The layer with inputs `columns` only, in that order; its bias stays.
     #[must_use]
     pub fn inputs(&self, columns: impl Iterator<Item = usize>) -> StoredLinear<'static> {
         let bias = self.bias.as_ref().map(Tensor::owned);
-        StoredLinear { weight: self.weight.columns(columns), bias, scale: self.scale }
+        StoredLinear { scale: self.scale, ..StoredLinear::unnamed(self.weight.columns(columns), bias) }
     }
 
     /// The layer without its bias.
@@ -103,6 +154,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             prefixes: prefixes.iter().map(|p| (*p).to_owned()).collect(),
             scales: Vec::new(),
             is_inputs_first: false,
+            sites: Arc::default(),
         }
     }
 
@@ -121,20 +173,50 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// A loader one level down: element `idx` of the list `layers`.
     pub fn layer(&self, layers: &str, idx: usize) -> Self {
-        let prefixes = self.prefixes.iter().map(|p| format!("{p}{layers}.{idx}.")).collect();
-        self.below(prefixes)
+        self.under(|p| format!("{p}{layers}.{idx}."))
     }
 
     /// A loader two levels down: `part` of element `idx`.
     #[must_use]
     pub fn layer_part(&self, idx: usize, part: &str) -> Self {
-        let prefixes = self.prefixes.iter().map(|p| format!("{p}{idx}.{part}.")).collect();
-        self.below(prefixes)
+        self.under(|p| format!("{p}{idx}.{part}."))
     }
 
-    fn below(&self, prefixes: Vec<String>) -> Self {
-        let Self { backend, weights, is_inputs_first, .. } = *self;
-        Self { backend, weights, prefixes, scales: Vec::new(), is_inputs_first }
+    fn under(&self, prefix: impl Fn(&String) -> String) -> Self {
+        Self {
+            backend: self.backend,
+            weights: self.weights,
+            prefixes: self.prefixes.iter().map(prefix).collect(),
+            scales: Vec::new(),
+            is_inputs_first: self.is_inputs_first,
+            sites: self.sites.clone(),
+        }
+    }
+
+    /// The layers that adapters can be added to, by their numbers: those that this loader has loaded, and all that came from it.
+    pub fn sites(&self) -> Vec<LinearSite> {
+        self.sites.lock().clone()
+    }
+
+    /// Loads layers that read the same input as one that adapters can be added to, outputs side by side.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn adapted(&self, parts: &[LinearShape<'_>]) -> Result<AdaptedLinear<B>, ModelError> {
+        let stored: Vec<StoredLinear<'a>> = parts.iter().map(|p| self.stored(p)).collect::<Result<_, _>>()?;
+        self.pack_adapted(&stored)
+    }
+
+    /// Packs layers that read the same input as one that adapters can be added to, outputs side by side.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if their inputs differ.
+    pub fn pack_adapted(&self, parts: &[StoredLinear<'_>]) -> Result<AdaptedLinear<B>, ModelError> {
+        let base = self.pack(parts)?;
+        let n_in = parts.first().map_or(0, |part| part.weight.width());
+        let mut sites = self.sites.lock();
+        sites.push(LinearSite { n_in, parts: parts.iter().map(StoredLinear::site_part).collect() });
+        Ok(AdaptedLinear::new(base, Site(sites.len() - 1)))
     }
 
     /// The back end that layers are loaded on.
@@ -209,11 +291,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         let bias =
             if part.bias { Some(self.tensor(part.name, "bias", &[out], TensorRole::Bias)?) } else { None };
         let Some([_, factors]) = self.scales.iter().find(|[linear, _]| *linear == part.name) else {
-            return Ok(StoredLinear { weight, bias, scale: 1.0 });
+            let modules = self.prefixes.iter().map(|p| format!("{p}{}", part.name)).collect();
+            return Ok(StoredLinear { modules, ..StoredLinear::unnamed(weight, bias) });
         };
         let factors = self.bare_values(factors, &[out])?;
         let bias = bias.map(|b| b.times(&factors));
-        Ok(StoredLinear { weight: weight.times(&factors), bias, scale: 1.0 })
+        Ok(StoredLinear::unnamed(weight.times(&factors), bias))
     }
 
     /// Loads a norm over rows of `width`: a scale `[width]`, to which a spec may add 1, and a bias `[width]` where the spec has one.
@@ -284,7 +367,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub fn bare_linear(&self, shape: [usize; 2]) -> Result<B::Linear, ModelError> {
         let weight = self.bare("weight", &shape, TensorRole::Matrix)?;
         let bias = self.bare("bias", &shape[..1], TensorRole::Bias)?;
-        self.pack(&[StoredLinear { weight, bias: Some(bias), scale: 1.0 }])
+        self.pack(&[StoredLinear::unnamed(weight, Some(bias))])
     }
 
     /// Loads a linear layer without bias that is a bare parameter, inputs first; `shape: [out, in]`.
@@ -294,7 +377,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub fn transposed_linear(&self, name: &str, shape: [usize; 2]) -> Result<B::Linear, ModelError> {
         let [out, width] = shape;
         let weight = self.bare(name, &[width, out], TensorRole::Matrix)?.transposed();
-        self.pack(&[StoredLinear { weight, bias: None, scale: 1.0 }])
+        self.pack(&[StoredLinear::unnamed(weight, None)])
     }
 
     /// Loads a depthwise convolution of `taps` on a side, with bias.

@@ -105,6 +105,20 @@ impl StoredWeights {
         Ok(stored)
     }
 
+    /// Opens one file; reads its header only.
+    pub(crate) fn of_file(path: &Path, format: WeightFormat) -> Result<Self, ModelError> {
+        let mut stored = Self {
+            dir: path.to_owned(),
+            format,
+            quantization: None,
+            files: Vec::new(),
+            entries: BTreeMap::new(),
+            asked: None,
+        };
+        stored.add(path)?;
+        Ok(stored)
+    }
+
     fn add(&mut self, path: &Path) -> Result<(), ModelError> {
         let failed = |source| ModelError::File { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
@@ -126,7 +140,7 @@ impl StoredWeights {
     }
 
     /// The tensor `name`.
-    pub(super) fn get(&self, name: &str) -> Option<NamedTensor<'_>> {
+    pub(crate) fn get(&self, name: &str) -> Option<NamedTensor<'_>> {
         self.entries.get_key_value(name).map(|(name, entry)| self.named(name, entry))
     }
 
@@ -173,7 +187,7 @@ impl StoredWeights {
     }
 
     /// The tensor of `shape` under the first of `names` that exists.
-    pub(super) fn tensor(&self, names: &[String], shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+    pub(crate) fn tensor(&self, names: &[String], shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
         let Some((name, entry)) = names.iter().find_map(|n| self.entries.get_key_value(n)) else {
             let name = names.first().cloned().unwrap_or_default();
             return Err(ModelError::MissingTensor { name, tried: names.to_vec() });

@@ -69,6 +69,16 @@ impl Tensor<'_> {
         WeightView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
+    /// Rows of the outermost dimension.
+    pub fn n_rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or_default()
+    }
+
+    /// Elements of a row.
+    pub fn width(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
     /// The elements as f32, row-major; zeros in a survey.
     pub fn values(&self) -> Vec<f32> {
         if self.surveyed {

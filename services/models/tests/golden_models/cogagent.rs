@@ -167,6 +167,7 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
             cross_kv: Some(batch(cross_lens.as_slice())),
             cross_from: None,
             state_slots: None,
+            adapters: &[],
             logit_rows: &all,
             choose: &ChooseBatch::whole(all.len()),
         })

@@ -107,6 +107,7 @@ fn sequences(info: &DecoderInfo) -> Vec<Sequence> {
             positions: (0..n as u32).map(|p| [p; 3]).collect(),
             next_position: n as u32,
             hidden: info.encoder_hidden,
+            adapter: None,
             embeds: Vec::new(),
             cross: cross.collect(),
             prompt,

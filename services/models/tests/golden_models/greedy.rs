@@ -2,9 +2,10 @@
 
 use crate::case::{encoded, stored};
 use std::sync::Arc;
+use triptych_core::AdapterId;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::PagedBatch;
-use triptych_models::decoder::{Decoder, EmbedRows, StepInput};
+use triptych_models::decoder::{AdapterRows, Decoder, EmbedRows, StepInput};
 use triptych_models::sampling::ChooseBatch;
 
 /// A sequence to decode.
@@ -20,6 +21,8 @@ pub struct Sequence {
     pub embeds: Vec<(usize, Vec<f32>)>,
     /// Encoder rows to cross-attend to.
     pub cross: Vec<f32>,
+    /// A loaded adapter.
+    pub adapter: Option<AdapterId>,
 }
 
 /// Schedule of sequences over steps.
@@ -131,6 +134,15 @@ pub fn teacher_forced_cross_from(
     batch.forward(decoder)
 }
 
+/// Logits of all prompt tokens of sequences that are computed in one step, one sequence after another.
+pub fn teacher_forced_together(decoder: &mut dyn Decoder, sequences: &[Sequence]) -> Vec<f32> {
+    let mut running = admit(decoder, sequences, 0, Mix::PLAIN);
+    let all: Vec<&mut Running<'_>> = running.iter_mut().collect();
+    let mut batch = Batch::of(&all, usize::MAX);
+    batch.logit_rows = (0..batch.token_ids.len() as u32).collect();
+    batch.forward(decoder)
+}
+
 fn admit<'a>(
     decoder: &mut dyn Decoder,
     sequences: &'a [Sequence],
@@ -163,7 +175,12 @@ fn admit<'a>(
         if info.cross_attention && n_rows > 0 {
             let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
             let rows = stored(&s.cross, s.hidden);
-            decoder.project_cross(&[encoded(&rows, s.hidden)], &slots).expect("encoder rows fit");
+            let rows = [encoded(&rows, s.hidden)];
+            let projected = match s.adapter {
+                Some(adapter) => decoder.project_cross_adapted(adapter, &rows, &slots),
+                None => decoder.project_cross(&rows, &slots),
+            };
+            projected.expect("encoder rows fit");
         }
         let tokens = s.prompt.clone();
         let starts_at = i * mix.stagger;
@@ -195,6 +212,7 @@ struct Batch {
     cross: Tables,
     cross_from: Vec<u32>,
     state_slots: Vec<u32>,
+    adapters: Vec<(AdapterId, Vec<u32>)>,
     logit_rows: Vec<u32>,
 }
 
@@ -253,6 +271,13 @@ impl Batch {
             self.positions.push(s.own.positions.get(i).copied().unwrap_or_else(next));
             self.slots.push(slot(&s.blocks, i));
         }
+        if let Some(adapter) = s.own.adapter {
+            let rows = first_row as u32..self.token_ids.len() as u32;
+            match self.adapters.iter_mut().find(|(of, _)| *of == adapter) {
+                Some((_, known)) => known.extend(rows),
+                None => self.adapters.push((adapter, rows.collect())),
+            }
+        }
         for (at, rows) in &s.own.embeds {
             let hidden = s.own.hidden;
             let from = first.max(*at);
@@ -280,6 +305,8 @@ impl Batch {
                 rows: encoded(rows, *hidden),
             })
             .collect();
+        let adapters: Vec<AdapterRows<'_>> =
+            self.adapters.iter().map(|(adapter, rows)| AdapterRows { adapter: *adapter, rows }).collect();
         let mut chosen = decoder
             .forward(&StepInput {
                 token_ids: &self.token_ids,
@@ -290,6 +317,7 @@ impl Batch {
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
                 cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
                 state_slots: decoder.info().state_slot_bytes.map(|_| self.state_slots.as_slice()),
+                adapters: &adapters,
                 logit_rows: &self.logit_rows,
                 choose: &ChooseBatch::whole(self.logit_rows.len()),
             })

@@ -87,6 +87,7 @@ fn sequence(prompt: &Value, rows: &[Vec<f32>], image_token: u32, hidden: usize) 
         prompt: tokens,
         cross: image_of(prompt).map(|i| rows[i].clone()).unwrap_or_default(),
         hidden,
+        adapter: None,
         embeds: vec![],
     };
     (sequence, from)

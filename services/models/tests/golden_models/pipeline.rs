@@ -67,6 +67,7 @@ fn images_and_messages_become_the_tokens_of_the_reference() {
                 prompt: prepared.tokens.clone(),
                 positions: prepared.positions.clone(),
                 next_position: prepared.next_position,
+                adapter: None,
                 embeds: embeds.map(|s| (s.first_token as usize, rows[s.item.0 as usize].clone())).collect(),
                 cross: vec![],
                 hidden: encoder.hidden(),

@@ -99,6 +99,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
         positions: (0..n).map(|i| [ids[i], ids[n + i], ids[2 * n + i]]).collect(),
         next_position: (n as i64 + delta) as u32,
         prompt: tokens,
+        adapter: None,
         embeds: spans,
         cross: vec![],
         hidden,

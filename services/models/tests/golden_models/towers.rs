@@ -212,6 +212,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
         embeds[names[span.item.0 as usize]][first..][..span.n_tokens as usize * hidden].to_vec()
     };
     Sequence {
+        adapter: None,
         embeds: prepared.spans.iter().map(|span| (span.first_token as usize, rows(span))).collect(),
         positions: prepared.positions,
         next_position: prepared.next_position,

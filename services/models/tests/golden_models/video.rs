@@ -113,6 +113,7 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
         (span.first_token as usize, all[first..first + span.n_tokens as usize * hidden].to_vec())
     };
     Sequence {
+        adapter: None,
         embeds: prepared.spans.iter().map(rows).collect(),
         prompt: prepared.tokens,
         positions: prepared.positions,

@@ -124,6 +124,7 @@ pub fn sequence(prompt: &[u32], cross: Vec<f32>, hidden: usize) -> Sequence {
         prompt: prompt.to_vec(),
         cross,
         hidden,
+        adapter: None,
         embeds: vec![],
     }
 }

@@ -49,8 +49,12 @@ fn alignments_match<B: Backend>(backend: &B) {
             let rows = encoder.encode(&[&inputs[i]]).expect("golden features fit").remove(0);
             let hidden = encoder.hidden();
             let bytes = stored(&rows, hidden);
-            let input =
-                AlignInput { tokens: &tokens, rows: encoded(&bytes, hidden), heads: &facts.alignment_heads };
+            let input = AlignInput {
+                tokens: &tokens,
+                rows: encoded(&bytes, hidden),
+                heads: &facts.alignment_heads,
+                adapter: None,
+            };
             let weights = decoder.align(&input).expect("a decoder with cross-attention");
             if i < 2 {
                 let what = format!("{name} {} weights of {i}", backend.name());
@@ -102,7 +106,7 @@ fn heads_that_are_not_there_are_refused() {
     let bytes = stored(&[0.0; 36 * 4], 36);
     let rows = encoded(&bytes, 36);
     let mut align = |tokens: &[u32], rows, heads: &[(u32, u32)]| {
-        decoder.align(&AlignInput { tokens, rows, heads }).is_err()
+        decoder.align(&AlignInput { tokens, rows, heads, adapter: None }).is_err()
     };
     assert!(!align(&[1, 2], rows, &[(0, 0)]));
     assert!(align(&[1, 2], rows, &[(1, 0)]) && align(&[1, 2], rows, &[(0, 3)]));

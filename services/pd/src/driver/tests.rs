@@ -108,6 +108,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
     let metrics = MetricsRegistry::default();
     let setup = DriverSetup {
         engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
+        adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
@@ -128,7 +129,15 @@ fn job(id: SequenceId) -> AlignJob {
         checksum: [0; 32],
     };
     let output = EncoderOutput::seal(item, from_f32(&[1.0, 2.0], DType::F32)).unwrap();
-    AlignJob { id, tokens: vec![0, 1], output, first_row: 0, n_rows: 2, heads: [(0, 0)].into() }
+    AlignJob {
+        id,
+        tokens: vec![0, 1],
+        output,
+        first_row: 0,
+        n_rows: 2,
+        heads: [(0, 0)].into(),
+        adapter: None,
+    }
 }
 
 #[test]

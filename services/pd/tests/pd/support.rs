@@ -96,6 +96,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         admin: None,
         models: vec![source("qwen2_vl_two_images", VL), source("whisper_multilingual", SPEECH)],
         drafts: Vec::new(),
+        lora: triptych_pd::LoraSettings::default(),
         tool_syntax: None,
         store,
         dialer: grpc::Dialer::default(),

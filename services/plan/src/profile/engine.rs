@@ -143,6 +143,7 @@ impl Run<'_> {
             sampling,
             constraint: None,
             priority: 0,
+            adapter: None,
             tenant: TenantId::SHARED,
             deadline: now + Duration::from_secs(3600),
             resumed: None,

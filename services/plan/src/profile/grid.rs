@@ -216,6 +216,7 @@ impl Arrays {
             cross_kv: info.cross_attention.then(|| self.cross.view()),
             cross_from: None,
             state_slots: info.state_slot_bytes.map(|_| &self.state_slots[..]),
+            adapters: &[],
             logit_rows: &self.logit_rows,
             choose: &self.choose,
         }

@@ -66,6 +66,7 @@ impl World<'_> {
             sampling,
             constraint: None,
             priority: 0,
+            adapter: None,
             tenant: TenantId::SHARED,
             deadline: self.base + Duration::from_nanos(deadline),
             resumed: None,

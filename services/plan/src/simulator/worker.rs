@@ -247,6 +247,7 @@ impl PdSide {
             token_budget: config.token_budget,
             decode_share: config.decode_share,
             max_sequences: config.max_sequences,
+            max_loras: 1,
             max_waiting: config.max_waiting,
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,

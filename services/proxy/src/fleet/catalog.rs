@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
+use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_runtime::discovery::Role;
@@ -70,6 +70,21 @@ pub struct Served {
     pub reads_encoder_prompt: bool,
     /// Format of its conversations; `None`: it has no chat template.
     pub chat: Option<ChatFormat>,
+    /// Its base model, and its identity, if it is a LoRA adapter.
+    pub adapter: Option<(ModelName, AdapterId)>,
+}
+
+impl Served {
+    /// The model whose encoders it takes: its own, or its base model's.
+    pub fn encoder_model(&self) -> &ModelName {
+        self.adapter.as_ref().map_or(&self.name, |(base, _)| base)
+    }
+
+    /// The PD workers that serve the same.
+    pub fn decoder(&self) -> Want {
+        let adapter = self.adapter.as_ref().map(|(_, id)| *id);
+        Want::Pd { model: self.name.clone(), edition: self.edition.clone(), adapter }
+    }
 }
 
 impl TryFrom<v1::WorkerModel> for Served {
@@ -90,6 +105,10 @@ impl TryFrom<v1::WorkerModel> for Served {
             created_s: m.created_s,
             reads_encoder_prompt: m.reads_encoder_prompt,
             chat: m.chat.map(Into::into),
+            adapter: match m.parent.is_empty() {
+                true => None,
+                false => Some((ModelName::new(m.parent), convert::adapter(&m.adapter, "adapter")?)),
+            },
         })
     }
 }
@@ -154,6 +173,8 @@ pub enum Want {
         model: ModelName,
         /// Its encoders.
         edition: Edition,
+        /// Its identity, if it is an adapter.
+        adapter: Option<AdapterId>,
     },
 }
 
@@ -178,8 +199,11 @@ impl Known {
                     && served.name == *model
                     && served.edition.get(modality) == Some(fingerprint)
             }
-            Want::Pd { model, edition } => {
-                self.role == Role::Pd && served.name == *model && served.edition == *edition
+            Want::Pd { model, edition, adapter } => {
+                self.role == Role::Pd
+                    && served.name == *model
+                    && served.edition == *edition
+                    && served.adapter.as_ref().map(|(_, id)| id) == adapter.as_ref()
             }
         })
     }
@@ -225,7 +249,7 @@ impl Catalog {
     pub fn disagreements(&self) -> BTreeSet<Disagreement> {
         let mut found = BTreeSet::new();
         for (pd, needs) in self.pds() {
-            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == needs.name) {
+            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == *needs.encoder_model()) {
                 for (modality, wanted) in &needs.edition {
                     if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
                         found.insert(Disagreement {
@@ -248,7 +272,7 @@ impl Catalog {
     /// is asked for does not read such items; Mismatch and Unavailable if its workers do not agree, or are not there.
     pub fn choose(&self, asked: Option<&ModelName>, needs: &BTreeSet<Modality>) -> Result<Route, Failure> {
         let name = match asked {
-            Some(name) => name,
+            Some(name) => &self.unaliased(name),
             None => self.only_fitting(needs)?,
         };
         let editions: Vec<_> = self.pds().filter(|(_, m)| m.name == *name).collect();
@@ -267,11 +291,25 @@ impl Catalog {
         }
     }
 
+    /// The name of an adapter that is named with its base model, `BASE:ADAPTER`; any other name as it is.
+    fn unaliased(&self, name: &ModelName) -> ModelName {
+        let is_served = self.pds().any(|(_, m)| m.name == *name);
+        let is_it = |m: &Served| {
+            let base = m.adapter.as_ref().map(|(base, _)| base.as_str());
+            base.is_some_and(|base| {
+                let rest = name.as_str().strip_prefix(base).and_then(|rest| rest.strip_prefix(':'));
+                rest == Some(m.name.as_str())
+            })
+        };
+        let found = self.pds().find(|(_, m)| !is_served && is_it(m));
+        found.map_or_else(|| name.clone(), |(_, m)| m.name.clone())
+    }
+
     /// Fit of the encoder pool to the needs of a PD worker.
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
-            let announced = self.encoders().filter(|(_, m)| m.name == served.name);
+            let announced = self.encoders().filter(|(_, m)| m.name == *served.encoder_model());
             let announced = announced.filter_map(|(w, m)| Some((w.health, m.edition.get(modality)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
@@ -291,7 +329,8 @@ impl Catalog {
         if models.is_empty() {
             return Err(not_ready("no model is ready yet"));
         }
-        let mut fitting: Vec<_> = models.values().filter(|m| reads_all(m, needs)).collect();
+        let fits = |m: &&&Served| m.adapter.is_none() && reads_all(m, needs);
+        let mut fitting: Vec<_> = models.values().filter(fits).collect();
         // A question without audio is hardly meant for a model that reads nothing but audio.
         if fitting.len() > 1 && !needs.contains(&Modality::Audio) {
             fitting.retain(|m| !m.edition.keys().eq([&Modality::Audio]));

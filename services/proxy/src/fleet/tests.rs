@@ -50,6 +50,7 @@ fn describe(encodes: bool) -> description::Description {
         created_s: 1,
         reads_encoder_prompt: false,
         chat: None,
+        adapter: None,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }
@@ -68,7 +69,7 @@ fn encode() -> Want {
 }
 
 fn decode() -> Want {
-    Want::Pd { model: ModelName::new("vl"), edition: edition() }
+    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None }
 }
 
 fn lease(shared: &Arc<FleetState>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {

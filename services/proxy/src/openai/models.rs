@@ -25,6 +25,9 @@ pub(super) struct Model {
     owned_by: &'static str,
     max_model_len: u32,
     modalities: Vec<&'static str>,
+    /// Of an adapter: its base model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
 }
 
 impl From<&Served> for Model {
@@ -36,6 +39,7 @@ impl From<&Served> for Model {
             owned_by: "triptych",
             max_model_len: m.max_context,
             modalities: m.edition.keys().map(|m| m.as_str()).collect(),
+            parent: m.adapter.as_ref().map(|(base, _)| base.to_string()),
         }
     }
 }

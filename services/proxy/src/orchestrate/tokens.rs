@@ -3,7 +3,7 @@
 use super::chat_format;
 use super::work::Orchestrator;
 use crate::auth::Caller;
-use crate::fleet::catalog::{Served, Want};
+use crate::fleet::catalog::Served;
 use crate::fleet::prefix::Prefixes;
 use crate::fleet::{Lease, Size};
 use crate::request::Request;
@@ -87,7 +87,7 @@ impl Orchestrator {
         (arrived, deadline): (Instant, Instant),
         call: impl FnOnce(Client) -> F,
     ) -> Result<T, Failure> {
-        let want = Want::Pd { model: served.name.clone(), edition: served.edition.clone() };
+        let want = served.decoder();
         let size = Size::Request { items: Vec::new(), prompt: Prefixes::default(), holders: Vec::new() };
         let answer = async {
             let lease: Lease = self.fleet.lease(&want, size, &[]).await;

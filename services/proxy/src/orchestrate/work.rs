@@ -50,8 +50,7 @@ pub(super) struct Work {
 impl Work {
     /// The PD workers that can answer it.
     pub(super) fn decoder(&self) -> Want {
-        let served = &self.route.served;
-        Want::Pd { model: served.name.clone(), edition: served.edition.clone() }
+        self.route.served.decoder()
     }
 
     /// Sends a piece; waits for a slow reader. An error if nobody reads any more.

@@ -36,6 +36,8 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         created_s: 1_700_000_000,
         reads_encoder_prompt: false,
         chat: None,
+        parent: String::new(),
+        adapter: Vec::new().into(),
     }
 }
 
@@ -477,6 +479,20 @@ impl PrefillDecodeWorker for Pd {
             texts,
             max_context: 4096,
         }))
+    }
+
+    async fn load_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
     }
 
     async fn detokenize(

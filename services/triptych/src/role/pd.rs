@@ -4,6 +4,7 @@ use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
+use crate::args::lora::LoraArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg, ToolParserArg};
@@ -57,6 +58,9 @@ pub struct PdArgs {
     #[arg(long = "draft", value_name = "NAME=DIR_OR_HUB_ID", env = "TRIPTYCH_DRAFT", value_delimiter = ',',
           help_heading = MODELS)]
     pub drafts: Vec<String>,
+    /// Adapters
+    #[command(flatten)]
+    pub lora: LoraArgs,
     /// Syntax in which the models write calls of tools. Default: what their chat templates tell
     #[arg(long, value_name = "NAME", env = "TRIPTYCH_TOOL_PARSER", help_heading = MODELS)]
     pub tool_parser: Option<ToolParserArg>,
@@ -208,6 +212,7 @@ impl PdArgs {
     pub fn check(&self) -> Result<(), CliError> {
         self.plaintext.check(&self.tls, &self.grpc)?;
         self.models.check()?;
+        self.lora.settings()?;
         self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
     }
 }
@@ -232,6 +237,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
+        lora: args.lora.settings()?,
         tool_syntax: args.tool_parser.map(Into::into),
         store,
         dialer: links.dialer(),
@@ -240,7 +246,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         encoder_precision: args.encoder_precision.unwrap_or(args.models.compute.precision).into(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
-        engine: args.engine.settings(),
+        engine: EngineSettings { max_loras: size(args.lora.max_loras), ..args.engine.settings() },
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         colocated: None,
         arbiter: None,

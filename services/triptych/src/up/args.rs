@@ -3,6 +3,7 @@
 use crate::args::api::ApiArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
+use crate::args::lora::LoraArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
 use clap::Args;
@@ -35,6 +36,9 @@ pub struct UpArgs {
     /// Models and computation; without a model: the sample models in this binary
     #[command(flatten)]
     pub models: ModelArgs,
+    /// Adapters
+    #[command(flatten)]
+    pub lora: LoraArgs,
     /// Items by URL
     #[command(flatten)]
     pub fetch: FetchArgs,

@@ -137,6 +137,9 @@ impl ClusterPlan {
                 worker.flags.extend(model_flags(&args.models, models));
                 worker.flags.extend(args.watchdog.to_flags());
                 worker.flags.extend(args.limits.to_flags());
+                if role == Role::Pd {
+                    worker.flags.extend(args.lora.to_flags());
+                }
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
                 }

@@ -6,6 +6,7 @@
 use super::align_pass::{AlignPass, StagedAlign};
 use super::{AlignInput, DecoderLayer, TransformerDecoder};
 use crate::error::ModelError;
+use crate::layers::Adapted;
 use crate::spec::ItemsSpec;
 use std::ops::ControlFlow;
 use triptych_kernels::ops::{ChosenHeads, Indices, Mask, Qkv, Rotation, ScoreBias, StageBuilder, Varlen};
@@ -33,7 +34,7 @@ impl<B: Backend> TransformerDecoder<B> {
         let x = self.input_layer.forward(&self.backend, &staged.step, x, staged.positions)?;
         let n_heads = input.heads.len();
         let weights = vec![0.0; n_heads * input.tokens.len() * n_rows];
-        Ok(AlignPass { rows, x, staged, next_layer: 0, n_heads, weights })
+        Ok(AlignPass { rows, x, staged, next_layer: 0, n_heads, weights, adapter: input.adapter })
     }
 
     /// Runs the next layer that a head needs, if there is one. Returns the pass unless it was the last.
@@ -46,7 +47,9 @@ impl<B: Backend> TransformerDecoder<B> {
             let bias = self.input_layer.score_bias(idx);
             let rotation = self.input_layer.rotation(idx, pass.staged.positions);
             let with = AlignContext { rows: &pass.rows, staged: &pass.staged, bias, rotation, heads: *heads };
-            let (next, found) = layer.align(&self.backend, &pass.x, &with)?;
+            let groups = self.adapters.of_all(pass.adapter)?;
+            let on = Adapted::new(&self.backend, &pass.staged.step, &groups);
+            let (next, found) = layer.align(on, &pass.x, &with)?;
             pass.x = next;
             // A layer without cross-attention reports no weights.
             let size = pass.weights.len() / pass.n_heads.max(1);
@@ -107,37 +110,38 @@ impl<B: Backend> DecoderLayer<B> {
     /// cross-attention weights of the chosen heads, `[n_heads, n_tokens, n_rows]`.
     fn align(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         x: &B::Tensor,
         with: &AlignContext<'_, B>,
     ) -> Result<(B::Tensor, Vec<f32>), ModelError> {
+        let backend = on.backend;
         let StagedAlign { step, own, cross: cross_seqs, .. } = with.staged;
         let mut x = x.clone();
         if let Some((norm, attention, _)) = &self.attention {
             x = norm.around(backend, &x, |input, residual| {
-                let [q, k, v] = &attention.project(backend, step, input, with.rotation)?;
+                let [q, k, v] = &attention.project(on, step, input, with.rotation)?;
                 let seqs = Varlen { seqs: *own, mask: self.mask(None), bias: with.bias };
                 let context = backend.attention(step, Qkv { q, k, v }, attention.shape(), seqs)?;
-                attention.output(backend, &context, residual)
+                attention.output(on, &context, residual)
             })?;
         }
         let mut weights = Vec::new();
         if let Some((norm, cross, _)) = &self.cross {
             x = norm.around(backend, &x, |input, residual| {
-                let q = &cross.query(backend, input)?;
-                let [k, v] = &cross.keys_values(backend, with.rows)?;
+                let q = &cross.query(on, input)?;
+                let [k, v] = &cross.keys_values(on, with.rows)?;
                 let seqs = Varlen { seqs: *cross_seqs, mask: Mask::Full, bias: ScoreBias::None };
                 if with.heads.len() > 0 {
                     let chosen = ChosenHeads { shape: cross.shape(), heads: with.heads };
                     weights = backend.attention_weights(step, [q, k], chosen, seqs)?;
                 }
                 let context = backend.attention(step, Qkv { q, k, v }, cross.shape(), seqs)?;
-                cross.output(backend, &context, residual)
+                cross.output(on, &context, residual)
             })?;
         }
         let x = self
             .feed_forward_norm
-            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))?;
+            .around(backend, &x, |input, residual| self.feed_forward.forward(on, input, residual))?;
         Ok((x, weights))
     }
 }

@@ -1,6 +1,7 @@
 //! An alignment pass between two of its layers.
 
 use crate::layers::StagedPositions;
+use triptych_core::AdapterId;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Indices, Sequences};
 
@@ -23,6 +24,8 @@ pub(crate) struct AlignPass<B: Backend> {
     /// Output of the layers so far, `[n_tokens, hidden]`.
     pub x: B::Tensor,
     pub staged: StagedAlign<B::Step>,
+    /// Adapter of the tokens.
+    pub adapter: Option<AdapterId>,
     pub next_layer: usize,
     pub n_heads: usize,
     /// Weights of the heads, `[n_heads, n_tokens, n_rows]`; zeros where a layer is still to come.

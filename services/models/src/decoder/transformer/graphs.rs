@@ -28,10 +28,11 @@ pub(super) struct StepShape {
 }
 
 impl StepShape {
-    /// The bucket of a step; `None` unless each of its sequences has one token.
+    /// The bucket of a step; `None` unless each of its sequences has one token and none an adapter.
     pub fn of(step: &StepInput<'_>) -> Option<Self> {
         let n = step.token_ids.len();
-        let decodes = step.embeds.is_empty() && step.self_kv.query_start_loc.len() == n + 1;
+        let decodes = step.embeds.is_empty() && step.adapters.is_empty();
+        let decodes = decodes && step.self_kv.query_start_loc.len() == n + 1;
         let is_one_each = step.self_kv.query_start_loc.windows(2).all(|pair| pair[1] - pair[0] == 1);
         let max_keys = |lens: &[u32]| bucket(lens.iter().max().map_or(0, |len| *len as usize));
         (decodes && is_one_each && n > 0).then(|| Self {

@@ -1,5 +1,6 @@
 //! Steps of decoding through their graphs: capture at the first use, padding, replay.
 
+use super::adapters::StagedAdapters;
 use super::graphs::{DecodeGraph, StepShape};
 use super::padded::PaddedStep;
 use super::staged_step::StepArrays;
@@ -72,8 +73,9 @@ impl<B: Backend> TransformerDecoder<B> {
         }
         let captured = self.graph_inputs(shape, step).and_then(|(inputs, arrays)| {
             let backend = self.backend.clone();
-            let mut forward =
-                |backend: &B, staged: &B::Step, _: &B::Tensor| self.layers(backend, staged, arrays, &[]);
+            let mut forward = |backend: &B, staged: &B::Step, _: &B::Tensor| {
+                self.layers(backend, staged, (arrays, &StagedAdapters::default()), &[])
+            };
             Ok(DecodeGraph { forward: backend.capture(inputs, &mut forward)?, arrays })
         });
         match captured {

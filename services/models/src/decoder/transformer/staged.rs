@@ -1,5 +1,6 @@
 //! A step's input as the layers read it: every array on the back end, once.
 
+use super::adapters::StagedAdapters;
 use super::staged_step::{StagedStep, StepArrays, StepBounds};
 use super::{EmbedRows, StepInput, TransformerDecoder};
 use crate::decoder::cross_rows::CrossRows;
@@ -16,8 +17,9 @@ impl<B: Backend> TransformerDecoder<B> {
     pub(super) fn stage(&self, input: &StepInput<'_>) -> Result<StagedStep<B::Step>, ModelError> {
         let mut builder = StageBuilder::new();
         let arrays = self.add(&mut builder, input, None)?;
+        let adapters = StagedAdapters::stage(&mut builder, input)?;
         let logit_rows = builder.indices(input.logit_rows)?;
-        Ok(StagedStep { step: self.backend.stage(builder)?, arrays, logit_rows })
+        Ok(StagedStep { step: self.backend.stage(builder)?, arrays, adapters, logit_rows })
     }
 
     /// Adds the arrays that the layers of a checked step read; within bounds for a forward that is captured.

@@ -1,5 +1,6 @@
 //! The arrays of a step on a back end, as the layers read them.
 
+use super::adapters::StagedAdapters;
 use crate::decoder::cross_rows::CrossRows;
 use crate::layers::StagedPositions;
 use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences, RecurrentSequences};
@@ -40,6 +41,8 @@ pub(crate) struct StagedStep<S> {
     pub step: S,
     /// Those of the layers.
     pub arrays: StepArrays,
+    /// Rows with adapters.
+    pub adapters: StagedAdapters,
     /// Rows to compute logits of.
     pub logit_rows: Indices,
 }
