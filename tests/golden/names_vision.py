@@ -16,6 +16,7 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from common import ROOT, write_compact
+from vision_more import published_name
 
 # Tables that stand under another name in the published files, and what no encoder-decoder computes with.
 LEFT_OUT = (".output_projection.", "lm_head.", "encoder.embed_tokens.", "language_model.decoder.embed_tokens.", ".pooler.")
@@ -48,6 +49,14 @@ def models():
     }
 
 
+def original(shapes):
+    """Shapes of Florence-2 by the names of its authors' release."""
+    shapes = {published_name(name): shape for name, shape in shapes.items()}
+    shapes["image_projection"].reverse()
+    vocab = shapes["language_model.model.shared.weight"][0]
+    return shapes | {"language_model.final_logits_bias": [1, vocab]}
+
+
 def make():
     print("names_vision", flush=True)
     for name, (kind, config) in models().items():
@@ -55,5 +64,7 @@ def make():
             model = kind(config)
             state = revert_weight_conversion(model, model.state_dict())
         shapes = {k: list(v.shape) for k, v in state.items() if not any(part in k for part in LEFT_OUT)}
+        if name == "florence-2-base":
+            write_compact(ROOT / "names" / "florence-2-base-original.json", dict(sorted(original({k: list(v) for k, v in shapes.items()}).items())))
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))
         print(" ", name, len(shapes), sum(torch.Size(s).numel() for s in shapes.values()))

@@ -1,13 +1,20 @@
-"""Golden files of further image encoders and text decoders in one model: ViT-GPT2 and Nougat in three shapes each."""
+"""Golden files of further image encoders and text decoders in one model: ViT-GPT2 and Nougat in three shapes each, the
+towers of CLIP and DINOv2, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
+"""
 
+import json
+import re
+import shutil
 import sys
 
 import torch
-from transformers import DonutSwinConfig, GPT2Config, SwinConfig, ViTConfig
+from safetensors.torch import load_file
+from transformers import CLIPVisionConfig, Dinov2Config, DonutSwinConfig, GPT2Config, SwinConfig, ViTConfig
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from vision import PAGES, QUIET_LAYERS, SIZES, Shape, make_case, mbart
+from common import ROOT, write_json, write_tensors
+from vision import PAGES, QUIET_LAYERS, SIZES, Shape, clip, make_case, mbart, trocr
 
 # `randomise` takes the inputs of a matrix for its outputs, which GPT-2 stores first.
 GPT2_GAINS = (("attn.c_attn", 1.8), ("crossattention.q_attn", 2.0), ("crossattention.c_attn", 1.4), ("attn.c_proj", 0.4),
@@ -65,6 +72,91 @@ def nougat_shapes():
               mbart(d_model=32, decoder_attention_heads=4, decoder_layers=1), nougat(64, 48, do_crop_margin=False),
               torch.bfloat16, 1600, PAGES, **settings),
     ]
+
+
+def tower_shapes():
+    sizes = dict(num_hidden_layers=2, patch_size=8, image_size=32)
+    gains = (("position_embedding.", 8.0), ("patch_embedding.", 2.0), ("lambda1", 0.4))
+    return [
+        Shape("clip_trocr", CLIPVisionConfig(hidden_size=24, num_attention_heads=3, intermediate_size=40, **sizes),
+              trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=24),
+              clip(0, 0, do_center_crop=True, crop_size={"height": 32, "width": 32}, size={"shortest_edge": 32}),
+              torch.float32, 1700, SIZES, gains=gains),
+        Shape("clip_mbart_projected", CLIPVisionConfig(hidden_size=36, num_attention_heads=2, intermediate_size=48,
+                                                       hidden_act="gelu", **sizes),
+              mbart(d_model=16, decoder_attention_heads=2), clip(32, 32), torch.float16, 1800, SIZES, embed_std=1.0,
+              gains=gains + QUIET_LAYERS),
+        Shape("dinov2_gpt2", Dinov2Config(hidden_size=24, num_attention_heads=4, mlp_ratio=2, qkv_bias=False, **sizes),
+              gpt2(n_embd=24, n_head=2), vit_processor(32, 32, resample=3), torch.bfloat16, 1900, SIZES,
+              gains=gains + GPT2_GAINS),
+        Shape("dinov2_trocr", Dinov2Config(hidden_size=32, num_attention_heads=2, mlp_ratio=1, **sizes),
+              trocr(d_model=24, decoder_attention_heads=3, cross_attention_hidden_size=32), vit_processor(32, 32),
+              torch.float32, 2000, SIZES, gains=gains),
+    ]
+
+
+def make_towers():
+    for shape in tower_shapes():
+        make_case(shape)
+
+
+# Parts of names of tensors, converted and as published first.
+FLORENCE_NAMES = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.vision_tower\.", "vision_tower."),
+    (r"(convs\.\d+)\.conv\.", r"\1.proj."),
+    (r"(_block\.conv[12])\.", r"\1.fn.dw."),
+    (r"(window|channel)_attn\.(qkv|proj)", r"\1_attn.fn.\2"),
+    (r"spatial_block\.norm1", "spatial_block.window_attn.norm"),
+    (r"channel_block\.norm1", "channel_block.channel_attn.norm"),
+    (r"_block\.norm2", "_block.ffn.norm"),
+    (r"ffn\.(fc[12])", r"ffn.fn.net.\1"),
+    (r"^model\.multi_modal_projector\.", ""),
+    (r"^image_projection\.weight$", "image_projection"),
+    (r"^image_position_embed\.", "image_pos_embed."),
+)
+
+
+def published_name(name):
+    for pattern, into in FLORENCE_NAMES:
+        name = re.sub(pattern, into, name)
+    return name
+
+
+def published_vision(vision):
+    """The vision section as the authors' release has it."""
+    same = ("depths", "num_groups", "num_heads", "patch_padding", "patch_prenorm", "patch_size", "patch_stride",
+            "projection_dim", "window_size")
+    return {
+        "model_type": "davit", "dim_embed": vision["embed_dim"], "drop_path_rate": 0.1, "enable_checkpoint": False,
+        "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
+        "image_pos_embed": {"max_pos_embeddings": vision["max_position_embeddings"], "type": "learned_abs_2d"},
+        "visual_temporal_embedding": {"max_temporal_embeddings": vision["max_temporal_embeddings"], "type": "COSINE"},
+    } | {key: vision[key] for key in same}
+
+
+def make_florence_original():
+    """The same model, rows and tokens; its directory is written anew."""
+    source, folder = ROOT / "florence_windows", ROOT / "florence_original"
+    print(folder.name, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder)
+    state = load_file(str(folder / "model" / "model.safetensors"))
+    state = {published_name(name): value for name, value in state.items()}
+    state["image_projection"] = state["image_projection"].T
+    text = "language_model.model.shared.weight"
+    state.setdefault("language_model.final_logits_bias", torch.zeros(1, state[text].shape[0]))
+    write_tensors(folder / "model" / "model.safetensors", state)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    text, vision = config["text_config"], config["vision_config"]
+    assert vision.get("mlp_ratio", 4) == 4 and vision.get("qkv_bias", True)
+    config = {key: config[key] for key in ("model_type", "bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+    write_json(folder / "model" / "config.json", config | {
+        "architectures": ["Florence2ForConditionalGeneration"], "is_encoder_decoder": True,
+        "projection_dim": vision["projection_dim"], "vocab_size": text["vocab_size"],
+        "text_config": text | {"model_type": "florence2_language"}, "vision_config": published_vision(vision),
+    })
 
 
 def make_nougat():

@@ -100,7 +100,7 @@ pub enum Family {
     Gemma3Text,
     /// Gemma 2, text.
     Gemma2,
-    /// An image encoder with a text decoder: TrOCR, Donut.
+    /// An image encoder with a text decoder: TrOCR, Donut, Nougat, ViT-GPT2.
     VisionEncoderDecoder,
     /// Florence-2.
     Florence2,
@@ -231,6 +231,14 @@ impl Family {
             let all: Vec<&str> = Self::ALL.iter().map(|f| f.model_type()).collect();
             config.unsupported("model_type", model_type, all.join(", "))
         })
+    }
+
+    /// Tokens that the family's published processor adds to its tokenizer, in that order.
+    pub fn processor_tokens(self, config: &Config<'_>) -> Vec<String> {
+        match self {
+            Self::Florence2 => florence::processor_tokens(config),
+            _ => Vec::new(),
+        }
     }
 
     /// The spec of a configuration.

@@ -19,7 +19,7 @@ use crate::preprocess::{NoItems, Preprocess};
 use crate::prompt::PromptBuilder;
 use crate::source::{LoadFormat, ModelSource};
 use crate::spec::{EncoderSpec, ItemsSpec, ModelSpec, StemSpec};
-use crate::tokenization::Tokenizer;
+use crate::tokenization::{MoreTokens, Tokenizer};
 use crate::weights::{self, Weights};
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +69,8 @@ impl Model {
         let config = Config::new(CONFIG, file.value());
         let family = Family::of(&config)?;
         let spec = family.spec(&config)?;
-        let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
+        let more = MoreTokens { contents: family.processor_tokens(&config), vocab: spec.decoder.vocab };
+        let tokenizer = Arc::new(Tokenizer::with_more(dir, &more)?);
         let (encoder_settings, preprocess): (_, Arc<dyn Preprocess>) = match &spec.encoder {
             Some(encoder) => {
                 let preprocess = family.preprocess(dir, encoder, &tokenizer)?;

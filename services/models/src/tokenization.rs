@@ -14,6 +14,7 @@ mod languages;
 mod scan;
 mod spelling;
 
+pub use added::MoreTokens;
 pub use detokenizer::Detokenizer;
 pub use languages::LanguageTokens;
 pub use scan::ControlTokenGuard;
@@ -71,9 +72,19 @@ impl Tokenizer {
     /// [`ModelError::File`], [`ModelError::Format`] or [`ModelError::Config`]; if there is nothing to make a
     /// tokenizer of, the message names the files that were looked for.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        Self::with_more(dir, &MoreTokens::default())
+    }
+
+    /// The same with more control tokens behind those of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// As [`Self::from_dir`].
+    pub fn with_more(dir: &Path, more: &MoreTokens) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
         match std::fs::read(&path) {
-            Ok(bytes) => Self::from_bytes(&bytes).map_err(|message| ModelError::Format { path, message }),
+            Ok(bytes) => {
+                Self::from_bytes_with(&bytes, more).map_err(|message| ModelError::Format { path, message })
+            }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 let built = files::build(dir)?;
                 Self::from_built(built)
@@ -88,10 +99,19 @@ impl Tokenizer {
     /// # Errors
     /// A description of the defect.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        Self::from_bytes_with(bytes, &MoreTokens::default())
+    }
+
+    fn from_bytes_with(bytes: &[u8], more: &MoreTokens) -> Result<Self, String> {
         let json: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        let Value::Object(file) = json else { return Err("is no JSON object".into()) };
+        let Value::Object(mut file) = json else { return Err("is no JSON object".into()) };
         check_charsmaps(file.get("normalizer").unwrap_or(&Value::Null))?;
-        Self::from_json(file, None, blake3::hash(bytes))
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(bytes);
+        for token in more.append(&mut file) {
+            hasher.update(token.as_bytes());
+        }
+        Self::from_json(file, None, hasher.finalize())
     }
 
     fn from_built(built: files::BuiltTokenizers) -> Result<Self, String> {

@@ -2,8 +2,11 @@
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/florence2/modeling_florence2.py>.
 //! Quirks: the encoder reads a text with each image, a task's question; the text model's section is a BART
-//! configuration with the norms and positions of one; directories of the first release, whose vision section
-//! says `davit`, have other keys and are refused.
+//! configuration with the norms and positions of one.
+//!
+//! A directory of the authors' release, whose text section says `florence2_language`, has other keys and names, a
+//! projection that is a bare parameter, and a tokenizer without the tokens of tasks and places, which its processor adds
+//! (<https://huggingface.co/microsoft/Florence-2-base/blob/main/processing_florence2.py>).
 
 use super::Config;
 use super::bart;
@@ -18,6 +21,87 @@ const NORM_EPS: f32 = 1e-5;
 /// Most stages of a tower.
 const MAX_STAGES: usize = 8;
 
+/// Keys and names of a release.
+struct Layout {
+    /// Widths of the tower's stages.
+    widths: &'static str,
+    encoder: &'static EncoderNames,
+    decoder: &'static DecoderNames,
+    projector: &'static CaptionedNames,
+    tower: &'static DavitNames,
+    /// True if the projection is a bare parameter, `[in, out]`.
+    transposed: bool,
+}
+
+static CONVERTED: Layout = Layout {
+    widths: "embed_dim",
+    encoder: &encoder_names(&["model.language_model.encoder."], TOKENS),
+    decoder: &DecoderNames {
+        prefixes: &["model.language_model.decoder."],
+        tokens: TOKENS,
+        positions: "embed_positions",
+        stack: DECODER_STACK,
+        head: &["lm_head"],
+        head_bias: None,
+    },
+    projector: &CaptionedNames {
+        tower: &["model.vision_tower."],
+        projector: &["model.multi_modal_projector."],
+        row_positions: "image_position_embed.row_embeddings",
+        column_positions: "image_position_embed.column_embeddings",
+        projection: "image_projection",
+        norm: "image_proj_norm",
+    },
+    tower: &DavitNames {
+        convolutions: "convs",
+        convolution: "conv",
+        norm: "norm",
+        blocks: "blocks",
+        spatial: "spatial_block",
+        channel: "channel_block",
+        depthwise: ["conv1", "conv2"],
+        window: attention_names("norm1", "window_attn.qkv", "window_attn.proj"),
+        channels: attention_names("norm1", "channel_attn.qkv", "channel_attn.proj"),
+        stack: stack_names(["norm2", "ffn.fc2"], &["ffn.fc1"]),
+    },
+    transposed: false,
+};
+
+static ORIGINAL: Layout = Layout {
+    widths: "dim_embed",
+    encoder: &encoder_names(&["language_model.model.encoder."], ORIGINAL_TOKENS),
+    decoder: &DecoderNames {
+        prefixes: &["language_model.model.decoder."],
+        tokens: ORIGINAL_TOKENS,
+        positions: "embed_positions",
+        stack: DECODER_STACK,
+        head: &["language_model.lm_head"],
+        head_bias: Some("language_model.final_logits_bias"),
+    },
+    // What follows the tower has nothing but the beginning of its names in common.
+    projector: &CaptionedNames {
+        tower: &["vision_tower."],
+        projector: &["image_"],
+        row_positions: "pos_embed.row_embeddings",
+        column_positions: "pos_embed.column_embeddings",
+        projection: "projection",
+        norm: "proj_norm",
+    },
+    tower: &DavitNames {
+        convolutions: "convs",
+        convolution: "proj",
+        norm: "norm",
+        blocks: "blocks",
+        spatial: "spatial_block",
+        channel: "channel_block",
+        depthwise: ["conv1.fn.dw", "conv2.fn.dw"],
+        window: attention_names("window_attn.norm", "window_attn.fn.qkv", "window_attn.fn.proj"),
+        channels: attention_names("channel_attn.norm", "channel_attn.fn.qkv", "channel_attn.fn.proj"),
+        stack: stack_names(["ffn.norm", "ffn.fn.net.fc2"], &["ffn.fn.net.fc1"]),
+    },
+    transposed: true,
+};
+
 const TOKENS: &[&str] = &[
     "model.language_model.shared",
     "model.language_model.encoder.embed_tokens",
@@ -25,60 +109,75 @@ const TOKENS: &[&str] = &[
     "lm_head",
 ];
 
-static ENCODER: EncoderNames = EncoderNames {
-    prefixes: &["model.language_model.encoder."],
-    stem: &[],
-    tokens: TOKENS,
-    positions: "embed_positions",
-    stack: ENCODER_STACK,
-};
+const ORIGINAL_TOKENS: &[&str] = &[
+    "language_model.model.shared",
+    "language_model.model.encoder.embed_tokens",
+    "language_model.model.decoder.embed_tokens",
+    "language_model.lm_head",
+];
 
-static DECODER: DecoderNames = DecoderNames {
-    prefixes: &["model.language_model.decoder."],
-    tokens: TOKENS,
-    positions: "embed_positions",
-    stack: DECODER_STACK,
-    head: &["lm_head"],
-    head_bias: None,
-};
+const fn encoder_names(prefixes: &'static [&'static str], tokens: &'static [&'static str]) -> EncoderNames {
+    EncoderNames { prefixes, stem: &[], tokens, positions: "embed_positions", stack: ENCODER_STACK }
+}
 
-static PROJECTOR: CaptionedNames = CaptionedNames {
-    tower: &["model.vision_tower."],
-    projector: &["model.multi_modal_projector."],
-    row_positions: "image_position_embed.row_embeddings",
-    column_positions: "image_position_embed.column_embeddings",
-    projection: "image_projection",
-    norm: "image_proj_norm",
-};
+const fn attention_names(norm: &'static str, qkv: &'static str, out: &'static str) -> AttentionNames {
+    AttentionNames { norm, qkv: QkvNames::Fused(qkv), out }
+}
 
-const WINDOW: AttentionNames =
-    AttentionNames { norm: "norm1", qkv: QkvNames::Fused("window_attn.qkv"), out: "window_attn.proj" };
-
-static PYRAMID: DavitNames = DavitNames {
-    convolutions: "convs",
-    convolution: "conv",
-    norm: "norm",
-    blocks: "blocks",
-    spatial: "spatial_block",
-    channel: "channel_block",
-    depthwise: ["conv1", "conv2"],
-    window: WINDOW,
-    channels: AttentionNames {
-        norm: "norm1",
-        qkv: QkvNames::Fused("channel_attn.qkv"),
-        out: "channel_attn.proj",
-    },
-    stack: StackNames {
+/// Names of a feed-forward: its norm and outer layer, and the inner one.
+const fn stack_names([norm, outer]: [&'static str; 2], inner: &'static [&'static str]) -> StackNames {
+    StackNames {
         input_norm: "",
         layers: "",
-        attention: WINDOW,
+        attention: attention_names("", "", ""),
         cross: None,
-        feed_forward_norm: "norm2",
-        feed_forward_inner: &["ffn.fc1"],
-        feed_forward_outer: "ffn.fc2",
+        feed_forward_norm: norm,
+        feed_forward_inner: inner,
+        feed_forward_outer: outer,
         final_norm: "",
-    },
-};
+    }
+}
+
+/// True for a directory of the authors' release.
+fn is_original(config: &Config<'_>) -> bool {
+    let text = config.get("text_config").and_then(|text| text.get("model_type"));
+    text.and_then(serde_json::Value::as_str) == Some("florence2_language")
+}
+
+/// Tokens that the processor of the authors' release adds to its tokenizer, in that order; none for another.
+pub(super) fn processor_tokens(config: &Config<'_>) -> Vec<String> {
+    const BEFORE: [&str; 4] = ["<od>", "</od>", "<ocr>", "</ocr>"];
+    const PLACES: usize = 1000;
+    // One is misspelt there.
+    const AFTER: [&str; 20] = [
+        "<cap>",
+        "</cap>",
+        "<ncap>",
+        "</ncap>",
+        "<dcap>",
+        "</dcap>",
+        "<grounding>",
+        "</grounding>",
+        "<seg>",
+        "</seg>",
+        "<sep>",
+        "<region_cap>",
+        "</region_cap>",
+        "<region_to_desciption>",
+        "</region_to_desciption>",
+        "<proposal>",
+        "</proposal>",
+        "<poly>",
+        "</poly>",
+        "<and>",
+    ];
+    if !is_original(config) {
+        return Vec::new();
+    }
+    let owned = |token: &&str| (*token).to_owned();
+    let places = (0..PLACES).map(|place| format!("<loc_{place}>"));
+    BEFORE.iter().map(owned).chain(places).chain(AFTER.iter().map(owned)).collect()
+}
 
 /// The spec of a configuration.
 ///
@@ -88,9 +187,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let text = config.section("text_config", "text_config.")?;
     let vision = config.section("vision_config", "vision_config.")?;
     let model_type = text.text("model_type")?;
-    if model_type != "bart" {
-        return Err(text.unsupported("model_type", model_type, "bart"));
-    }
+    let (layout, max_positions) = match model_type {
+        "bart" => (&CONVERTED, vision.size("max_position_embeddings")?),
+        "florence2_language" => (&ORIGINAL, original_positions(&vision)?),
+        other => return Err(text.unsupported("model_type", other, "bart or florence2_language")),
+    };
     let (mut encoder, mut decoder) = bart::stages(&text, bart::BART)?;
     let StemSpec::Tokens { vocab, max_tokens, scale } = encoder.stem else {
         return Err(text.unsupported("model_type", model_type, "a text model"));
@@ -101,24 +202,25 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         return Err(vision.unsupported("projection_dim", out, expected));
     }
     encoder.modality = Modality::Image;
-    encoder.names = &ENCODER;
+    encoder.names = layout.encoder;
     encoder.stem = StemSpec::Captioned(CaptionedSpec {
-        tower: tower(&vision)?,
-        max_positions: vision.size("max_position_embeddings")?,
+        tower: tower(&vision, layout)?,
+        max_positions,
         max_rows: max_tokens,
         vocab,
         scale,
         norm: NormSpec::layer(NORM_EPS),
-        names: &PROJECTOR,
+        transposed: layout.transposed,
+        names: layout.projector,
     });
-    decoder.names = &DECODER;
+    decoder.names = layout.decoder;
     Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
-fn tower(config: &Config<'_>) -> Result<DavitSpec, ModelError> {
-    let widths = config.sizes("embed_dim")?;
+fn tower(config: &Config<'_>, layout: &Layout) -> Result<DavitSpec, ModelError> {
+    let widths = config.sizes(layout.widths)?;
     if widths.is_empty() || widths.len() > MAX_STAGES || widths.contains(&0) {
-        return Err(config.unsupported("embed_dim", format!("{widths:?}"), "1 to 8 widths"));
+        return Err(config.unsupported(layout.widths, format!("{widths:?}"), "1 to 8 widths"));
     }
     let list = |key: &str| -> Result<Vec<usize>, ModelError> {
         let list = config.sizes(key)?;
@@ -156,7 +258,28 @@ fn tower(config: &Config<'_>) -> Result<DavitSpec, ModelError> {
         });
         channels = width;
     }
-    Ok(DavitSpec { stages, window: config.size("window_size")?, names: &PYRAMID })
+    Ok(DavitSpec { stages, window: config.size("window_size")?, names: layout.tower })
+}
+
+/// Positions of the authors' release along an axis; refuses settings that its one model does not have.
+fn original_positions(vision: &Config<'_>) -> Result<usize, ModelError> {
+    const SOURCE: &str = "image_feature_source";
+    let source = vision.required(SOURCE)?;
+    if *source != serde_json::json!(["spatial_avg_pool", "temporal_avg_pool"]) {
+        return Err(vision.unsupported(
+            SOURCE,
+            source,
+            "spatial_avg_pool and temporal_avg_pool, in that order",
+        ));
+    }
+    let kinds = [("visual_temporal_embedding", "COSINE"), ("image_pos_embed", "learned_abs_2d")];
+    for (key, expected) in kinds {
+        let kind = vision.required(key)?.get("type").and_then(serde_json::Value::as_str).unwrap_or_default();
+        if kind != expected {
+            return Err(vision.unsupported(key, vision.required(key)?, format!("type {expected}")));
+        }
+    }
+    vision.section("image_pos_embed", "vision_config.image_pos_embed.")?.size("max_pos_embeddings")
 }
 
 fn norms_first(config: &Config<'_>, n_stages: usize) -> Result<Vec<bool>, ModelError> {
@@ -182,7 +305,10 @@ fn stack(config: &Config<'_>, [hidden, n_layers, n_heads]: [usize; 3]) -> Result
             head_norms: None,
         },
         feed_forward: FeedForwardSpec {
-            width: config.scaled_size("mlp_ratio", hidden)?,
+            width: match config.get("mlp_ratio") {
+                Some(_) => config.scaled_size("mlp_ratio", hidden)?,
+                None => 4 * hidden,
+            },
             kind: FeedForwardKind::Plain,
             activation: config.activation("activation_function", "gelu")?,
             bias: true,

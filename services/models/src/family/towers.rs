@@ -18,6 +18,8 @@ const TOWER: &[&str] = &[
     "vision_tower.",
     "model.vision_tower.",
 ];
+/// In models of an image encoder and a text decoder.
+const ENCODER: &[&str] = &["encoder.vision_model.", "encoder."];
 /// In Idefics3 and SmolVLM.
 const VISION_MODEL: &[&str] = &["model.vision_model.", "vision_model."];
 
@@ -48,8 +50,10 @@ const fn names(
     }
 }
 
-static CLIP: EncoderNames =
-    names(TOWER, &["embeddings.patch_embedding", "embeddings.class_embedding"], "pre_layrnorm");
+const CLIP_STEM: &[&str] = &["embeddings.patch_embedding", "embeddings.class_embedding"];
+
+static CLIP: EncoderNames = names(TOWER, CLIP_STEM, "pre_layrnorm");
+static CLIP_ENCODER: EncoderNames = names(ENCODER, CLIP_STEM, "pre_layrnorm");
 static SIGLIP: EncoderNames = names(TOWER, &["embeddings.patch_embedding"], "");
 static IDEFICS: EncoderNames = names(VISION_MODEL, &["embeddings.patch_embedding"], "");
 
@@ -161,6 +165,14 @@ pub(super) fn spec(config: &Config<'_>, output: TowerOutput) -> Result<EncoderSp
         projector: None,
         names: kind.names,
     })
+}
+
+/// CLIP's tower as the encoder of a model with a text decoder, which reads the output of its last layer.
+///
+/// # Errors
+/// [`ModelError::Config`] for a key that is missing or not supported.
+pub(super) fn clip_encoder(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
+    Ok(EncoderSpec { names: &CLIP_ENCODER, ..spec(config, TowerOutput::Layer(-1))? })
 }
 
 /// Layers that are computed for the output of one: 0 is the input of the first.

@@ -10,7 +10,7 @@ mod gpt2;
 mod swin;
 mod vit;
 
-use super::Config;
+use super::{Config, towers};
 use crate::error::ModelError;
 use crate::spec::{ModelSpec, ProjectedRows, ProjectorNames, ProjectorSpec, RowMerge};
 use triptych_kernels::ops::Activation;
@@ -30,10 +30,13 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         "vit" => vit::spec(&encoder_config, vit::VitKind::Vit)?,
         "deit" => vit::spec(&encoder_config, vit::VitKind::Deit)?,
         "beit" => vit::spec(&encoder_config, vit::VitKind::Beit)?,
+        "dinov2" => vit::spec(&encoder_config, vit::VitKind::Dinov2)?,
+        "clip_vision_model" => towers::clip_encoder(&encoder_config)?,
         "donut-swin" => swin::spec(&encoder_config, false)?,
         "swin" => swin::spec(&encoder_config, true)?,
         other => {
-            return Err(encoder_config.unsupported("model_type", other, "vit, deit, beit, swin, donut-swin"));
+            let expected = "vit, deit, beit, dinov2, clip_vision_model, swin, donut-swin";
+            return Err(encoder_config.unsupported("model_type", other, expected));
         }
     };
     let decoder::TextDecoder { spec: decoder, reads } = match decoder_config.text("model_type")? {

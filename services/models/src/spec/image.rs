@@ -89,6 +89,8 @@ pub struct CaptionedSpec {
     pub scale: f32,
     /// Norm of the image's rows.
     pub norm: NormSpec,
+    /// True if the linear layer to the width of tokens is a bare parameter, `[in, out]`.
+    pub transposed: bool,
     /// Names of its tensors.
     pub names: &'static CaptionedNames,
 }

@@ -3,7 +3,7 @@
 
 use super::files;
 use super::scan::ControlToken;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
 /// Tokens that give an answer its structure, and are text of it whether or not a file calls them special: calls of tools
@@ -18,6 +18,52 @@ const STRUCTURE: [&str; 8] = [
     "<think>",
     "</think>",
 ];
+
+/// Control tokens that code adds to the tokenizer of a file; none by default.
+#[derive(Clone, Debug, Default)]
+pub struct MoreTokens {
+    /// The tokens, in order.
+    pub contents: Vec<String>,
+    /// Tokens of the model: those that would have a higher id are left out.
+    pub vocab: usize,
+}
+
+impl MoreTokens {
+    /// Adds those that a file does not have to it, with the ids behind its last. Returns what was added.
+    pub(super) fn append(&self, file: &mut Map<String, Value>) -> Vec<&str> {
+        if self.contents.is_empty() {
+            return Vec::new();
+        }
+        let vocab = file.get("model").and_then(|model| model.get("vocab"));
+        let of_model = |content: &str| vocab.and_then(|vocab| vocab.get(content)).is_some();
+        let n_vocab = match vocab {
+            Some(Value::Object(tokens)) => tokens.len(),
+            Some(Value::Array(tokens)) => tokens.len(),
+            _ => 0,
+        };
+        let stored =
+            file.get("added_tokens").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let is_stored = |content: &str| {
+            stored.iter().any(|token| token.get("content").and_then(Value::as_str) == Some(content))
+        };
+        let end = stored.iter().filter_map(|token| token.get("id").and_then(Value::as_u64)).max();
+        let first = n_vocab.max(end.map_or(0, |id| id as usize + 1));
+        let missing = self.contents.iter().filter(|content| !of_model(content) && !is_stored(content));
+        let added: Vec<&str> = missing.take(self.vocab.saturating_sub(first)).map(String::as_str).collect();
+        let token = |(i, content): (usize, &&str)| {
+            json!({
+                "id": first + i, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let tokens: Vec<Value> = added.iter().enumerate().map(token).collect();
+        let list = file.entry("added_tokens").or_insert_with(|| Value::Array(Vec::new()));
+        if let Some(list) = list.as_array_mut() {
+            list.extend(tokens);
+        }
+        added
+    }
+}
 
 /// The added tokens of a file, not yet numbered.
 pub(super) struct AddedTokens(Vec<AddedToken>);

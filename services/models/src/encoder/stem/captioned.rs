@@ -76,7 +76,12 @@ impl<B: Backend> CaptionedStem<B> {
         let projector = Loader::new(backend, weights, names.projector);
         let width = spec.tower.width();
         let shape = [hidden, width];
-        let part = LinearShape { name: names.projection, shape: &shape, bias: false };
+        let projection = match spec.transposed {
+            true => projector.transposed_linear(names.projection, shape)?,
+            false => {
+                projector.linear(&[LinearShape { name: names.projection, shape: &shape, bias: false }])?
+            }
+        };
         let values = |name, width| projector.matrix(name, &[spec.max_positions, width]).map(|t| t.values());
         let lines = values(names.row_positions, width / 2)?;
         let columns = values(names.column_positions, width - width / 2)?;
@@ -90,7 +95,7 @@ impl<B: Backend> CaptionedStem<B> {
             tower: DavitTower::load(&Loader::new(backend, weights, names.tower), &spec.tower)?,
             row_positions: table(row_positions)?,
             column_positions: table(column_positions)?,
-            projection: projector.linear(&[part])?,
+            projection,
             norm: projector.norm(names.norm, spec.norm, hidden)?,
             tokens: Loader::new(backend, weights, tokens.names).scaled_table(
                 "",
