@@ -52,6 +52,7 @@ fn arrival(sampling: SamplingParams) -> SequenceRequest {
         constraint,
         priority: 0,
         tenant: TenantId::SHARED,
+        adapter: None,
         deadline: Instant::now(),
         resumed: None,
     }

@@ -218,6 +218,7 @@ impl Case {
             constraint: None,
             priority: 0,
             tenant: TenantId::SHARED,
+            adapter: None,
             deadline: Instant::now() + Duration::from_secs(3600),
             resumed: None,
         }
