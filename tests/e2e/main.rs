@@ -18,6 +18,7 @@ mod observability;
 mod one_encode;
 mod openai;
 mod privacy;
+mod responses;
 mod text_decoders;
 mod tls;
 mod tools;

@@ -1,5 +1,5 @@
 //! The HTTP API: OpenAI's interface, as its clients speak it
-//! (platform.openai.com/docs/api-reference: chat, completions, audio, models), and the probes of a process.
+//! (platform.openai.com/docs/api-reference: chat, completions, responses, audio, models), and the probes of a process.
 //!
 //! It turns JSON and forms into a [`crate::request::Request`], and pieces of an answer into OpenAI's objects; it decides
 //! nothing else. Unknown fields are ignored; known fields that cannot be honoured are refused, so that no answer differs
@@ -19,11 +19,14 @@ pub mod listen;
 mod models;
 mod part;
 mod response_head;
+mod responses;
 mod sampling;
 mod span;
 mod speech;
 mod sse;
 mod structured;
+mod text_or_list;
+mod token_logprob;
 mod tokens;
 mod usage;
 mod whitespace;
@@ -46,6 +49,7 @@ pub fn routes(api: HttpApi) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
+        .route("/v1/responses", post(responses::create))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
         .route("/tokenize", post(tokens::tokenize))
