@@ -13,6 +13,7 @@ mod crashes;
 mod cuda;
 mod drain;
 mod families;
+mod embeddings;
 mod faults;
 mod observability;
 mod one_encode;

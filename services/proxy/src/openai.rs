@@ -1,5 +1,5 @@
 //! The HTTP API: OpenAI's interface, as its clients speak it
-//! (platform.openai.com/docs/api-reference: chat, completions, responses, audio, models), and the probes of a process.
+//! (platform.openai.com/docs/api-reference: chat, completions, responses, embeddings, audio, models), and the probes of a process.
 //!
 //! It turns JSON and forms into a [`crate::request::Request`], and pieces of an answer into OpenAI's objects; it decides
 //! nothing else. Unknown fields are ignored; known fields that cannot be honoured are refused, so that no answer differs
@@ -11,6 +11,7 @@ mod chat;
 mod collected;
 mod completions;
 pub mod cors;
+mod embeddings;
 mod error;
 mod item_settings;
 mod json_error;
@@ -18,6 +19,7 @@ mod lists;
 pub mod listen;
 mod models;
 mod part;
+mod prompt_input;
 mod response_head;
 mod responses;
 mod sampling;
@@ -50,6 +52,8 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::embed))
+        .route("/pooling", post(embeddings::pool))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
         .route("/tokenize", post(tokens::tokenize))

@@ -8,6 +8,7 @@ mod answer;
 mod chat_format;
 mod decode;
 mod fingerprint;
+mod rows;
 mod sequence;
 mod sent;
 mod span;
@@ -16,6 +17,7 @@ mod tokens;
 mod work;
 
 pub use answer::{Answer, Piece};
+pub use rows::Rows;
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;
 
