@@ -39,7 +39,7 @@ def invoke_and_stream() -> None:
 
 def bind_tools_with_a_loop() -> None:
     model = ChatOpenAI(model="agent")
-    asked = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke("Is it cold?")
+    asked = model.bind_tools([weather], tool_choice="any", strict=True, parallel_tool_calls=False).invoke("Is it cold?")
     result = weather.invoke(asked.tool_calls[0])
     after = ChatOpenAI(model="agent", max_completion_tokens=6).invoke([("user", "Is it cold?"), asked, result])
     assert isinstance(after.content, str)
@@ -47,7 +47,7 @@ def bind_tools_with_a_loop() -> None:
 
 def with_structured_output() -> None:
     for method in ("json_schema", "function_calling"):
-        model = ChatOpenAI(model="agent").with_structured_output(Weather, method=method)
+        model = ChatOpenAI(model="agent").with_structured_output(Weather, method=method, strict=True)
         assert isinstance(model.invoke("Is it cold?"), Weather), method
 
 
@@ -56,7 +56,7 @@ def responses_api() -> None:
     assert model.invoke("Is it cold?").text
     assert "".join(chunk.text for chunk in model.stream("Is it cold?"))
     model = ChatOpenAI(model="agent", use_responses_api=True)
-    asked = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke("Is it cold?")
+    asked = model.bind_tools([weather], tool_choice="any", strict=True, parallel_tool_calls=False).invoke("Is it cold?")
     assert asked.tool_calls[0]["name"] == "weather"
 
 
@@ -115,11 +115,13 @@ def agent_with_a_tool_loop() -> None:
         return f"7 {unit}"
 
     model = OpenAIResponsesModel(model="agent", openai_client=AsyncOpenAI())
-    # The runner resets the choice of tools after a call, so the second turn is free text.
-    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=60, store=False)
-    agent = Agent(name="a", instructions="Be brief.", model=model, tools=[forecast], model_settings=settings)
-    result = asyncio.run(Runner.run(agent, "Is it cold?", max_turns=12))
-    assert calls and isinstance(result.final_output, str)
+    # The runner resets the choice of tools after a call: the second turn is a call or the format.
+    settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, store=False)
+    agent = Agent(
+        name="a", instructions="Be brief.", model=model, tools=[forecast], model_settings=settings, output_type=Weather
+    )
+    result = asyncio.run(Runner.run(agent, "Is it cold?", max_turns=40))
+    assert calls and isinstance(result.final_output, Weather)
 
 
 report.run(

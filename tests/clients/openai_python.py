@@ -94,6 +94,15 @@ def chat_parse() -> None:
     assert isinstance(answer.choices[0].message.parsed, Weather)
 
 
+def chat_parse_beside_tools() -> None:
+    answer = client.chat.completions.parse(
+        model="agent", messages=ASK, response_format=Weather, tools=[openai.pydantic_function_tool(Weather)]
+    )
+    message = answer.choices[0].message
+    found = message.parsed or message.tool_calls[0].function.parsed_arguments
+    assert isinstance(found, Weather)
+
+
 def completions() -> None:
     answer = client.completions.create(model="agent", prompt=["cold", "warm"], max_tokens=4, logprobs=1)
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -183,7 +192,7 @@ report.run(
     "openai",
     [
         models, chat, chat_stream, chat_logprobs, chat_image, chat_audio, chat_tool_loop, chat_tool_stream_helper,
-        chat_parse, completions, transcriptions_in_all_formats, transcription_stream, embeddings, responses,
+        chat_parse, chat_parse_beside_tools, completions, transcriptions_in_all_formats, transcription_stream, embeddings, responses,
         responses_stream, responses_tool_loop, responses_parse, errors_are_the_classes_of_the_library,
     ],
     "openai-python",

@@ -82,7 +82,7 @@ class Cluster:
         while time.monotonic() < until and self.process.poll() is None:
             text = (WORK / "up.log").read_text()
             http = re.search(r"OpenAI API\s+(\S+)", text)
-            grpc = re.search(r"gRPC\s+(\S+)", text)
+            grpc = re.search(r"gRPC\s+([^\s,]+)", text)
             if http and grpc:
                 return http[1], grpc[1]
             time.sleep(0.1)

@@ -117,8 +117,7 @@ async fn transcriptions_come_in_every_format() {
         serde_json::from_str::<Value>(&json).expect("JSON")["text"].as_str().map(str::trim),
         Some(digits)
     );
-    let (_, probable) =
-        transcribe(&cluster, &[("model", "digits-whisper"), ("include[]", "logprobs")]).await;
+    let (_, probable) = transcribe(&cluster, &[("model", "digits-whisper"), ("include[]", "logprobs")]).await;
     let probable: Value = serde_json::from_str(&probable).expect("JSON");
     let tokens = probable["logprobs"].as_array().unwrap_or_else(|| panic!("no logprobs in {probable}"));
     let joined: String = tokens.iter().map(|t| t["token"].as_str().expect("a token")).collect();

@@ -114,7 +114,8 @@ async fn images_audio_and_formats_are_answered_as_in_chat() {
 
     let wav = base64::engine::general_purpose::STANDARD.encode(heldout("digits.wav"));
     let audio = json!([{"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}]);
-    let body = json!({"model": "digits-whisper", "input": [{"role": "user", "content": audio}], "temperature": 0});
+    let body =
+        json!({"model": "digits-whisper", "input": [{"role": "user", "content": audio}], "temperature": 0});
     let heard = answer(&cluster, PATH, &body).await;
     assert!(output_text(&heard).chars().any(|c| c.is_ascii_digit()), "{heard}");
 

@@ -176,7 +176,8 @@ impl TranscriptEvents {
                     return Ok(Bytes::new());
                 }
                 self.text.push_str(&delta.text);
-                let unsent = self.logprobs.as_ref().map(|all| all.iter().skip(self.n_sent).cloned().collect());
+                let unsent =
+                    self.logprobs.as_ref().map(|all| all.iter().skip(self.n_sent).cloned().collect());
                 self.n_sent = self.logprobs.as_ref().map_or(0, Vec::len);
                 Ok(sse::event(&TranscriptEvent::Delta { delta: delta.text, logprobs: unsent }))
             }

@@ -51,6 +51,19 @@ pub fn strict_grammar(format: ChatFormat, tools: &[&Tool]) -> String {
     start + &call_rules(&shape, tools)
 }
 
+/// The grammar of an answer that is JSON of a schema or calls of `tools`.
+pub fn calls_or_json_grammar(
+    format: ChatFormat,
+    tools: &[&Tool],
+    has_single_call: bool,
+    schema: &Value,
+) -> String {
+    let calls = call_grammar(format, tools, has_single_call);
+    // The rule of the calls gets a name of its own, for they are one of two.
+    let calls = calls.strip_prefix("start: ").unwrap_or(&calls);
+    format!("start: calls | answer\nanswer: %json {schema}\ncalls: {calls}")
+}
+
 /// Further calls, as many as an answer may have.
 fn more_calls(between: &str) -> String {
     format!(" ({} call){{0,{}}}", quoted(between), MAX_CALLS - 1)

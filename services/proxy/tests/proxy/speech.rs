@@ -265,7 +265,12 @@ async fn log_probabilities_are_those_of_the_tokens_whole_and_streamed() {
     };
     // The second token has no text of its own yet.
     let spoken = || {
-        let pieces = [piece(" one", " one", -0.5), piece("", " t", -1.0), piece(" two", "wo", -2.0)];
+        let pieces = [
+            piece("", "<|en|>", -0.1),
+            piece(" one", " one", -0.5),
+            piece("", " t", -1.0),
+            piece(" two", "wo", -2.0),
+        ];
         GenerateStep::Send(pieces.into_iter().chain([summary(v1::Summary::default())]).collect())
     };
     cluster.pd.script([spoken(), spoken(), spoken()]);
@@ -291,7 +296,9 @@ async fn log_probabilities_are_those_of_the_tokens_whole_and_streamed() {
     assert_eq!((&events[2]["type"], &events[2]["logprobs"]), (&json!("transcript.text.done"), &expect));
     let (_, _, body) = post(&cluster, TRANSCRIBE, &fields[..2]).await;
     assert_eq!(serde_json::from_str::<Value>(&body).unwrap().get("logprobs"), None);
-    for (more, param) in [(("include[]", "usage"), "include[]"), (("response_format", "srt"), "response_format")] {
+    for (more, param) in
+        [(("include[]", "usage"), "include[]"), (("response_format", "srt"), "response_format")]
+    {
         let (status, _, body) = post(&cluster, TRANSCRIBE, &[&fields[..], &[more]].concat()).await;
         let body: Value = serde_json::from_str(&body).unwrap();
         assert_eq!((status, &body["error"]["param"]), (400, &json!(param)), "{body}");

@@ -151,10 +151,42 @@ async fn a_strict_tool_holds_the_calls_that_a_model_chooses_to_make() {
     let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
     let Some(v1::constraint::Kind::Grammar(grammar)) = sampling.constraint.unwrap().kind else { panic!() };
     assert!(grammar.starts_with("start: segment* REST\n"), "{grammar}");
-    let format = json!({"type": "json_object"});
-    let (status, body) =
-        cluster.proxy.post(PATH, &ask(json!({"tools": tool, "response_format": format}))).await;
+    let fields = json!({"tools": tool, "structured_outputs": {"regex": "a+"}});
+    let (status, body) = cluster.proxy.post(PATH, &ask(fields)).await;
     assert_eq!((status, &body["error"]["param"]), (400, &json!("tools")));
+}
+
+#[tokio::test]
+async fn beside_tools_an_answer_in_json_is_that_or_a_call() {
+    let cluster = cluster().await;
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let asked = async |fields: Value, text: &str| {
+        cluster.pd.script([answer(&[text])]);
+        let (status, body) = cluster.proxy.post(PATH, &ask(fields)).await;
+        assert_eq!(status, 200, "{body}");
+        let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
+        (body["choices"][0]["message"].clone(), sampling.constraint.unwrap().kind.unwrap())
+    };
+    let (message, kind) = asked(json!({"response_format": format}), "{\"n\": 1}").await;
+    assert_eq!((&message["content"], message.get("tool_calls")), (&json!("{\"n\": 1}"), None));
+    let v1::constraint::Kind::Grammar(grammar) = kind else { panic!() };
+    assert!(
+        grammar.starts_with("start: calls | answer\n") && grammar.contains(&schema.to_string()),
+        "{grammar}"
+    );
+    let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"a\": 3}}\n</tool_call>";
+    let (message, _) = asked(json!({"response_format": format}), call).await;
+    assert_eq!(
+        (&message["content"], &message["tool_calls"][0]["function"]["name"]),
+        (&Value::Null, &json!("weather"))
+    );
+    // An answer that must be a call has no text to be in JSON.
+    let (_, kind) = asked(json!({"response_format": format, "tool_choice": "required"}), call).await;
+    let v1::constraint::Kind::Grammar(grammar) = kind else { panic!() };
+    assert!(!grammar.contains("answer"), "{grammar}");
+    let (_, kind) = asked(json!({"response_format": format, "tool_choice": "none"}), "{}").await;
+    assert_eq!(kind, v1::constraint::Kind::JsonSchema(schema.to_string()));
 }
 
 #[tokio::test]
@@ -167,9 +199,9 @@ async fn what_a_model_cannot_do_is_refused_by_name() {
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice", "has no tools"),
         (json!({"tool_choice": {"function": {"name": "x"}}}), "tool_choice", "names \"x\""),
         (
-            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
+            json!({"tool_choice": "required", "structured_outputs": {"regex": "a+"}}),
             "tool_choice",
-            "leave response_format out",
+            "no other format than JSON",
         ),
         (json!({"tools": tool(json!({"name": "a b"}))}), "tools[0].function.name", "allowed are 1 to 64"),
         (

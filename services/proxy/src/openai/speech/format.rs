@@ -192,9 +192,11 @@ impl Transcript {
     }
 }
 
-/// The tokens that were chosen, each with its log-probability.
+/// The tokens of the text, each with its log-probability. Languages, tasks and times are tokens that Whisper writes too, and
+/// spells in one way; they are no text.
 pub(super) fn chosen(tokens: Vec<v1::ChosenToken>) -> impl Iterator<Item = Alternative> {
-    tokens.into_iter().filter_map(|token| token.chosen).map(Alternative::from)
+    let is_text = |token: &v1::TokenLogprob| !(token.text.starts_with("<|") && token.text.ends_with("|>"));
+    tokens.into_iter().filter_map(|token| token.chosen).filter(is_text).map(Alternative::from)
 }
 
 /// `HH:MM:SS,mmm`.
