@@ -47,6 +47,13 @@ def generate_about_an_image() -> None:
     assert "square" in "".join(m.delta.text for m in stub.Generate(request))
 
 
+def tokenize_and_back() -> None:
+    prompt = types_pb2.Prompt(singleton=types_pb2.TextOrTokens(text="cold"))
+    asked = types_pb2.TokenizeRequest(model="agent", prompt=prompt, without_special_tokens=True)
+    tokens = stub.Tokenize(asked).token_ids
+    assert stub.Detokenize(types_pb2.DetokenizeRequest(model="agent", token_ids=tokens)).text == "cold"
+
+
 def errors_name_the_field() -> None:
     try:
         list(stub.Generate(question(temperature=9)))
@@ -58,4 +65,4 @@ def errors_name_the_field() -> None:
     raise AssertionError("no error")
 
 
-report.run("grpcio", [list_models, generate, generate_about_an_image, errors_name_the_field])
+report.run("grpcio", [list_models, generate, generate_about_an_image, tokenize_and_back, errors_name_the_field])

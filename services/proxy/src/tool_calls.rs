@@ -9,6 +9,7 @@ mod markers;
 mod object;
 mod parser;
 mod reasoning;
+mod tagged;
 
 pub use answer::{AnswerFormat, AnswerParser};
 pub use grammar::{call_grammar, calls_or_json_grammar, strict_grammar};

@@ -16,9 +16,11 @@ use triptych_proto::v1;
 pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerFormat, Failure> {
     let Prompt::Chat(chat) = &request.prompt else { return Ok(AnswerFormat::default()) };
     check_template(chat, served)?;
-    let format = served.chat.unwrap_or_default();
-    let calls = calls(chat, served)?;
-    let is_strict = calls.is_some() && chat.tools.iter().any(|tool| tool.is_strict);
+    let mut format = served.chat.unwrap_or_default();
+    let mut calls = calls(chat, served)?;
+    let is_tagged = calls.is_some_and(ToolSyntax::is_tagged);
+    // Tags have no grammar: what a model chooses to write in them is held to nothing.
+    let is_strict = calls.is_some() && !is_tagged && chat.tools.iter().any(|tool| tool.is_strict);
     let is_forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     let json = request.sampling.constraint.as_ref().and_then(schema_of);
     if (is_forced || is_strict) && request.sampling.constraint.is_some() && json.is_none() {
@@ -31,9 +33,15 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     }
     // Of an answer that is a call, or JSON, calls are held to a grammar as the JSON is.
     let is_either = calls.is_some() && !is_forced && json.is_some();
+    let is_held = is_forced || is_strict || is_either;
+    if is_tagged && is_held {
+        calls = Some(ToolSyntax::Llama3Json);
+        format.tool_syntax = calls;
+    }
     let answer = AnswerFormat {
         calls,
         tools: chat.tools.iter().map(|tool| tool.name.clone()).collect(),
+        schemas: chat.tools.iter().filter(|_| is_tagged).filter_map(schema_by_name).collect(),
         // A constrained answer begins at once with what it is held to.
         reasoning: format.thinks && !is_forced && request.sampling.constraint.is_none(),
         hides_reasoning: chat.hides_reasoning,
@@ -41,7 +49,7 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     if request.sampling.echo {
         return Ok(AnswerFormat::default());
     }
-    if is_forced || is_strict || is_either {
+    if is_held {
         let tools: Vec<&Tool> = match &chat.tool_choice {
             ToolChoice::Named(name) => chat.tools.iter().filter(|tool| tool.name == *name).collect(),
             _ => chat.tools.iter().collect(),
@@ -57,6 +65,12 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
         request.sampling.constraint = Some(v1::Constraint { kind });
     }
     Ok(answer)
+}
+
+/// Name and schema of a tool.
+fn schema_by_name(tool: &Tool) -> Option<(String, Value)> {
+    let schema = serde_json::from_str(tool.parameters.as_deref()?).ok()?;
+    Some((tool.name.clone(), schema))
 }
 
 /// The schema of an answer that must be JSON.

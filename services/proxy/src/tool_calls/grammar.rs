@@ -43,7 +43,7 @@ pub fn strict_grammar(format: ChatFormat, tools: &[&Tool]) -> String {
             format!("{free}segment: opening {calls}\nopening[lazy]: /(?s:.*)\\[TOOL_CALLS\\]/\n")
         }
         // A call begins the answer, and no other answer begins as one.
-        Some(ToolSyntax::Llama3Json) | None => format!(
+        Some(ToolSyntax::Llama3Json | ToolSyntax::Qwen3Coder | ToolSyntax::Glm45) | None => format!(
             "start: (opening? call{}) | REST\nopening[lazy]: /<\\|python_tag\\|>/\nREST: /([^{{](?s:.*))?/\n",
             more_calls(shape.between)
         ),
@@ -110,7 +110,8 @@ impl Shape {
                 after: "]",
                 around: |name| object(name, "arguments"),
             },
-            Some(ToolSyntax::Llama3Json) | None => {
+            // Tags have no grammar: a constrained answer is held to Llama 3's syntax.
+            Some(ToolSyntax::Llama3Json | ToolSyntax::Qwen3Coder | ToolSyntax::Glm45) | None => {
                 Self { before: "", between: "; ", after: "", around: |name| object(name, "parameters") }
             }
         }

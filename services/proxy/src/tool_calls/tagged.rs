@@ -114,7 +114,7 @@ impl TaggedParser {
     fn read(&self, held: &str) -> Option<(String, Map<String, Value>)> {
         let body = held.trim_start().strip_prefix(CALL)?.strip_suffix(END_OF_CALL)?.trim();
         let (name, pairs) = match self.syntax {
-            ToolSyntax::QwenCoder => functions(body)?,
+            ToolSyntax::Qwen3Coder => functions(body)?,
             _ => keys_and_values(body)?,
         };
         let schema = self.schemas.iter().find(|(tool, _)| tool == name).map(|(_, schema)| schema);
@@ -219,14 +219,14 @@ mod tests {
     #[test]
     fn values_have_the_types_of_the_schema() {
         let arguments = json!({"days": 3, "city": "12", "code": "if a < b:\n  c"});
-        check(ToolSyntax::QwenCoder, CODER, ("I look.\n", vec![("weather", arguments)]));
+        check(ToolSyntax::Qwen3Coder, CODER, ("I look.\n", vec![("weather", arguments)]));
         let glm = "<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>deep</arg_key>\n\
             <arg_value>{\"a\": [1]}</arg_value>\n<arg_key>other</arg_key>\n<arg_value>7</arg_value>\n</tool_call>\n\
             <tool_call>now\n</tool_call>";
         let arguments = json!({"days": 3, "deep": {"a": [1]}, "other": "7"});
-        check(ToolSyntax::Glm, glm, ("", vec![("weather", arguments), ("now", json!({}))]));
+        check(ToolSyntax::Glm45, glm, ("", vec![("weather", arguments), ("now", json!({}))]));
         let wrong = "<tool_call>weather<arg_key>days</arg_key><arg_value>soon</arg_value></tool_call>";
-        check(ToolSyntax::Glm, wrong, ("", vec![("weather", json!({"days": "soon"}))]));
+        check(ToolSyntax::Glm45, wrong, ("", vec![("weather", json!({"days": "soon"}))]));
     }
 
     #[test]
@@ -238,9 +238,9 @@ mod tests {
             "<tool_call>\n<function=weather>\nthree\n</function>\n</tool_call>",
             "  ",
         ] {
-            check(ToolSyntax::QwenCoder, text, (text, vec![]));
+            check(ToolSyntax::Qwen3Coder, text, (text, vec![]));
         }
         let long = format!("<tool_call>{}", "x".repeat(MAX_HELD + 10));
-        check(ToolSyntax::Glm, &long, (&long, vec![]));
+        check(ToolSyntax::Glm45, &long, (&long, vec![]));
     }
 }

@@ -278,6 +278,63 @@ async fn prompts_become_tokens_and_tokens_text_as_in_vllm() {
 }
 
 #[tokio::test]
+async fn calls_in_tags_have_the_types_of_their_schemas() {
+    let format = v1::ChatFormat {
+        reads_tools: true,
+        tool_syntax: v1::ToolSyntax::Qwen3Coder.into(),
+        ..v1::ChatFormat::default()
+    };
+    let coder = v1::WorkerModel { chat: Some(format), ..model("coder", Modality::Image, 1) };
+    let cluster = Cluster::serving(vec![coder], |_| {}).await;
+    let call = "I look. <tool_call>\n<function=weather>\n<parameter=a>\n3\n</parameter>\n<parameter=z>\n3\n</parameter>\n\
+        </function>\n</tool_call>";
+    cluster.pd.script([answer(&[&call[..40], &call[40..]])]);
+    let (status, body) = cluster.proxy.post(PATH, &ask(json!({"model": "coder"}))).await;
+    assert_eq!(status, 200, "{body}");
+    let choice = &body["choices"][0];
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &json!("I look. "))
+    );
+    let function = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(*function, json!({"name": "weather", "arguments": "{\"a\":3,\"z\":\"3\"}"}));
+    // A call that must be made is held to JSON, in the syntax that has no marks.
+    cluster.pd.script([answer(&["{\"name\": \"weather\", \"parameters\": {\"a\": 3}}"])]);
+    let (_, body) =
+        cluster.proxy.post(PATH, &ask(json!({"model": "coder", "tool_choice": "required"}))).await;
+    assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\": 3}");
+    let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
+    let Some(v1::constraint::Kind::Grammar(grammar)) = sampling.constraint.unwrap().kind else { panic!() };
+    assert!(grammar.contains("parameters") && !grammar.contains("tool_call"), "{grammar}");
+}
+
+#[tokio::test]
+async fn grpc_has_tokens_and_their_text() {
+    let cluster = cluster().await;
+    let mut client = cluster.proxy.client();
+    let text = |text: &str| {
+        let text = v1::TextOrTokens { kind: Some(v1::text_or_tokens::Kind::Text(text.into())) };
+        Some(v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(text)) })
+    };
+    let asked = |model: &str| v1::TokenizeRequest {
+        model: model.into(),
+        prompt: text("hi"),
+        with_texts: true,
+        ..v1::TokenizeRequest::default()
+    };
+    let found = client.tokenize(asked("hermes")).await.unwrap().into_inner();
+    assert_eq!((found.token_ids, found.texts.len(), found.max_context), (vec![5, 7], 2, 4096));
+    let plain = v1::TokenizeRequest { without_special_tokens: true, ..asked("hermes") };
+    assert_eq!(client.tokenize(plain).await.unwrap().into_inner().token_ids, [5, 6]);
+    let refused = client.tokenize(asked("x")).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::NotFound);
+    let refused = client.tokenize(v1::TokenizeRequest { prompt: None, ..asked("hermes") }).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    let asked = v1::DetokenizeRequest { model: "plain".into(), token_ids: vec![7, 8] };
+    assert_eq!(client.detokenize(asked).await.unwrap().into_inner().text, "[7, 8]");
+}
+
+#[tokio::test]
 async fn grpc_has_tools_and_reasoning_too() {
     let cluster = cluster().await;
     cluster.pd.script([answer(&CALLING)]);
