@@ -81,10 +81,9 @@ class Cluster:
         until = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < until and self.process.poll() is None:
             text = (WORK / "up.log").read_text()
-            http = re.search(r"OpenAI API\s+(\S+)", text)
-            grpc = re.search(r"gRPC\s+([^\s,]+)", text)
-            if http and grpc:
-                return http[1], grpc[1]
+            found = re.search(r"OpenAI API\s+(\S+)\s+gRPC\s+(\S+)", text)
+            if found:
+                return found[1], found[2]
             time.sleep(0.1)
         self.stop()
         raise SystemExit(f"the cluster did not start:\n{(WORK / 'up.log').read_text()}")
