@@ -117,6 +117,13 @@ async fn transcriptions_come_in_every_format() {
         serde_json::from_str::<Value>(&json).expect("JSON")["text"].as_str().map(str::trim),
         Some(digits)
     );
+    let (_, probable) = transcribe(&cluster, &[("model", "digits-whisper"), ("include[]", "logprobs")]).await;
+    let probable: Value = serde_json::from_str(&probable).expect("JSON");
+    let tokens = probable["logprobs"].as_array().unwrap_or_else(|| panic!("no logprobs in {probable}"));
+    let joined: String = tokens.iter().map(|t| t["token"].as_str().expect("a token")).collect();
+    assert_eq!(joined.trim(), digits);
+    assert!(tokens.iter().all(|t| t["logprob"].as_f64().is_some_and(|p| p <= 0.0)), "{probable}");
+
     let (_, verbose) =
         transcribe(&cluster, &[("model", "digits-whisper"), ("response_format", "verbose_json")]).await;
     let verbose: Value = serde_json::from_str(&verbose).expect("JSON");

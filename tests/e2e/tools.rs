@@ -14,16 +14,23 @@ const CHAT: &str = "/v1/chat/completions";
 const MODELS: [(&str, &str); 3] =
     [("hermes", "qwen2_tied"), ("llama3", "llama_tied"), ("mistral", "mistral_windowed")];
 
-fn golden(path: &str) -> PathBuf {
+pub fn golden(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(path)
 }
 
-fn json_of(path: &std::path::Path) -> Value {
+pub fn json_of(path: &std::path::Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("a golden file")).expect("JSON")
 }
 
+/// A template of the golden ones.
+pub fn template(name: &str) -> Value {
+    let templates = json_of(&golden("chat_tools/templates.json"));
+    let mut found = templates.as_array().expect("templates").iter().filter(|t| t["name"] == name);
+    found.next().expect("a template")["template"].clone()
+}
+
 /// A copy of a golden model with another template.
-fn with_template(case: &str, template: &Value) -> TempDir {
+pub fn with_template(case: &str, template: &Value) -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     for entry in std::fs::read_dir(golden(case).join("model")).expect("a model") {
         let from = entry.expect("an entry").path();
@@ -52,7 +59,7 @@ fn tools() -> Value {
     ])
 }
 
-async fn post(cluster: &Cluster, path: &str, body: &Value) -> String {
+pub async fn post(cluster: &Cluster, path: &str, body: &Value) -> String {
     let response = reqwest_client().post(format!("{}{path}", cluster.http)).json(body).send();
     let response = response.await.expect("the proxy answers");
     let (status, text) = (response.status(), response.text().await.expect("a body"));
@@ -60,12 +67,12 @@ async fn post(cluster: &Cluster, path: &str, body: &Value) -> String {
     text
 }
 
-async fn answer(cluster: &Cluster, path: &str, body: &Value) -> Value {
+pub async fn answer(cluster: &Cluster, path: &str, body: &Value) -> Value {
     serde_json::from_str(&post(cluster, path, body).await).expect("JSON")
 }
 
 /// Arguments that fit the schema.
-fn check_arguments(text: &str) {
+pub fn check_arguments(text: &str) {
     let arguments: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
     assert!(["celsius", "fahrenheit"].contains(&arguments["unit"].as_str().expect("a unit")), "{text}");
     assert!((1..=5).contains(&arguments["days"].as_u64().expect("days")), "{text}");
@@ -73,11 +80,6 @@ fn check_arguments(text: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_calls_a_tool_in_its_syntax_and_reads_the_result() {
-    let templates = json_of(&golden("chat_tools/templates.json"));
-    let template = |name: &str| {
-        let mut found = templates.as_array().expect("templates").iter().filter(|t| t["name"] == name);
-        found.next().expect("a template")["template"].clone()
-    };
     let dirs = MODELS.map(|(name, case)| with_template(case, &template(name)));
     let models = MODELS.iter().zip(&dirs).map(|((name, _), dir)| format!("{name}={}", dir.path().display()));
     let args: Vec<String> = models.flat_map(|model| ["--model".to_owned(), model]).collect();
@@ -150,7 +152,7 @@ async fn check_stream(cluster: &Cluster, body: &Value, call: &Value) {
 }
 
 /// A template whose prompts end within reasoning, unless the request turns that off.
-const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_start|>\
+pub const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_start|>\
     {% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -155,6 +155,8 @@ impl From<ChatFormat> for v1::ChatFormat {
             Some(ToolSyntax::Hermes) => v1::ToolSyntax::Hermes,
             Some(ToolSyntax::Llama3Json) => v1::ToolSyntax::Llama3Json,
             Some(ToolSyntax::Mistral) => v1::ToolSyntax::Mistral,
+            Some(ToolSyntax::Qwen3Coder) => v1::ToolSyntax::Qwen3Coder,
+            Some(ToolSyntax::Glm45) => v1::ToolSyntax::Glm45,
         };
         Self {
             reads_tools: f.reads_tools,
@@ -173,6 +175,8 @@ impl From<v1::ChatFormat> for ChatFormat {
             Ok(v1::ToolSyntax::Hermes) => Some(ToolSyntax::Hermes),
             Ok(v1::ToolSyntax::Llama3Json) => Some(ToolSyntax::Llama3Json),
             Ok(v1::ToolSyntax::Mistral) => Some(ToolSyntax::Mistral),
+            Ok(v1::ToolSyntax::Qwen3Coder) => Some(ToolSyntax::Qwen3Coder),
+            Ok(v1::ToolSyntax::Glm45) => Some(ToolSyntax::Glm45),
             Ok(v1::ToolSyntax::Unspecified) | Err(_) => None,
         };
         Self {

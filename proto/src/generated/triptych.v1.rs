@@ -228,6 +228,52 @@ pub struct Tool {
     #[prost(bool, tag = "4")]
     pub strict: bool,
 }
+/// A prompt to be read as tokens.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TokenizeRequest {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// A conversation, or one text.
+    #[prost(message, optional, tag = "2")]
+    pub prompt: ::core::option::Option<Prompt>,
+    /// Leave out the tokens that the model's post-processor puts around a text.
+    #[prost(bool, tag = "3")]
+    pub without_special_tokens: bool,
+    /// Report each token's own text too.
+    #[prost(bool, tag = "4")]
+    pub with_texts: bool,
+}
+/// Tokens of a prompt.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenizeResponse {
+    /// The tokens.
+    #[prost(uint32, repeated, tag = "1")]
+    pub token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// The text of each, if requested.
+    #[prost(string, repeated, tag = "2")]
+    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Tokens that the context holds.
+    #[prost(uint32, tag = "3")]
+    pub max_context: u32,
+}
+/// Tokens to be read as text.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DetokenizeRequest {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// The tokens.
+    #[prost(uint32, repeated, tag = "2")]
+    pub token_ids: ::prost::alloc::vec::Vec<u32>,
+}
+/// Text of tokens.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DetokenizeResponse {
+    /// The text, special tokens included.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+}
 /// Format of a model's conversations, by its chat template.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChatFormat {
@@ -939,6 +985,10 @@ pub enum ToolSyntax {
     Llama3Json = 2,
     /// `[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `\[TOOL_CALLS\]name\[ARGS\]{...}`.
     Mistral = 3,
+    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+    Qwen3Coder = 4,
+    /// `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+    Glm45 = 5,
 }
 impl ToolSyntax {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -951,6 +1001,8 @@ impl ToolSyntax {
             Self::Hermes => "TOOL_SYNTAX_HERMES",
             Self::Llama3Json => "TOOL_SYNTAX_LLAMA3_JSON",
             Self::Mistral => "TOOL_SYNTAX_MISTRAL",
+            Self::Qwen3Coder => "TOOL_SYNTAX_QWEN3_CODER",
+            Self::Glm45 => "TOOL_SYNTAX_GLM45",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -960,6 +1012,8 @@ impl ToolSyntax {
             "TOOL_SYNTAX_HERMES" => Some(Self::Hermes),
             "TOOL_SYNTAX_LLAMA3_JSON" => Some(Self::Llama3Json),
             "TOOL_SYNTAX_MISTRAL" => Some(Self::Mistral),
+            "TOOL_SYNTAX_QWEN3_CODER" => Some(Self::Qwen3Coder),
+            "TOOL_SYNTAX_GLM45" => Some(Self::Glm45),
             _ => None,
         }
     }
@@ -1422,6 +1476,56 @@ pub mod triptych_client {
                 .insert(GrpcMethod::new("triptych.v1.Triptych", "Generate"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Tokens of a prompt without items, as a request has them.
+        pub async fn tokenize(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TokenizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TokenizeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.Triptych/Tokenize",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("triptych.v1.Triptych", "Tokenize"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Text of tokens.
+        pub async fn detokenize(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DetokenizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DetokenizeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.Triptych/Detokenize",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("triptych.v1.Triptych", "Detokenize"));
+            self.inner.unary(req, path, codec).await
+        }
         /// The models that are served.
         pub async fn list_models(
             &mut self,
@@ -1474,6 +1578,22 @@ pub mod triptych_server {
             &self,
             request: tonic::Request<super::GenerateRequest>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
+        /// Tokens of a prompt without items, as a request has them.
+        async fn tokenize(
+            &self,
+            request: tonic::Request<super::TokenizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TokenizeResponse>,
+            tonic::Status,
+        >;
+        /// Text of tokens.
+        async fn detokenize(
+            &self,
+            request: tonic::Request<super::DetokenizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DetokenizeResponse>,
+            tonic::Status,
+        >;
         /// The models that are served.
         async fn list_models(
             &self,
@@ -1606,6 +1726,94 @@ pub mod triptych_server {
                     };
                     Box::pin(fut)
                 }
+                "/triptych.v1.Triptych/Tokenize" => {
+                    #[allow(non_camel_case_types)]
+                    struct TokenizeSvc<T: Triptych>(pub Arc<T>);
+                    impl<T: Triptych> tonic::server::UnaryService<super::TokenizeRequest>
+                    for TokenizeSvc<T> {
+                        type Response = super::TokenizeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TokenizeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Triptych>::tokenize(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TokenizeSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.Triptych/Detokenize" => {
+                    #[allow(non_camel_case_types)]
+                    struct DetokenizeSvc<T: Triptych>(pub Arc<T>);
+                    impl<
+                        T: Triptych,
+                    > tonic::server::UnaryService<super::DetokenizeRequest>
+                    for DetokenizeSvc<T> {
+                        type Response = super::DetokenizeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DetokenizeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Triptych>::detokenize(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DetokenizeSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/triptych.v1.Triptych/ListModels" => {
                     #[allow(non_camel_case_types)]
                     struct ListModelsSvc<T: Triptych>(pub Arc<T>);
@@ -1690,52 +1898,6 @@ pub mod triptych_server {
     impl<T> tonic::server::NamedService for TriptychServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
-}
-/// A prompt to be read as tokens.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct TokenizeRequest {
-    /// The model.
-    #[prost(string, tag = "1")]
-    pub model: ::prost::alloc::string::String,
-    /// A conversation, or one text.
-    #[prost(message, optional, tag = "2")]
-    pub prompt: ::core::option::Option<Prompt>,
-    /// Leave out the tokens that the model's post-processor puts around a text.
-    #[prost(bool, tag = "3")]
-    pub without_special_tokens: bool,
-    /// Report each token's own text too.
-    #[prost(bool, tag = "4")]
-    pub with_texts: bool,
-}
-/// Tokens of a prompt.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TokenizeResponse {
-    /// The tokens.
-    #[prost(uint32, repeated, tag = "1")]
-    pub token_ids: ::prost::alloc::vec::Vec<u32>,
-    /// The text of each, if requested.
-    #[prost(string, repeated, tag = "2")]
-    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Tokens that the context holds.
-    #[prost(uint32, tag = "3")]
-    pub max_context: u32,
-}
-/// Tokens to be read as text.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DetokenizeRequest {
-    /// The model.
-    #[prost(string, tag = "1")]
-    pub model: ::prost::alloc::string::String,
-    /// The tokens.
-    #[prost(uint32, repeated, tag = "2")]
-    pub token_ids: ::prost::alloc::vec::Vec<u32>,
-}
-/// Text of tokens.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DetokenizeResponse {
-    /// The text, special tokens included.
-    #[prost(string, tag = "1")]
-    pub text: ::prost::alloc::string::String,
 }
 /// An adapter to load.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,5 +1,5 @@
 //! The proxy's questions to the EC store: the encoder outputs that it holds, and leases of those that are being made. It
-//! never reads one.
+//! never reads one; that is for [`crate::rows`].
 //!
 //! A store that does not answer is as good as an empty one: the items are encoded again, and the request lives.
 

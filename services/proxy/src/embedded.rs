@@ -18,6 +18,7 @@ use crate::openai;
 use crate::orchestrate::Orchestrator;
 use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
+use crate::rows::RowLoader;
 use axum::Router;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
@@ -62,6 +63,7 @@ impl Embedded {
     ) -> Result<Self, ProxyError> {
         let limits = config.limits;
         let auth = Auth::start(AuthConfig::default(), limits.max_body_bytes, &drain)?;
+        let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
         let fleet = FleetSettings {
             encoders: config.encoders,
             pds: config.pds,
@@ -92,6 +94,7 @@ impl Embedded {
                 limits: limits.clone(),
                 tenant_salt: Arc::default(),
             },
+            rows,
             observer: Observer::new(metrics),
             drain,
             request_log: RequestLog::Off,

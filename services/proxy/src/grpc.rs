@@ -2,10 +2,10 @@
 
 pub mod admit;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
 use crate::fleet::catalog::Served;
-use crate::orchestrate::{Answer, Orchestrator, Piece};
+use crate::orchestrate::{Answer, Orchestrator, Piece, TokenOptions};
 use crate::request::{Api, Item, Request, Resumption, Source, param_of_item};
 use admit::Admitted;
 use futures::StreamExt;
@@ -53,19 +53,61 @@ impl GrpcApi {
     }
 
     fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
+        let id = admit::request_id(request.extensions());
+        let (request, permit) = self.read(request).inspect_err(|failure| self.refused(id, failure))?;
+        self.orchestrator.start(request, permit)
+    }
+
+    /// A request that was admitted, and its permit.
+    fn read(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<(Request, Permit), Failure> {
         let admitted = request.extensions().get::<Admitted>().cloned();
         let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
         let id = admit::request_id(request.extensions());
         let (metadata, _, message) = request.into_parts();
-        let read = || {
-            let Admitted { caller, permit } = self.named(admitted, &message)?;
-            Ok::<_, Failure>((read(id, message, &metadata, &self.limits, caller)?, permit))
+        let Admitted { caller, permit } = self.named(admitted, &message)?;
+        Ok((read(id, message, &metadata, &self.limits, caller)?, permit))
+    }
+
+    /// Counts and logs a request that is refused before a model is chosen for it.
+    fn refused(&self, id: RequestId, failure: &Failure) {
+        self.orchestrator.observer.refused(failure);
+        self.orchestrator.request_log.refused(id, Api::Grpc, failure);
+    }
+
+    async fn tokens(
+        &self,
+        request: tonic::Request<v1::TokenizeRequest>,
+    ) -> Result<v1::TokenizeResponse, Failure> {
+        let id = admit::request_id(request.extensions());
+        let v1::TokenizeRequest { without_special_tokens, with_texts, .. } = *request.get_ref();
+        let as_question = |asked: v1::TokenizeRequest| v1::GenerateRequest {
+            model: asked.model,
+            prompt: asked.prompt,
+            ..v1::GenerateRequest::default()
         };
-        let (request, permit) = read().inspect_err(|failure| {
-            self.orchestrator.observer.refused(failure);
-            self.orchestrator.request_log.refused(id, Api::Grpc, failure);
-        })?;
-        self.orchestrator.start(request, permit)
+        let read = self.read(request.map(as_question)).inspect_err(|failure| self.refused(id, failure));
+        let (request, _permit) = read?;
+        self.orchestrator.tokenize(request, TokenOptions { without_special_tokens, with_texts }).await
+    }
+
+    async fn text(
+        &self,
+        request: tonic::Request<v1::DetokenizeRequest>,
+    ) -> Result<v1::DetokenizeResponse, Failure> {
+        let id = admit::request_id(request.extensions());
+        let mut token_ids = Vec::new();
+        let request = request.map(|asked| {
+            token_ids = asked.token_ids;
+            // A prompt is read with it, so it has one.
+            let nothing = v1::text_or_tokens::Kind::Tokens(v1::TokenIds::default());
+            let nothing = v1::TextOrTokens { kind: Some(nothing) };
+            let prompt = Some(v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(nothing)) });
+            v1::GenerateRequest { model: asked.model, prompt, ..v1::GenerateRequest::default() }
+        });
+        let read = self.read(request).inspect_err(|failure| self.refused(id, failure));
+        let (request, _permit) = read?;
+        let times = (request.arrived, request.deadline);
+        self.orchestrator.detokenize(request.model.as_ref(), token_ids, &request.caller, times).await
     }
 
     /// Resolves the tenant: the key's own, or, without authentication, the one that the message names.
@@ -162,6 +204,20 @@ impl Triptych for GrpcApi {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let answer = self.start(request).map_err(|failure| to_status(&failure))?;
         Ok(Response::new(pieces(answer).boxed()))
+    }
+
+    async fn tokenize(
+        &self,
+        request: tonic::Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        self.tokens(request).await.map(Response::new).map_err(|failure| to_status(&failure))
+    }
+
+    async fn detokenize(
+        &self,
+        request: tonic::Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        self.text(request).await.map(Response::new).map_err(|failure| to_status(&failure))
     }
 
     async fn list_models(

@@ -21,6 +21,7 @@ mod encode;
 
 pub mod fetch;
 mod items;
+mod rows;
 
 mod observe;
 mod request_log;

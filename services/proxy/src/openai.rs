@@ -1,5 +1,5 @@
 //! The HTTP API: OpenAI's interface, as its clients speak it
-//! (platform.openai.com/docs/api-reference: chat, completions, audio, models), and the probes of a process.
+//! (platform.openai.com/docs/api-reference: chat, completions, responses, embeddings, audio, models), and the probes of a process.
 //!
 //! It turns JSON and forms into a [`crate::request::Request`], and pieces of an answer into OpenAI's objects; it decides
 //! nothing else. Unknown fields are ignored; known fields that cannot be honoured are refused, so that no answer differs
@@ -12,6 +12,7 @@ mod chat;
 mod collected;
 mod completions;
 pub mod cors;
+mod embeddings;
 mod error;
 mod item_settings;
 mod json_error;
@@ -19,12 +20,16 @@ mod lists;
 pub mod listen;
 mod models;
 mod part;
+mod prompt_input;
 mod response_head;
+mod responses;
 mod sampling;
 mod span;
 mod speech;
 mod sse;
 mod structured;
+mod text_or_list;
+mod token_logprob;
 mod tokens;
 mod usage;
 mod whitespace;
@@ -47,6 +52,9 @@ pub fn routes(api: HttpApi) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/embeddings", post(embeddings::embed))
+        .route("/pooling", post(embeddings::pool))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
         .route("/tokenize", post(tokens::tokenize))

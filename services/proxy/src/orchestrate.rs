@@ -9,6 +9,7 @@ mod answer;
 mod chat_format;
 mod decode;
 mod fingerprint;
+mod rows;
 mod sequence;
 mod sent;
 mod span;
@@ -18,6 +19,7 @@ mod work;
 
 pub use adapters::NewAdapter;
 pub use answer::{Answer, Piece};
+pub use rows::Rows;
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;
 

@@ -12,6 +12,7 @@ use crate::items::Materials;
 use crate::observe::Observer;
 use crate::orchestrate::Orchestrator;
 use crate::request_machine::policy::EncodePolicy;
+use crate::rows::RowLoader;
 use crate::{grpc, openai};
 use futures::future::BoxFuture;
 use std::pin::pin;
@@ -42,6 +43,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     let ProxyConfig { limits, client_times: times, .. } = config;
     let admission = Admission::new(config.max_in_flight);
     let auth = Auth::start(config.auth, limits.max_body_bytes, &drain)?;
+    let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
     let fleet = FleetSettings {
         encoders: config.encoders,
         pds: config.pds,
@@ -71,6 +73,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
             limits: limits.clone(),
             tenant_salt: config.tenant_salt.into(),
         },
+        rows,
         observer: Observer::new(&metrics),
         drain: drain.clone(),
         request_log: config.request_log,

@@ -9,9 +9,10 @@ mod markers;
 mod object;
 mod parser;
 mod reasoning;
+mod tagged;
 
 pub use answer::{AnswerFormat, AnswerParser};
-pub use grammar::{call_grammar, strict_grammar};
+pub use grammar::{call_grammar, calls_or_json_grammar, strict_grammar};
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

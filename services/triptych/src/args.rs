@@ -185,6 +185,12 @@ pub enum ToolParserArg {
     Llama3Json,
     /// `[TOOL_CALLS]` and a list, or names with `[ARGS]`: Mistral.
     Mistral,
+    /// `<function=NAME>` and `<parameter=KEY>` within `<tool_call>`: Qwen3-Coder.
+    #[value(name = "qwen3_coder")]
+    Qwen3Coder,
+    /// `<arg_key>` and `<arg_value>` within `<tool_call>`: GLM-4.5 and later.
+    #[value(name = "glm45")]
+    Glm45,
 }
 
 impl From<ToolParserArg> for ToolSyntax {
@@ -193,6 +199,8 @@ impl From<ToolParserArg> for ToolSyntax {
             ToolParserArg::Hermes => Self::Hermes,
             ToolParserArg::Llama3Json => Self::Llama3Json,
             ToolParserArg::Mistral => Self::Mistral,
+            ToolParserArg::Qwen3Coder => Self::Qwen3Coder,
+            ToolParserArg::Glm45 => Self::Glm45,
         }
     }
 }

@@ -245,10 +245,12 @@ fn a_decoder_by_itself_has_no_encoder_to_show_or_to_serve() {
         llama["endpoints"],
         serde_json::json!([
             "POST /v1/chat/completions",
+            "POST /v1/responses",
             "POST /v1/completions",
             "gRPC triptych.v1.Triptych/Generate"
         ])
     );
+    assert_eq!((&llama["tools"], &llama["tool_parser"]), (&false.into(), &serde_json::Value::Null));
     assert!(llama["stages"]["encoder"].is_null() && llama["example"].is_null());
     assert_eq!(llama["unused_tensors"], serde_json::json!([]));
     let page = triptych(&["models", &dir, "--measure"]).stdout;

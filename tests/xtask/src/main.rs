@@ -3,6 +3,7 @@
 //! Depends on nothing of the workspace, so that it builds in seconds and cannot be broken by what it checks.
 #![forbid(unsafe_code)]
 
+mod clients;
 mod cuda;
 mod cuda_check;
 mod drills;
@@ -53,6 +54,8 @@ enum Command {
     Chaos(drills::ChaosArgs),
     /// Fuzz every place that reads bytes from outside. Needs a C++ compiler
     Fuzz(fuzz::FuzzArgs),
+    /// Run the real clients of the API against a cluster: openai, LangChain, LiteLLM, grpcio. Fetches them
+    Clients(clients::ClientsArgs),
     /// Time ours beside other engines. Fetches gigabytes
     Peers(peers::PeersArgs),
 }
@@ -70,6 +73,7 @@ fn main() -> Result<()> {
         Command::Sim(args) => drills::sim(&args),
         Command::Chaos(args) => drills::chaos(&args),
         Command::Fuzz(args) => fuzz::fuzz(&args),
+        Command::Clients(args) => clients::clients(&args),
         Command::Peers(args) => peers::peers(&args),
     }
 }

@@ -148,11 +148,20 @@ pub enum ToolSyntax {
     Llama3Json,
     /// `[TOOL_CALLS][{"name": …, "arguments": …}]`, or `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
     Mistral,
+    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder.
+    Qwen3Coder,
+    /// `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM-4.5 and later.
+    Glm45,
 }
 
 impl ToolSyntax {
     /// Every syntax.
-    pub const ALL: [Self; 3] = [Self::Hermes, Self::Llama3Json, Self::Mistral];
+    pub const ALL: [Self; 5] = [Self::Hermes, Self::Llama3Json, Self::Mistral, Self::Qwen3Coder, Self::Glm45];
+
+    /// True if arguments stand in tags, and not in JSON.
+    pub const fn is_tagged(self) -> bool {
+        matches!(self, Self::Qwen3Coder | Self::Glm45)
+    }
 
     /// The name of its parser, as in vLLM.
     pub const fn as_str(self) -> &'static str {
@@ -160,6 +169,8 @@ impl ToolSyntax {
             Self::Hermes => "hermes",
             Self::Llama3Json => "llama3_json",
             Self::Mistral => "mistral",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::Glm45 => "glm45",
         }
     }
 }

@@ -82,9 +82,11 @@ fn a_template_tells_the_syntax_of_its_calls() {
     }
     let named = format("{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}");
     assert_eq!((named.tool_syntax, named.has_named_args), (Some(ToolSyntax::Mistral), true));
-    // Qwen3-Coder's calls are no JSON.
+    // Qwen3-Coder's and GLM's calls are no JSON.
     let tags = format("{% if tools %}<tool_call><function=f>{% endif %}");
-    assert_eq!((tags.reads_tools, tags.tool_syntax), (true, None));
+    assert_eq!((tags.reads_tools, tags.tool_syntax), (true, Some(ToolSyntax::Qwen3Coder)));
+    let tags = format("{% if tools %}<tool_call>f<arg_key>k</arg_key>{% endif %}");
+    assert_eq!((tags.reads_tools, tags.tool_syntax), (true, Some(ToolSyntax::Glm45)));
     assert_eq!(format("<tool_call>{{ messages }}"), ChatFormat::default());
     assert!(format("{{ documents }}").reads_documents);
 }

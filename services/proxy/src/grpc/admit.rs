@@ -50,7 +50,7 @@ impl AdmissionCheck {
     fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Failure> {
         let caller = self.auth.identify(request.headers())?;
         let (mut parts, body) = request.into_parts();
-        if parts.uri.path() != GENERATE {
+        if !ADMITTED.contains(&parts.uri.path()) {
             parts.extensions.insert(caller);
             return Ok(Request::from_parts(parts, body));
         }
@@ -77,8 +77,9 @@ fn counted(body: Body, caller: Caller) -> Body {
     Body::new(axum::body::Body::from_stream(pieces))
 }
 
-/// The method whose calls take a permit.
-const GENERATE: &str = "/triptych.v1.Triptych/Generate";
+/// The methods whose calls take a permit.
+const ADMITTED: [&str; 3] =
+    ["/triptych.v1.Triptych/Generate", "/triptych.v1.Triptych/Tokenize", "/triptych.v1.Triptych/Detokenize"];
 
 /// A service behind an [`AdmissionCheck`].
 #[derive(Clone)]

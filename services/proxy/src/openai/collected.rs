@@ -23,7 +23,7 @@ impl CollectedLogprobs {
             return Ok(());
         }
         let message = format!(
-            "the response has {} log-probabilities or more, the limit is {MAX_LOGPROBS}; a stream has none",
+            "the response has {} log-probabilities or more, the limit is {MAX_LOGPROBS}; a stream of chat or completions has none",
             self.0
         );
         Err(Failure::new(FailureClass::TooLarge, message).with_param("top_logprobs"))

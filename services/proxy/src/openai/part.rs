@@ -15,6 +15,10 @@ pub(super) struct RawPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,
+    /// Text of a `refusal`.
+    refusal: Option<String>,
+    /// Of an `input_image`, beside its URL.
+    detail: Option<String>,
     image_url: Option<ItemUrl>,
     video_url: Option<ItemUrl>,
     audio_url: Option<ItemUrl>,
@@ -49,16 +53,26 @@ pub(super) fn items_of(parts: Vec<RawPart>) -> Result<Vec<Item>, Failure> {
 }
 
 impl RawPart {
+    /// Its text, if it has any, whatever its type.
+    pub(super) fn into_text(self) -> Option<String> {
+        self.text
+    }
+
     /// The part of a message; its item joins `items`. `at` is its path in the body.
     pub(super) fn into_part(self, at: &str, items: &mut Vec<Item>) -> Result<MessagePart, Failure> {
         let missing = |field: &str| {
             Failure::invalid(format!("a part of this type needs {field}")).with_param(format!("{at}.{field}"))
         };
         let (modality, source, param) = match self.kind.as_deref() {
-            Some("text" | "input_text") => {
+            Some("text" | "input_text" | "output_text") => {
                 return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?));
             }
-            Some("image_url") => {
+            Some("refusal") => {
+                return Ok(MessagePart::Text(self.refusal.ok_or_else(|| missing("refusal"))?));
+            }
+            // The second is its name in `/v1/responses`, which has the URL as a text.
+            Some("image_url" | "input_image") => {
+                check_detail(self.detail.as_deref()).map_err(|f| f.with_param(format!("{at}.detail")))?;
                 let url = self.image_url.ok_or_else(|| missing("image_url"))?;
                 let param = format!("{at}.image_url");
                 let source = url_source(url, "image/").map_err(|f| f.with_param(&*param))?;

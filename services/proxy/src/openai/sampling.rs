@@ -110,6 +110,12 @@ impl SamplingBody {
         self.priority.unwrap_or(0)
     }
 
+    /// Sets what `/v1/responses` has under names of its own.
+    pub(super) fn set_output(&mut self, max_tokens: Option<u32>, format: Option<ResponseFormat>) {
+        self.max_tokens = max_tokens;
+        self.response_format = format;
+    }
+
     /// The parameters on the wire. `logprobs`: number of alternatives, which each body states in its own way.
     ///
     /// # Errors

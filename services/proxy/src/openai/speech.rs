@@ -5,8 +5,10 @@ mod format;
 mod options;
 
 use super::api::{AdmittedCall, HttpApi, request_id};
+use super::collected::CollectedLogprobs;
 use super::error::HttpError;
 use super::sse;
+use super::token_logprob::Alternative;
 use crate::orchestrate::{Answer, Piece};
 use crate::request::{Api, Item, Request, Source};
 use axum::extract::{Request as HttpRequest, State};
@@ -43,20 +45,27 @@ async fn answer(api: HttpApi, request: HttpRequest, kind: SpeechKind) -> Result<
     };
     let (call, form) = read.await.inspect_err(|e| api.refused(id, e))?;
     let format = form.format;
-    let stream = form.stream;
+    let (stream, with_logprobs) = (form.stream, form.logprobs);
     let words = if form.options.words { WordTimes::Reported } else { WordTimes::Omitted };
     let request = into_request(form, &call, kind);
     let AdmittedCall { permit, .. } = call;
     let mut answer = api.orchestrator.start(request, permit)?;
     let first = next(&mut answer).await?;
     if stream {
-        return Ok(sse::response(events(first, answer)));
+        return Ok(sse::response(TranscriptEvents::new(with_logprobs).events(first, answer)));
     }
     let mut transcript = Transcript::new(kind, words);
+    if with_logprobs {
+        transcript = transcript.with_logprobs();
+    }
+    let mut logprobs = CollectedLogprobs::default();
     let mut piece = first;
     loop {
         match piece {
-            Piece::Delta(delta) => transcript.add(delta),
+            Piece::Delta(delta) => {
+                logprobs.add(&delta)?;
+                transcript.add(delta);
+            }
             Piece::Summary(summary) => return Ok(transcript.respond(summary, format)),
         }
         piece = next(&mut answer).await?;
@@ -99,7 +108,11 @@ fn into_request(form: SpeechForm, call: &AdmittedCall, kind: SpeechKind) -> Requ
         encoder_prompt: None,
         src_lang: None,
         resumption: call.resumption,
-        sampling: v1::Sampling { temperature: form.temperature, ..v1::Sampling::default() },
+        sampling: v1::Sampling {
+            temperature: form.temperature,
+            logprobs: form.logprobs.then_some(0),
+            ..v1::Sampling::default()
+        },
     }
 }
 
@@ -107,30 +120,72 @@ fn into_request(form: SpeechForm, call: &AdmittedCall, kind: SpeechKind) -> Requ
 #[serde(tag = "type")]
 enum TranscriptEvent {
     #[serde(rename = "transcript.text.delta")]
-    Delta { delta: String },
+    Delta {
+        delta: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs: Option<Vec<Alternative>>,
+    },
     #[serde(rename = "transcript.text.done")]
-    Done { text: String, usage: format::DurationUsage },
+    Done {
+        text: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        logprobs: Option<Vec<Alternative>>,
+        usage: format::DurationUsage,
+    },
 }
 
-/// An event per delta; the last one has the whole text. A failure is an event without `done` after it.
-fn events(first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
-    stream::unfold((Some(Ok(first)), String::new(), answer), |(first, mut text, mut answer)| async move {
-        let piece: Result<Piece, Failure> = match first {
-            Some(piece) => piece,
-            None => answer.next().await?,
-        };
-        let event = match piece {
-            Ok(Piece::Delta(delta)) if delta.text.is_empty() => Bytes::new(),
-            Ok(Piece::Delta(delta)) => {
-                text.push_str(&delta.text);
-                sse::event(&TranscriptEvent::Delta { delta: delta.text })
+/// Turns an answer into events.
+struct TranscriptEvents {
+    text: String,
+    /// Log-probabilities of the whole text, which the last event repeats.
+    logprobs: Option<Vec<Alternative>>,
+    /// Those of them that an event has had: a character may need several tokens.
+    n_sent: usize,
+    counted: CollectedLogprobs,
+}
+
+impl TranscriptEvents {
+    fn new(with_logprobs: bool) -> Self {
+        let logprobs = with_logprobs.then(Vec::new);
+        Self { text: String::new(), logprobs, n_sent: 0, counted: CollectedLogprobs::default() }
+    }
+
+    /// An event per delta; the last one has the whole text. A failure is an event without `done` after it.
+    fn events(self, first: Piece, answer: Answer) -> impl Stream<Item = Bytes> + Send + 'static {
+        stream::unfold(Some((self, Some(Ok(first)), answer)), |state| async move {
+            let (mut events, first, mut answer) = state?;
+            let piece: Result<Piece, Failure> = match first {
+                Some(piece) => piece,
+                None => answer.next().await?,
+            };
+            match piece.and_then(|piece| events.event(piece)) {
+                Ok(event) => Some((event, Some((events, None, answer)))),
+                Err(failure) => Some((sse::error(&failure), None)),
             }
-            Ok(Piece::Summary(summary)) => {
-                let text = text.trim().to_owned();
-                sse::event(&TranscriptEvent::Done { text, usage: format::DurationUsage::of(&summary) })
+        })
+    }
+
+    fn event(&mut self, piece: Piece) -> Result<Bytes, Failure> {
+        match piece {
+            Piece::Delta(delta) => {
+                self.counted.add(&delta)?;
+                if let Some(logprobs) = &mut self.logprobs {
+                    logprobs.extend(format::chosen(delta.logprobs));
+                }
+                if delta.text.is_empty() {
+                    return Ok(Bytes::new());
+                }
+                self.text.push_str(&delta.text);
+                let unsent =
+                    self.logprobs.as_ref().map(|all| all.iter().skip(self.n_sent).cloned().collect());
+                self.n_sent = self.logprobs.as_ref().map_or(0, Vec::len);
+                Ok(sse::event(&TranscriptEvent::Delta { delta: delta.text, logprobs: unsent }))
             }
-            Err(failure) => sse::error(&failure),
-        };
-        Some((event, (None, text, answer)))
-    })
+            Piece::Summary(summary) => {
+                let (text, logprobs) = (self.text.trim().to_owned(), self.logprobs.take());
+                let usage = format::DurationUsage::of(&summary);
+                Ok(sse::event(&TranscriptEvent::Done { text, logprobs, usage }))
+            }
+        }
+    }
 }

@@ -30,6 +30,12 @@ pub(super) fn event(data: &impl Serialize) -> Bytes {
     Bytes::from(format!("data: {json}\n\n"))
 }
 
+/// One event with a name of its own, as `/v1/responses` has them.
+pub(super) fn named_event(name: &str, data: &impl Serialize) -> Bytes {
+    let json = serde_json::to_string(data).unwrap_or_default();
+    Bytes::from(format!("event: {name}\ndata: {json}\n\n"))
+}
+
 /// The event of a failure in the middle of a stream; the stream ends with it. It is made inside the request's span.
 pub(super) fn error(failure: &Failure) -> Bytes {
     served_failure(&Span::current(), failure.class);

@@ -86,6 +86,16 @@ pub(super) fn constraint(
 }
 
 impl ResponseFormat {
+    /// Any JSON object.
+    pub(super) fn json_object() -> Self {
+        Self { kind: Some("json_object".to_owned()), json_schema: None }
+    }
+
+    /// JSON of this schema.
+    pub(super) fn json_schema(schema: Value) -> Self {
+        Self { kind: Some("json_schema".to_owned()), json_schema: Some(NamedSchema { schema: Some(schema) }) }
+    }
+
     fn kind(self) -> Result<Option<v1::constraint::Kind>, Failure> {
         use v1::constraint::{JsonObject, Kind};
         match self.kind.as_deref() {

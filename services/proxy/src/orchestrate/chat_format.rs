@@ -3,7 +3,8 @@
 
 use crate::fleet::catalog::Served;
 use crate::request::Request;
-use crate::tool_calls::{AnswerFormat, call_grammar, strict_grammar};
+use crate::tool_calls::{AnswerFormat, call_grammar, calls_or_json_grammar, strict_grammar};
+use serde_json::{Value, json};
 use triptych_core::Failure;
 use triptych_core::prompt::{Chat, ChatEnding, MessagePart, Prompt, Tool, ToolChoice, ToolSyntax};
 use triptych_proto::v1;
@@ -15,21 +16,32 @@ use triptych_proto::v1;
 pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerFormat, Failure> {
     let Prompt::Chat(chat) = &request.prompt else { return Ok(AnswerFormat::default()) };
     check_template(chat, served)?;
-    let format = served.chat.unwrap_or_default();
-    let calls = calls(chat, served)?;
-    let is_strict = calls.is_some() && chat.tools.iter().any(|tool| tool.is_strict);
+    let mut format = served.chat.unwrap_or_default();
+    let mut calls = calls(chat, served)?;
+    let is_tagged = calls.is_some_and(ToolSyntax::is_tagged);
+    // Tags have no grammar: what a model chooses to write in them is held to nothing.
+    let is_strict = calls.is_some() && !is_tagged && chat.tools.iter().any(|tool| tool.is_strict);
     let is_forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-    if (is_forced || is_strict) && request.sampling.constraint.is_some() {
+    let json = request.sampling.constraint.as_ref().and_then(schema_of);
+    if (is_forced || is_strict) && request.sampling.constraint.is_some() && json.is_none() {
         let (param, why) = match is_forced {
             true => ("tool_choice", "tool_choice asks for a call"),
             false => ("tools", "a tool is strict"),
         };
-        let message = format!("{why}, so the answer can have no other format: leave response_format out");
+        let message = format!("{why}, so the answer can have no other format than JSON: leave it out");
         return Err(Failure::invalid(message).with_param(param));
+    }
+    // Of an answer that is a call, or JSON, calls are held to a grammar as the JSON is.
+    let is_either = calls.is_some() && !is_forced && json.is_some();
+    let is_held = is_forced || is_strict || is_either;
+    if is_tagged && is_held {
+        calls = Some(ToolSyntax::Llama3Json);
+        format.tool_syntax = calls;
     }
     let answer = AnswerFormat {
         calls,
         tools: chat.tools.iter().map(|tool| tool.name.clone()).collect(),
+        schemas: chat.tools.iter().filter(|_| is_tagged).filter_map(schema_by_name).collect(),
         // A constrained answer begins at once with what it is held to.
         reasoning: format.thinks && !is_forced && request.sampling.constraint.is_none(),
         hides_reasoning: chat.hides_reasoning,
@@ -37,20 +49,38 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     if request.sampling.echo {
         return Ok(AnswerFormat::default());
     }
-    if is_forced || is_strict {
+    if is_held {
         let tools: Vec<&Tool> = match &chat.tool_choice {
             ToolChoice::Named(name) => chat.tools.iter().filter(|tool| tool.name == *name).collect(),
             _ => chat.tools.iter().collect(),
         };
         let is_single = chat.has_single_call || matches!(chat.tool_choice, ToolChoice::Named(_));
-        let grammar = match is_forced {
-            true => call_grammar(format, &tools, is_single),
-            false => strict_grammar(format, &tools),
+        let grammar = match json.filter(|_| is_either) {
+            Some(schema) => calls_or_json_grammar(format, &tools, is_single, &schema),
+            // An answer that is a call has no text that the format could be of.
+            None if is_forced => call_grammar(format, &tools, is_single),
+            None => strict_grammar(format, &tools),
         };
         let kind = Some(v1::constraint::Kind::Grammar(grammar));
         request.sampling.constraint = Some(v1::Constraint { kind });
     }
     Ok(answer)
+}
+
+/// Name and schema of a tool.
+fn schema_by_name(tool: &Tool) -> Option<(String, Value)> {
+    let schema = serde_json::from_str(tool.parameters.as_deref()?).ok()?;
+    Some((tool.name.clone(), schema))
+}
+
+/// The schema of an answer that must be JSON.
+fn schema_of(constraint: &v1::Constraint) -> Option<Value> {
+    use v1::constraint::Kind;
+    match constraint.kind.as_ref()? {
+        Kind::JsonObject(_) => Some(json!({"type": "object"})),
+        Kind::JsonSchema(text) => serde_json::from_str(text).ok(),
+        Kind::Regex(_) | Kind::Choice(_) | Kind::Grammar(_) => None,
+    }
 }
 
 /// Syntax in which the answer's calls are read; `None`: they are text.

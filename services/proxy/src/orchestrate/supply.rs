@@ -93,6 +93,11 @@ impl<'a> Supply<'a> {
         self.items.iter().any(|item| item.encoded.is_none())
     }
 
+    /// Description of the first item's output, once it is known.
+    pub(super) fn announced(&self) -> Option<Announced> {
+        self.known().next().cloned()
+    }
+
     /// The items as a PD worker is given them.
     pub(super) fn items(&self) -> Vec<v1::EncodedItem> {
         self.known().map(|known| (&known.item).into()).collect()

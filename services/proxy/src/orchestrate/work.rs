@@ -8,6 +8,7 @@ use crate::items::Materials;
 use crate::observe::Observer;
 use crate::request::Request;
 use crate::request_log::{EndedRequest, RequestLog, RequestRecord};
+use crate::rows::RowLoader;
 use crate::tool_calls::AnswerFormat;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub struct Orchestrator {
     pub budget: Arc<RetryBudget>,
     /// Makes encoder jobs of items.
     pub materials: Materials,
+    /// Reads the encoder outputs that are answers.
+    pub rows: RowLoader,
     /// Metrics.
     pub observer: Observer,
     /// The process's shutdown.

@@ -3,6 +3,8 @@
 use super::AnswerPiece;
 use super::parser::ToolParser;
 use super::reasoning::ReasoningParser;
+use super::tagged::TaggedParser;
+use serde_json::Value;
 use std::sync::Arc;
 use triptych_core::RequestId;
 use triptych_core::prompt::ToolSyntax;
@@ -18,6 +20,8 @@ pub struct AnswerFormat {
     pub calls: Option<ToolSyntax>,
     /// Names of the request's tools.
     pub tools: Arc<[String]>,
+    /// Schemas of their arguments, by name; for a syntax whose values have no types.
+    pub schemas: Arc<[(String, Value)]>,
     /// True if reasoning is apart from the text.
     pub reasoning: bool,
     /// True if reasoning is left out.
@@ -44,7 +48,44 @@ pub struct AnswerParser {
 #[derive(Debug)]
 struct ChoiceParser {
     reasoning: Option<ReasoningParser>,
-    calls: Option<ToolParser>,
+    calls: Option<CallParser>,
+}
+
+/// Reads calls, by their syntax.
+#[derive(Debug)]
+enum CallParser {
+    Json(ToolParser),
+    Tagged(TaggedParser),
+}
+
+impl CallParser {
+    fn new(syntax: ToolSyntax, format: &AnswerFormat) -> Self {
+        match syntax.is_tagged() {
+            true => Self::Tagged(TaggedParser::new(syntax, Arc::clone(&format.schemas))),
+            false => Self::Json(ToolParser::new(syntax, Arc::clone(&format.tools))),
+        }
+    }
+
+    fn push(&mut self, text: &str) -> Vec<AnswerPiece> {
+        match self {
+            Self::Json(parser) => parser.push(text),
+            Self::Tagged(parser) => parser.push(text),
+        }
+    }
+
+    fn finish(&mut self) -> Vec<AnswerPiece> {
+        match self {
+            Self::Json(parser) => parser.finish(),
+            Self::Tagged(parser) => parser.finish(),
+        }
+    }
+
+    fn n_calls(&self) -> u32 {
+        match self {
+            Self::Json(parser) => parser.n_calls(),
+            Self::Tagged(parser) => parser.n_calls(),
+        }
+    }
 }
 
 impl AnswerParser {
@@ -104,7 +145,7 @@ impl ChoiceParser {
     fn new(format: &AnswerFormat, begins_in_reasoning: bool) -> Self {
         Self {
             reasoning: format.reasoning.then(|| ReasoningParser::new(begins_in_reasoning)),
-            calls: format.calls.map(|syntax| ToolParser::new(syntax, Arc::clone(&format.tools))),
+            calls: format.calls.map(|syntax| CallParser::new(syntax, format)),
         }
     }
 
@@ -119,7 +160,7 @@ impl ChoiceParser {
     fn finish(&mut self) -> Vec<AnswerPiece> {
         let rest = self.reasoning.as_mut().map(ReasoningParser::finish).unwrap_or_default();
         let mut pieces = self.pass(rest);
-        pieces.extend(self.calls.as_mut().map(ToolParser::finish).unwrap_or_default());
+        pieces.extend(self.calls.as_mut().map(CallParser::finish).unwrap_or_default());
         pieces
     }
 

@@ -43,12 +43,25 @@ pub fn strict_grammar(format: ChatFormat, tools: &[&Tool]) -> String {
             format!("{free}segment: opening {calls}\nopening[lazy]: /(?s:.*)\\[TOOL_CALLS\\]/\n")
         }
         // A call begins the answer, and no other answer begins as one.
-        Some(ToolSyntax::Llama3Json) | None => format!(
+        Some(ToolSyntax::Llama3Json | ToolSyntax::Qwen3Coder | ToolSyntax::Glm45) | None => format!(
             "start: (opening? call{}) | REST\nopening[lazy]: /<\\|python_tag\\|>/\nREST: /([^{{](?s:.*))?/\n",
             more_calls(shape.between)
         ),
     };
     start + &call_rules(&shape, tools)
+}
+
+/// The grammar of an answer that is JSON of a schema or calls of `tools`.
+pub fn calls_or_json_grammar(
+    format: ChatFormat,
+    tools: &[&Tool],
+    has_single_call: bool,
+    schema: &Value,
+) -> String {
+    let calls = call_grammar(format, tools, has_single_call);
+    // The rule of the calls gets a name of its own, for they are one of two.
+    let calls = calls.strip_prefix("start: ").unwrap_or(&calls);
+    format!("start: calls | answer\nanswer: %json {schema}\ncalls: {calls}")
 }
 
 /// Further calls, as many as an answer may have.
@@ -97,7 +110,8 @@ impl Shape {
                 after: "]",
                 around: |name| object(name, "arguments"),
             },
-            Some(ToolSyntax::Llama3Json) | None => {
+            // Tags have no grammar: a constrained answer is held to Llama 3's syntax.
+            Some(ToolSyntax::Llama3Json | ToolSyntax::Qwen3Coder | ToolSyntax::Glm45) | None => {
                 Self { before: "", between: "; ", after: "", around: |name| object(name, "parameters") }
             }
         }

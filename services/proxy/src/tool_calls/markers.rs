@@ -21,7 +21,7 @@ const MAX_NAMED: usize = 512;
 /// The marker that begins calls.
 pub(super) fn opening(syntax: ToolSyntax) -> &'static str {
     match syntax {
-        ToolSyntax::Hermes => CALL,
+        ToolSyntax::Hermes | ToolSyntax::Qwen3Coder | ToolSyntax::Glm45 => CALL,
         ToolSyntax::Llama3Json => PYTHON_TAG,
         ToolSyntax::Mistral => TOOL_CALLS,
     }

@@ -17,6 +17,7 @@ mod http_limits;
 mod once;
 mod operations;
 mod request_log;
+mod responses;
 mod resumed;
 mod speech;
 mod support;

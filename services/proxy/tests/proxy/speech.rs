@@ -254,3 +254,53 @@ async fn a_window_that_does_not_advance_ends_the_request() {
     let (status, ..) = post(&cluster, TRANSCRIBE, &[("file", "audio"), ("long_form", "sequential")]).await;
     assert_eq!(status, 500);
 }
+
+#[tokio::test]
+async fn log_probabilities_are_those_of_the_tokens_whole_and_streamed() {
+    let cluster = Cluster::start().await;
+    let piece = |text: &str, token: &str, logprob| {
+        let chosen = v1::TokenLogprob { text: token.into(), logprob, ..v1::TokenLogprob::default() };
+        let token = v1::ChosenToken { chosen: Some(chosen), top: Vec::new() };
+        delta(v1::Delta { text: text.into(), logprobs: vec![token], ..v1::Delta::default() })
+    };
+    // The second token has no text of its own yet.
+    let spoken = || {
+        let pieces = [
+            piece("", "<|en|>", -0.1),
+            piece(" one", " one", -0.5),
+            piece("", " t", -1.0),
+            piece(" two", "wo", -2.0),
+        ];
+        GenerateStep::Send(pieces.into_iter().chain([summary(v1::Summary::default())]).collect())
+    };
+    cluster.pd.script([spoken(), spoken(), spoken()]);
+    let fields = [("file", "RIFF"), ("model", "asr"), ("include[]", "logprobs")];
+    let (status, _, body) = post(&cluster, TRANSCRIBE, &fields).await;
+    assert_eq!(status, 200, "{body}");
+    let expect = json!([
+        {"token": " one", "logprob": -0.5, "bytes": b" one"},
+        {"token": " t", "logprob": -1.0, "bytes": b" t"},
+        {"token": "wo", "logprob": -2.0, "bytes": b"wo"},
+    ]);
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((&body["text"], &body["logprobs"]), (&json!("one two"), &expect));
+    assert_eq!(cluster.pd.requests().pop().unwrap().sampling.unwrap().logprobs, Some(0));
+    let (_, _, events) = post(&cluster, TRANSCRIBE, &[&fields[..], &[("stream", "true")]].concat()).await;
+    let events: Vec<Value> = events
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
+    let n_logprobs: Vec<usize> = events.iter().map(|e| e["logprobs"].as_array().unwrap().len()).collect();
+    assert_eq!(n_logprobs, [1, 2, 3]);
+    assert_eq!((&events[2]["type"], &events[2]["logprobs"]), (&json!("transcript.text.done"), &expect));
+    let (_, _, body) = post(&cluster, TRANSCRIBE, &fields[..2]).await;
+    assert_eq!(serde_json::from_str::<Value>(&body).unwrap().get("logprobs"), None);
+    for (more, param) in
+        [(("include[]", "usage"), "include[]"), (("response_format", "srt"), "response_format")]
+    {
+        let (status, _, body) = post(&cluster, TRANSCRIBE, &[&fields[..], &[more]].concat()).await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((status, &body["error"]["param"]), (400, &json!(param)), "{body}");
+    }
+}

@@ -151,10 +151,42 @@ async fn a_strict_tool_holds_the_calls_that_a_model_chooses_to_make() {
     let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
     let Some(v1::constraint::Kind::Grammar(grammar)) = sampling.constraint.unwrap().kind else { panic!() };
     assert!(grammar.starts_with("start: segment* REST\n"), "{grammar}");
-    let format = json!({"type": "json_object"});
-    let (status, body) =
-        cluster.proxy.post(PATH, &ask(json!({"tools": tool, "response_format": format}))).await;
+    let fields = json!({"tools": tool, "structured_outputs": {"regex": "a+"}});
+    let (status, body) = cluster.proxy.post(PATH, &ask(fields)).await;
     assert_eq!((status, &body["error"]["param"]), (400, &json!("tools")));
+}
+
+#[tokio::test]
+async fn beside_tools_an_answer_in_json_is_that_or_a_call() {
+    let cluster = cluster().await;
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let asked = async |fields: Value, text: &str| {
+        cluster.pd.script([answer(&[text])]);
+        let (status, body) = cluster.proxy.post(PATH, &ask(fields)).await;
+        assert_eq!(status, 200, "{body}");
+        let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
+        (body["choices"][0]["message"].clone(), sampling.constraint.unwrap().kind.unwrap())
+    };
+    let (message, kind) = asked(json!({"response_format": format}), "{\"n\": 1}").await;
+    assert_eq!((&message["content"], message.get("tool_calls")), (&json!("{\"n\": 1}"), None));
+    let v1::constraint::Kind::Grammar(grammar) = kind else { panic!() };
+    assert!(
+        grammar.starts_with("start: calls | answer\n") && grammar.contains(&schema.to_string()),
+        "{grammar}"
+    );
+    let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"a\": 3}}\n</tool_call>";
+    let (message, _) = asked(json!({"response_format": format}), call).await;
+    assert_eq!(
+        (&message["content"], &message["tool_calls"][0]["function"]["name"]),
+        (&Value::Null, &json!("weather"))
+    );
+    // An answer that must be a call has no text to be in JSON.
+    let (_, kind) = asked(json!({"response_format": format, "tool_choice": "required"}), call).await;
+    let v1::constraint::Kind::Grammar(grammar) = kind else { panic!() };
+    assert!(!grammar.contains("answer"), "{grammar}");
+    let (_, kind) = asked(json!({"response_format": format, "tool_choice": "none"}), "{}").await;
+    assert_eq!(kind, v1::constraint::Kind::JsonSchema(schema.to_string()));
 }
 
 #[tokio::test]
@@ -167,9 +199,9 @@ async fn what_a_model_cannot_do_is_refused_by_name() {
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice", "has no tools"),
         (json!({"tool_choice": {"function": {"name": "x"}}}), "tool_choice", "names \"x\""),
         (
-            json!({"tool_choice": "required", "response_format": {"type": "json_object"}}),
+            json!({"tool_choice": "required", "structured_outputs": {"regex": "a+"}}),
             "tool_choice",
-            "leave response_format out",
+            "no other format than JSON",
         ),
         (json!({"tools": tool(json!({"name": "a b"}))}), "tools[0].function.name", "allowed are 1 to 64"),
         (
@@ -243,6 +275,63 @@ async fn prompts_become_tokens_and_tokens_text_as_in_vllm() {
         let (status, answer) = post(path, body.clone()).await;
         assert!(status >= 400 && answer["error"]["param"] == param, "{body}: {answer}");
     }
+}
+
+#[tokio::test]
+async fn calls_in_tags_have_the_types_of_their_schemas() {
+    let format = v1::ChatFormat {
+        reads_tools: true,
+        tool_syntax: v1::ToolSyntax::Qwen3Coder.into(),
+        ..v1::ChatFormat::default()
+    };
+    let coder = v1::WorkerModel { chat: Some(format), ..model("coder", Modality::Image, 1) };
+    let cluster = Cluster::serving(vec![coder], |_| {}).await;
+    let call = "I look. <tool_call>\n<function=weather>\n<parameter=a>\n3\n</parameter>\n<parameter=z>\n3\n</parameter>\n\
+        </function>\n</tool_call>";
+    cluster.pd.script([answer(&[&call[..40], &call[40..]])]);
+    let (status, body) = cluster.proxy.post(PATH, &ask(json!({"model": "coder"}))).await;
+    assert_eq!(status, 200, "{body}");
+    let choice = &body["choices"][0];
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &json!("I look. "))
+    );
+    let function = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(*function, json!({"name": "weather", "arguments": "{\"a\":3,\"z\":\"3\"}"}));
+    // A call that must be made is held to JSON, in the syntax that has no marks.
+    cluster.pd.script([answer(&["{\"name\": \"weather\", \"parameters\": {\"a\": 3}}"])]);
+    let (_, body) =
+        cluster.proxy.post(PATH, &ask(json!({"model": "coder", "tool_choice": "required"}))).await;
+    assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\": 3}");
+    let sampling = cluster.pd.requests().pop().unwrap().sampling.unwrap();
+    let Some(v1::constraint::Kind::Grammar(grammar)) = sampling.constraint.unwrap().kind else { panic!() };
+    assert!(grammar.contains("parameters") && !grammar.contains("tool_call"), "{grammar}");
+}
+
+#[tokio::test]
+async fn grpc_has_tokens_and_their_text() {
+    let cluster = cluster().await;
+    let mut client = cluster.proxy.client();
+    let text = |text: &str| {
+        let text = v1::TextOrTokens { kind: Some(v1::text_or_tokens::Kind::Text(text.into())) };
+        Some(v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(text)) })
+    };
+    let asked = |model: &str| v1::TokenizeRequest {
+        model: model.into(),
+        prompt: text("hi"),
+        with_texts: true,
+        ..v1::TokenizeRequest::default()
+    };
+    let found = client.tokenize(asked("hermes")).await.unwrap().into_inner();
+    assert_eq!((found.token_ids, found.texts.len(), found.max_context), (vec![5, 7], 2, 4096));
+    let plain = v1::TokenizeRequest { without_special_tokens: true, ..asked("hermes") };
+    assert_eq!(client.tokenize(plain).await.unwrap().into_inner().token_ids, [5, 6]);
+    let refused = client.tokenize(asked("x")).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::NotFound);
+    let refused = client.tokenize(v1::TokenizeRequest { prompt: None, ..asked("hermes") }).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    let asked = v1::DetokenizeRequest { model: "plain".into(), token_ids: vec![7, 8] };
+    assert_eq!(client.detokenize(asked).await.unwrap().into_inner().text, "[7, 8]");
 }
 
 #[tokio::test]

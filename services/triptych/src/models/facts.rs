@@ -4,8 +4,48 @@ use super::measure::Measured;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use triptych_core::Modality;
+use triptych_core::prompt::ToolSyntax;
 use triptych_models::model::{BytesByPrecision, Inventory, StageInventory};
+use triptych_models::prompt::ChatTemplate;
 use triptych_models::{Model, ModelSource};
+
+/// Endpoints of conversations.
+const CHAT: [&str; 2] = ["POST /v1/chat/completions", "POST /v1/responses"];
+
+/// Tools in the conversations of a model, by its chat template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolSupport {
+    /// The template shows none, or there is none.
+    NotShown,
+    /// Shown; the syntax of calls is not known.
+    UnknownSyntax,
+    /// Shown, and calls are read in this syntax.
+    Read(ToolSyntax),
+}
+
+impl ToolSupport {
+    fn of(model: &Model) -> Self {
+        let format = model.prompts().chat_template().map(ChatTemplate::format).unwrap_or_default();
+        match format.tool_syntax {
+            _ if !format.reads_tools => Self::NotShown,
+            None => Self::UnknownSyntax,
+            Some(syntax) => Self::Read(syntax),
+        }
+    }
+
+    /// A line for the page.
+    pub fn line(self) -> String {
+        match self {
+            Self::NotShown => {
+                "not shown by its chat template; a call can be asked for by tool_choice".to_owned()
+            }
+            Self::UnknownSyntax => {
+                "shown; the syntax of calls is not known, and --tool-parser names one".to_owned()
+            }
+            Self::Read(syntax) => format!("shown, and called as {}", syntax.as_str()),
+        }
+    }
+}
 
 /// Facts about a model.
 pub struct Facts {
@@ -21,6 +61,8 @@ pub struct Facts {
     pub prompts: &'static str,
     /// Endpoints for its requests.
     pub endpoints: Vec<&'static str>,
+    /// Tools that its conversations show and call.
+    pub tools: ToolSupport,
     /// Tokens the decoder's context holds.
     pub max_context: usize,
     /// Tokens of the vocabulary.
@@ -50,15 +92,18 @@ impl Facts {
         }
         // Audio among the tokens has words beside it.
         if reads(Modality::Image) || (reads(Modality::Audio) && inventory.kv.cross_per_row.is_none()) {
-            endpoints.push("POST /v1/chat/completions");
+            endpoints.extend(CHAT);
         }
         let is_decoder = modalities.is_empty();
         let chats = is_decoder && model.prompts().has_chat_template();
         if chats {
-            endpoints.push("POST /v1/chat/completions");
+            endpoints.extend(CHAT);
         }
         if reads(Modality::Text) || is_decoder {
             endpoints.push("POST /v1/completions");
+        }
+        if !is_decoder {
+            endpoints.push("POST /v1/embeddings");
         }
         endpoints.push("gRPC triptych.v1.Triptych/Generate");
         let prompts = match inventory.kv.cross_per_row {
@@ -76,6 +121,7 @@ impl Facts {
             family: model.family(),
             prompts,
             endpoints,
+            tools: ToolSupport::of(model),
             max_context: model.max_context(),
             vocab: model.tokenizer().vocab_size(),
             modalities,
@@ -109,6 +155,10 @@ impl Facts {
             },
             "modalities": self.modalities.iter().map(|m| m.as_str()).collect::<Vec<_>>(),
             "prompts": self.prompts, "endpoints": self.endpoints,
+            "tools": self.tools != ToolSupport::NotShown, "tool_parser": match self.tools {
+                ToolSupport::Read(syntax) => Some(syntax.as_str()),
+                ToolSupport::NotShown | ToolSupport::UnknownSyntax => None,
+            },
             "max_context": self.max_context, "vocab": self.vocab,
             "stages": {
                 "encoder": i.encoder.as_ref().map(|encoder| stage(&encoder.stage)), "decoder": stage(&i.decoder),

@@ -22,6 +22,7 @@ pub fn of(facts: &Facts) -> String {
     let reads: Vec<_> = facts.modalities.iter().map(|m| m.as_str()).collect();
     line("reads", if reads.is_empty() { "its prompt alone".to_owned() } else { reads.join(", ") });
     line("prompts", facts.prompts.to_owned());
+    line("tools", facts.tools.line());
     line("weights", weights(i));
     line("served at", facts.endpoints.join(", "));
     line("context", format!("{} tokens, of {}", count(facts.max_context), count(facts.vocab)));

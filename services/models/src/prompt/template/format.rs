@@ -4,9 +4,8 @@ use triptych_core::prompt::{ChatFormat, ToolSyntax};
 
 /// The format of a template with this text, whose variables are `is_variable`.
 ///
-/// The markers are those of the published templates: Hermes 2 Pro and Qwen write `<tool_call>` around JSON (Qwen3-Coder
-/// and GLM write tags of their own within it, which are not known), Mistral `[TOOL_CALLS]`, Llama 3 `<|python_tag|>` or
-/// an object with `"parameters"`.
+/// The markers are those of the published templates: Hermes 2 Pro and Qwen write `<tool_call>` around JSON, Qwen3-Coder and
+/// GLM tags of their own within it, Mistral `[TOOL_CALLS]`, Llama 3 `<|python_tag|>` or an object with `"parameters"`.
 pub(super) fn format_of(source: &str, is_variable: impl Fn(&str) -> bool) -> ChatFormat {
     let has = |text: &str| source.contains(text);
     let reads_tools = is_variable("tools");
@@ -15,7 +14,11 @@ pub(super) fn format_of(source: &str, is_variable: impl Fn(&str) -> bool) -> Cha
     } else if has("[TOOL_CALLS]") {
         Some(ToolSyntax::Mistral)
     } else if has("<tool_call>") {
-        Some(ToolSyntax::Hermes).filter(|_| !has("<function=") && !has("<arg_key>"))
+        Some(match (has("<function="), has("<arg_key>")) {
+            (true, _) => ToolSyntax::Qwen3Coder,
+            (false, true) => ToolSyntax::Glm45,
+            (false, false) => ToolSyntax::Hermes,
+        })
     } else if has("<|python_tag|>") || has("\"parameters\":") {
         Some(ToolSyntax::Llama3Json)
     } else {

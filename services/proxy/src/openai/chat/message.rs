@@ -2,6 +2,7 @@
 
 use super::super::lists::ShortList;
 use super::super::part::RawPart;
+use super::super::text_or_list::TextOrList;
 use super::tools::RawCall;
 use crate::request::Item;
 use serde::Deserialize;
@@ -12,7 +13,7 @@ use triptych_core::prompt::{CallReference, Message, MessagePart, Role};
 #[derive(Debug, Deserialize)]
 pub(super) struct RawMessage {
     role: Option<String>,
-    content: Option<Content>,
+    content: Option<TextOrList<RawPart>>,
     /// Calls of the assistant.
     tool_calls: Option<ShortList<RawCall>>,
     /// The call whose result a tool gives.
@@ -21,42 +22,6 @@ pub(super) struct RawMessage {
     name: Option<String>,
     reasoning_content: Option<String>,
     reasoning: Option<String>,
-}
-
-/// Content of a message: text, or a list of parts.
-#[derive(Debug)]
-enum Content {
-    Text(String),
-    Parts(Vec<RawPart>),
-}
-
-/// By hand, so that an error inside a part says where it is; `untagged` would only say that no variant fits.
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Content;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a string or a list of parts")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-
-            fn visit_string<E: serde::de::Error>(self, text: String) -> Result<Content, E> {
-                Ok(Content::Text(text))
-            }
-
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-                Vec::deserialize(serde::de::value::SeqAccessDeserializer::new(parts)).map(Content::Parts)
-            }
-        }
-
-        deserializer.deserialize_any(Visitor)
-    }
 }
 
 impl RawMessage {
@@ -72,8 +37,8 @@ impl RawMessage {
         parts.extend(reasoning.filter(|text| !text.is_empty()).map(MessagePart::Reasoning));
         match self.content {
             None => {}
-            Some(Content::Text(text)) => parts.push(MessagePart::Text(text)),
-            Some(Content::Parts(content)) => {
+            Some(TextOrList::Text(text)) => parts.push(MessagePart::Text(text)),
+            Some(TextOrList::List(content)) => {
                 for (p, part) in content.into_iter().enumerate() {
                     parts.push(part.into_part(&format!("messages[{i}].content[{p}]"), items)?);
                 }

@@ -2,10 +2,10 @@
 
 use super::super::response_head::ResponseHead;
 use super::super::sse;
+use super::super::token_logprob::TokenLogprob;
 use super::super::usage::Usage;
 use super::schema::{
     AnswerMessage, Call, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, Reasoning,
-    TokenLogprob,
 };
 use crate::orchestrate::{Answer, Piece};
 use bytes::Bytes;

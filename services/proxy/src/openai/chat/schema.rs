@@ -1,6 +1,6 @@
 //! OpenAI's objects for chat answers. Fields and their names only; `response` fills them.
 
-use super::super::response_head::own_bytes;
+use super::super::token_logprob::TokenLogprob;
 use super::super::usage::Usage;
 use serde::Serialize;
 use triptych_proto::v1;
@@ -119,35 +119,4 @@ pub(super) struct ChunkDelta {
 pub(super) struct Logprobs {
     pub(super) content: Vec<TokenLogprob>,
     pub(super) refusal: Option<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct TokenLogprob {
-    #[serde(flatten)]
-    chosen: Alternative,
-    top_logprobs: Vec<Alternative>,
-}
-
-#[derive(Debug, Serialize)]
-struct Alternative {
-    bytes: Vec<u8>,
-    logprob: f32,
-    token: String,
-}
-
-impl From<v1::TokenLogprob> for Alternative {
-    fn from(t: v1::TokenLogprob) -> Self {
-        let bytes = own_bytes(&t).to_vec();
-        // JSON has no infinity, and clients expect a number; OpenAI writes -9999 for a negligible probability.
-        Self { bytes, logprob: t.logprob.max(-9999.0), token: t.text }
-    }
-}
-
-impl From<v1::ChosenToken> for TokenLogprob {
-    fn from(t: v1::ChosenToken) -> Self {
-        Self {
-            chosen: t.chosen.unwrap_or_default().into(),
-            top_logprobs: t.top.into_iter().map(Into::into).collect(),
-        }
-    }
 }

@@ -28,6 +28,8 @@ pub(super) struct SpeechForm {
     pub(super) format: TranscriptFormat,
     pub(super) temperature: Option<f32>,
     pub(super) stream: bool,
+    /// True if the log-probability of each token is reported.
+    pub(super) logprobs: bool,
     pub(super) options: SpeechOptions,
 }
 
@@ -80,6 +82,7 @@ struct Fields {
     temperature: Option<String>,
     stream: Option<String>,
     granularities: Vec<String>,
+    includes: Vec<String>,
     /// Values of [`options::FIELDS`], by name.
     options: HashMap<String, String>,
 }
@@ -131,7 +134,11 @@ impl Fields {
                 }
                 return Ok(());
             }
-            "include[]" | "include" | "known_speaker_names[]" | "known_speaker_references[]" => {
+            "include[]" | "include" => {
+                self.includes.push(text_of(field).await?);
+                return Ok(());
+            }
+            "known_speaker_names[]" | "known_speaker_references[]" => {
                 let message = format!("{name} is not supported by this server");
                 return Err(Failure::invalid(message).with_param(name).into());
             }
@@ -172,6 +179,7 @@ impl Fields {
             let message = "a stream has no times: with stream, response_format must be json or text";
             return Err(Failure::invalid(message).with_param("response_format"));
         }
+        let logprobs = logprobs(&self.includes, format)?;
         let temperature = temperature.transpose()?;
         // Checking a window delays a stream by that window, so a stream has it only when a threshold is given.
         let with_fallback = !stream && temperature.is_none_or(|t| t == 0.0);
@@ -184,9 +192,22 @@ impl Fields {
             format,
             temperature,
             stream,
+            logprobs,
             options,
         })
     }
+}
+
+/// True if log-probabilities are asked for, of a format that has room for them.
+fn logprobs(includes: &[String], format: TranscriptFormat) -> Result<bool, Failure> {
+    if let Some(other) = includes.iter().find(|include| *include != "logprobs") {
+        return Err(invalid_field("include[]", other, "logprobs"));
+    }
+    if !includes.is_empty() && format != TranscriptFormat::Json {
+        let message = "only json has log-probabilities: with include[], response_format must be json";
+        return Err(Failure::invalid(message).with_param("response_format"));
+    }
+    Ok(!includes.is_empty())
 }
 
 async fn bytes_of(mut field: Field<'_>, limit: usize) -> Result<Bytes, HttpError> {

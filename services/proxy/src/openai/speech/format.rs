@@ -1,5 +1,6 @@
 //! A transcript in the formats of OpenAI's API.
 
+use super::super::token_logprob::Alternative;
 use super::form::TranscriptFormat;
 use axum::Json;
 use axum::http::header;
@@ -30,11 +31,14 @@ pub(super) struct Transcript {
     words: WordTimes,
     text: String,
     segments: Vec<v1::Segment>,
+    logprobs: Option<Vec<Alternative>>,
 }
 
 #[derive(Serialize)]
 struct JsonTranscript<'a> {
     text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<Alternative>>,
     usage: DurationUsage,
 }
 
@@ -89,12 +93,21 @@ impl DurationUsage {
 
 impl Transcript {
     pub(super) fn new(kind: SpeechKind, words: WordTimes) -> Self {
-        Self { kind, words, text: String::new(), segments: Vec::new() }
+        Self { kind, words, text: String::new(), segments: Vec::new(), logprobs: None }
+    }
+
+    /// With the log-probability of each token.
+    #[must_use]
+    pub(super) fn with_logprobs(self) -> Self {
+        Self { logprobs: Some(Vec::new()), ..self }
     }
 
     pub(super) fn add(&mut self, delta: v1::Delta) {
         self.text.push_str(&delta.text);
         self.segments.extend(delta.segments);
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.extend(chosen(delta.logprobs));
+        }
     }
 
     pub(super) fn respond(mut self, summary: v1::Summary, format: TranscriptFormat) -> Response {
@@ -108,7 +121,8 @@ impl Transcript {
         let typed = |kind: &'static str, body: String| ([(header::CONTENT_TYPE, kind)], body).into_response();
         match format {
             TranscriptFormat::Json => {
-                Json(JsonTranscript { text: &text, usage: DurationUsage::of(&summary) }).into_response()
+                let (logprobs, usage) = (self.logprobs, DurationUsage::of(&summary));
+                Json(JsonTranscript { text: &text, logprobs, usage }).into_response()
             }
             TranscriptFormat::Text => typed("text/plain; charset=utf-8", text + "\n"),
             TranscriptFormat::VerboseJson => Json(self.verbose(&text, &summary)).into_response(),
@@ -176,6 +190,13 @@ impl Transcript {
         }
         out
     }
+}
+
+/// The tokens of the text, each with its log-probability. Languages, tasks and times are tokens that Whisper writes too, and
+/// spells in one way; they are no text.
+pub(super) fn chosen(tokens: Vec<v1::ChosenToken>) -> impl Iterator<Item = Alternative> {
+    let is_text = |token: &v1::TokenLogprob| !(token.text.starts_with("<|") && token.text.ends_with("|>"));
+    tokens.into_iter().filter_map(|token| token.chosen).filter(is_text).map(Alternative::from)
 }
 
 /// `HH:MM:SS,mmm`.

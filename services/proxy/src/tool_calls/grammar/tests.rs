@@ -127,6 +127,25 @@ fn calls_that_must_be_made_fit_and_are_read_again() {
 }
 
 #[test]
+fn an_answer_is_json_of_its_schema_or_calls_and_nothing_else() {
+    let tool = tool();
+    let schema = json!({"type": "object", "properties": {"sky": {"type": "boolean"}}, "required": ["sky"],
+        "additionalProperties": false});
+    for (syntax, has_named_args, [one, two]) in CALLS {
+        let format = format(syntax, has_named_args);
+        let grammar = calls_or_json_grammar(format, &[&tool], false, &schema);
+        for text in [one, two, "{\"sky\": true}"] {
+            assert_eq!(fits(&grammar, text), (text.len(), true), "{text}: {grammar}");
+        }
+        for wrong in [one.replace('1', "x"), "{\"sky\": 1}".to_owned(), "Let me see.".to_owned()] {
+            assert!(fits(&grammar, &wrong).0 < wrong.len(), "{wrong}: {grammar}");
+        }
+        let single = calls_or_json_grammar(format, &[&tool], true, &schema);
+        assert!(fits(&single, two).0 < two.len(), "{single}");
+    }
+}
+
+#[test]
 fn strict_calls_fit_their_schema_and_text_is_free() {
     let tool = tool();
     for (syntax, has_named_args, [one, two]) in CALLS {

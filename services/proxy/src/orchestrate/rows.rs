@@ -1,0 +1,114 @@
+//! Rows of a request's only item, for answers without a decoder: the item is encoded, shared and cached as any other.
+
+use super::supply::{Supply, at_item};
+use super::work::{Orchestrator, Work};
+use crate::request::Request;
+use crate::request_log::RequestRecord;
+use crate::request_machine::event::RequestEvent;
+use crate::request_machine::failures::out_of_time;
+use crate::request_machine::output::Announced;
+use crate::tool_calls::AnswerFormat;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::timeout_at;
+use triptych_core::prompt::{MessagePart, Prompt};
+use triptych_core::{EncoderOutput, Failure, ItemIdx, ModelName};
+use triptych_proto::v1;
+
+/// Times that an output is encoded which then cannot be read.
+const MAX_ENCODES: usize = 2;
+
+/// Rows of an item, and the model whose encoder made them.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// The rows.
+    pub output: EncoderOutput,
+    /// The model.
+    pub model: ModelName,
+}
+
+impl Orchestrator {
+    /// Rows of the request's item, or of its text for a model whose encoder reads text. Ends when it is dropped.
+    ///
+    /// # Errors
+    /// [`Failure`] if the request is refused, has no item that an encoder of its model reads or more than one; of the
+    /// encode; if the time is up.
+    pub async fn rows(self: &Arc<Self>, mut request: Request) -> Result<Rows, Failure> {
+        let refused = |failure: &Failure, request: &Request| {
+            self.observer.refused(failure);
+            self.request_log.refused(request.id, request.api, failure);
+        };
+        let admitted = self.admit(&mut request).and_then(|(route, _)| {
+            check_item(&request, &route.served.name)?;
+            Ok(route)
+        });
+        let route = admitted.inspect_err(|failure| refused(failure, &request))?;
+        let (sender, _) = mpsc::channel(1);
+        let (format, record) = (AnswerFormat::default(), RequestRecord::default());
+        let work = Work { orchestrator: Arc::clone(self), request, route, format, sender, record };
+        let (arrived, deadline) = (work.request.arrived, work.request.deadline);
+        let abort = self.drain.abort_token();
+        let encoding = self.drain.tasks().track_future(encoded(&work));
+        let outcome = tokio::select! {
+            done = timeout_at(deadline, encoding) => {
+                done.unwrap_or_else(|_| Err(out_of_time(deadline.duration_since(arrived))))
+            }
+            () = abort.cancelled() => {
+                self.drain.count_cut();
+                Err(Failure::unavailable("the server is stopping"))
+            }
+        };
+        self.observer.ended(&work.route.served.name, outcome.as_ref().map(|_| ()), arrived);
+        let outcome = outcome.map_err(|failure| work.request.localise(failure));
+        let summary = v1::Summary::default();
+        work.log(outcome.as_ref().map(|_| &summary));
+        Ok(Rows { output: outcome?, model: work.route.served.name.clone() })
+    }
+}
+
+/// Refuses a request without an item, or with one beside text that its encoder does not read.
+fn check_item(request: &Request, model: &ModelName) -> Result<(), Failure> {
+    let is_text = |part: &MessagePart| !matches!(part, MessagePart::Item(_));
+    if let Prompt::Chat(chat) = &request.prompt
+        && !request.items.is_empty()
+        && chat.messages.iter().flat_map(|message| &message.parts).any(is_text)
+    {
+        let message =
+            format!("the encoder of model {model:?} reads no text with an item: leave the text out");
+        return Err(Failure::invalid(message).with_param("messages"));
+    }
+    match request.items.len() {
+        1 => Ok(()),
+        0 => {
+            let message =
+                format!("model {model:?} has no encoder of text: send an item that it reads as messages");
+            Err(Failure::invalid(message).with_param("prompt"))
+        }
+        n => {
+            let message = format!("the request has {n} items, allowed is one: its rows are the embedding");
+            Err(Failure::invalid(message).with_param("messages"))
+        }
+    }
+}
+
+async fn encoded(work: &Work) -> Result<EncoderOutput, Failure> {
+    let jobs = work.orchestrator.materials.jobs(&work.request, &work.route).await?;
+    let mut supply = Supply::begin(work, jobs);
+    for attempt in 1..=MAX_ENCODES {
+        while supply.is_pending() {
+            if let RequestEvent::ItemFailed { item, failure } = supply.next().await {
+                return Err(at_item(failure, item));
+            }
+        }
+        if attempt == 1 {
+            supply.supplied();
+        }
+        let announced: Option<Announced> = supply.announced();
+        let Some(announced) = announced else { break };
+        if let Some(output) = work.orchestrator.rows.load(&announced).await? {
+            return Ok(output);
+        }
+        supply.renew(ItemIdx(0));
+    }
+    Err(Failure::unavailable("an encoder output was made and is gone"))
+}
