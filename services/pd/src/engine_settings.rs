@@ -175,7 +175,7 @@ mod tests {
             cross_attention: true,
             cross_optional: false,
             mutual_items: false,
-        kv_window: None,
+            kv_window: None,
             self_block_bytes: block,
             cross_block_bytes: block,
             cross_rows_per_token: 7,

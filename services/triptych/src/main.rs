@@ -4,6 +4,7 @@
 //! lives in the libraries. Read in this order:
 //!
 //! - [`cli`] and [`args`]: the commands and the flags that several of them share;
+//! - [`config`]: the same flags from a file, and what they are in the end;
 //! - [`role`]: one process of the cluster, from its flags to its library's `run`;
 //! - [`topology`]: clusters that are started to be compared;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
@@ -23,6 +24,7 @@ mod ask;
 mod bench;
 mod cli;
 mod commit;
+mod config;
 mod ec;
 mod ec_choice;
 mod ec_meters;
@@ -40,8 +42,7 @@ mod topology;
 mod units;
 mod up;
 
-use clap::Parser;
-use cli::{Cli, Command};
+use cli::Command;
 use error::CliError;
 use std::io::Write;
 use std::process::ExitCode;
@@ -52,7 +53,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
-    let cli = Cli::parse();
+    let cli = match config::parse(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(e) => return report(&e),
+    };
     if matches!(cli.command, Command::GrammarTrial) {
         return triptych_pd::grammar::run_trial();
     }
@@ -61,12 +65,14 @@ fn main() -> ExitCode {
     }
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            // A closed stderr must not turn an error into a panic.
-            let _ = writeln!(std::io::stderr(), "error: {e}");
-            ExitCode::from(e.exit_code())
-        }
+        Err(e) => report(&e),
     }
+}
+
+fn report(e: &CliError) -> ExitCode {
+    // A closed stderr must not turn an error into a panic.
+    let _ = writeln!(std::io::stderr(), "error: {e}");
+    ExitCode::from(e.exit_code())
 }
 
 fn run(command: Command) -> Result<(), CliError> {
@@ -81,6 +87,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(*args)),
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
         Command::Keys(args) => keys::run(args),
+        Command::Config(args) => config::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) if args.check => args.role.check(),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args.role)),

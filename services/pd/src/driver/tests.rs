@@ -52,7 +52,7 @@ impl Decoder for AligningDecoder {
             cross_attention: true,
             cross_optional: false,
             mutual_items: false,
-        kv_window: None,
+            kv_window: None,
             self_block_bytes: 1 << 20,
             cross_block_bytes: 1 << 20,
             cross_rows_per_token: 1,

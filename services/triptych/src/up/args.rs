@@ -5,6 +5,7 @@ use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
+use crate::config::ConfigArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 
@@ -50,4 +51,7 @@ pub struct UpArgs {
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
+    /// Config file, also of the processes that are started
+    #[command(flatten)]
+    pub config: ConfigArgs,
 }
