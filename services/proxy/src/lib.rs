@@ -24,10 +24,13 @@ mod items;
 
 mod observe;
 mod request_log;
+mod running;
+mod accounting;
 mod orchestrate;
 
 mod grpc;
 mod openai;
+mod admin;
 
 mod embedded;
 mod serve;
@@ -38,6 +41,7 @@ pub mod decisions {
     pub use crate::fleet::{prefix, reservation, score, size, view};
 }
 
+pub use admin::token::{AdminToken, AdminTokenError};
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
 pub use openai::cors::{AllowedOrigin, NotAnOrigin};

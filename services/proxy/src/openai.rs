@@ -23,6 +23,7 @@ mod sampling;
 mod span;
 mod speech;
 mod sse;
+mod status;
 mod structured;
 mod tokens;
 mod usage;
@@ -44,6 +45,7 @@ use triptych_runtime::metrics::CONTENT_TYPE;
 pub fn routes(api: HttpApi) -> Router {
     let cors = cors::layer(&api.allowed_origins);
     let routes = Router::new()
+        .route("/", get(status::page))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/audio/transcriptions", post(speech::transcribe))

@@ -9,6 +9,7 @@ pub mod discovery;
 pub mod drain;
 pub mod graphs;
 pub mod limits;
+pub mod operator;
 pub mod rows;
 pub mod watchdog;
 

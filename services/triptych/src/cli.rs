@@ -13,6 +13,7 @@ use crate::role::encoder::EncoderArgs;
 use crate::role::pd::{GRAMMAR_TRIAL, PdArgs};
 use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
+use crate::top::TopArgs;
 use crate::up::UpArgs;
 use clap::{Args, Parser, Subcommand};
 
@@ -80,6 +81,9 @@ pub enum Command {
     /// Plan how many encoders and PD workers a workload needs, or whether colocated workers are enough
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(Box<PlanArgs>),
+    /// Watch a running cluster: pools, queues, rates, latencies, goodput
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
@@ -191,6 +195,14 @@ Examples:
   triptych keys new --tenant acme >> keys           the key is shown, its hash goes into the file
   triptych keys new --tenant acme --models vl,asr
   triptych proxy --api-keys keys …                  requests then need `Authorization: Bearer KEY`";
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  triptych top                                      the cluster of `triptych up`, every two seconds
+  triptych top --admin proxy:9090 --admin-token-file token --slo ttft=500ms,tpot=50ms
+  triptych top --once --json                        for a script: two looks an interval apart, one JSON object
+
+Rates and latencies are of the time between two looks. The list of workers needs the admin API.";
 
 const CONFIG_EXAMPLES: &str = "\
 Examples:

@@ -11,6 +11,7 @@
 //! - [`ask`]: the client;
 //! - [`bench`]: the load generator;
 //! - [`health`]: the probe of an image that has nothing else;
+//! - [`top`]: pools, queues and rates of a running cluster;
 //! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
@@ -35,9 +36,11 @@ mod listen;
 mod model;
 mod models;
 mod orphan;
+mod plain_http;
 mod plan;
 mod profile;
 mod role;
+mod top;
 mod topology;
 mod units;
 mod up;
@@ -86,6 +89,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
         Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(*args)),
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
+        Command::Top(args) => block_on(Builder::new_current_thread(), top::run(args)),
         Command::Keys(args) => keys::run(args),
         Command::Config(args) => config::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),

@@ -38,7 +38,7 @@ fn refuses(args: &[&str], code: i32, parts: &[&str]) {
 #[test]
 fn help_of_every_command_has_an_example() {
     for command in
-        ["up", "ask", "models", "ec", "profile", "plan", "config", "proxy", "encoder", "pd", "store"]
+        ["up", "ask", "models", "ec", "profile", "plan", "config", "top", "proxy", "encoder", "pd", "store"]
     {
         let output = triptych(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
