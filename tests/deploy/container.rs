@@ -27,6 +27,7 @@ for device in null random urandom; do
 done
 mount -t tmpfs -o mode=1777,size=64m tmpfs "$root/tmp"
 while [ "$1" != -- ]; do
+    mkdir -p "$root$2"
     mount --bind "$1" "$root$2"
     mount -o "remount,bind,$3" "$root$2"
     shift 3

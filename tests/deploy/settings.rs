@@ -14,6 +14,8 @@ fn ask(service: &Value, flag: &str, change: &[(&str, &str)]) -> Output {
     let mut command = Command::new(binary());
     command.args(texts(&service["command"])).arg(flag);
     command.env_clear().envs(image_variables()).envs(variables(service)).envs(change.iter().copied());
+    // The folder that is mounted there.
+    command.env("TRIPTYCH_CONFIG", root().join("deploy/compose/config/triptych.toml"));
     command.output().expect("the binary runs")
 }
 

@@ -3,26 +3,38 @@
 
 use crate::fleet::Forecast;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use triptych_core::{Failure, FailureClass};
 
-/// The bound on requests in flight. Taken before a body is read, so that it bounds memory too.
+/// The bound on requests in flight. Taken before a body is read, so that it bounds memory too. It may change meanwhile:
+/// requests over a lower bound end as they would have.
 #[derive(Clone, Debug)]
-pub struct Admission {
-    places: Arc<Semaphore>,
-    n_places: usize,
+pub struct Admission(Arc<Places>);
+
+#[derive(Debug)]
+struct Places {
+    limit: AtomicUsize,
+    n_inside: AtomicUsize,
 }
 
 /// A request's place; given back when the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Permit(#[allow(dead_code, reason = "held, not read")] Arc<OwnedSemaphorePermit>);
+pub struct Permit(#[allow(dead_code, reason = "held, not read")] Arc<Place>);
+
+#[derive(Debug)]
+struct Place(Arc<Places>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.n_inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 impl Admission {
-    /// Admission of this many requests at once.
+    /// Admission of this many requests at once; at least one.
     pub fn new(n_places: usize) -> Self {
-        let n_places = n_places.clamp(1, Semaphore::MAX_PERMITS);
-        Self { places: Arc::new(Semaphore::new(n_places)), n_places }
+        Self(Arc::new(Places { limit: AtomicUsize::new(n_places.max(1)), n_inside: AtomicUsize::new(0) }))
     }
 
     /// Takes a place.
@@ -30,18 +42,31 @@ impl Admission {
     /// # Errors
     /// Overloaded, with the number of places.
     pub fn enter(&self) -> Result<Permit, Failure> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            Failure::new(
+        let limit = self.limit();
+        let taken =
+            self.0.n_inside.try_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then(|| n + 1));
+        match taken {
+            Ok(_) => Ok(Permit(Arc::new(Place(Arc::clone(&self.0))))),
+            Err(_) => Err(Failure::new(
                 FailureClass::Overloaded,
-                format!("the server works on {} requests already, its limit; try again", self.n_places),
-            )
-        })?;
-        Ok(Permit(Arc::new(permit)))
+                format!("the server works on {limit} requests already, its limit; try again"),
+            )),
+        }
     }
 
     /// Requests that are worked on.
     pub fn n_inside(&self) -> usize {
-        self.n_places - self.places.available_permits()
+        self.0.n_inside.load(Ordering::Acquire)
+    }
+
+    /// The bound.
+    pub fn limit(&self) -> usize {
+        self.0.limit.load(Ordering::Acquire)
+    }
+
+    /// Changes the bound, for requests that are still to come; at least one.
+    pub fn set_limit(&self, n_places: usize) {
+        self.0.limit.store(n_places.max(1), Ordering::Release);
     }
 }
 
@@ -98,5 +123,19 @@ mod tests {
         assert!(failure.message.contains("1 requests"), "{failure}");
         drop(permit);
         assert!(admission.enter().is_ok());
+    }
+
+    #[test]
+    fn a_lower_limit_ends_nothing_and_a_higher_one_holds_at_once() {
+        let admission = Admission::new(2);
+        let permits = [admission.enter().unwrap(), admission.enter().unwrap()];
+        admission.set_limit(1);
+        assert!(admission.enter().unwrap_err().message.contains("1 requests"));
+        assert_eq!(admission.n_inside(), 2);
+        admission.set_limit(3);
+        let third = admission.enter().unwrap();
+        assert!(admission.enter().is_err());
+        drop((permits, third));
+        assert_eq!((admission.n_inside(), admission.limit()), (0, 3));
     }
 }

@@ -21,7 +21,8 @@ use error::unauthenticated;
 use http::{HeaderMap, header};
 use jwt::Verifier;
 use keys::KeyTable;
-use std::collections::BTreeSet;
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,8 @@ use triptych_runtime::reload::WatchedFiles;
 const MAX_TOKEN_BYTES: usize = 8 << 10;
 /// Interval between two checks of the files for changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Largest number of tenants whose caches can be reset in the life of a proxy.
+const MAX_GENERATIONS: usize = 10_000;
 /// Header that names the tenant where a gateway authenticates clients.
 pub const TENANT_HEADER: &str = "x-triptych-tenant";
 
@@ -58,12 +61,16 @@ pub struct Caller {
     slot: Option<Arc<RequestSlot>>,
     /// Models that its key is for; `None`: all.
     models: Option<Arc<BTreeSet<String>>>,
+    /// The most urgent priority of its requests; `None`: any.
+    priority: Option<i32>,
+    /// Generation of the caches that it uses, once they were reset.
+    pub generation: Option<Arc<str>>,
 }
 
 impl Caller {
     /// A tenant that may use every model.
     pub fn new(tenant: String, account: Arc<Account>) -> Self {
-        Self { tenant, account, slot: None, models: None }
+        Self { tenant, account, slot: None, models: None, priority: None, generation: None }
     }
 
     /// Takes a request slot of the tenant's account.
@@ -81,6 +88,11 @@ impl Caller {
     /// Overloaded, if its tenant holds too many.
     pub fn hold_bytes(&self, n: usize) -> Result<(), Failure> {
         self.slot.as_ref().map_or(Ok(()), |slot| slot.hold_bytes(n))
+    }
+
+    /// The priority that a request gets which asks for this one: not more urgent than its key allows.
+    pub fn priority(&self, asked: i32) -> i32 {
+        self.priority.map_or(asked, |ceiling| asked.max(ceiling))
     }
 
     /// True if its key is for the model.
@@ -108,8 +120,10 @@ pub struct Auth(Arc<AuthState>);
 struct AuthState {
     keys: Option<KeyFile>,
     jwt: Option<JwtKeys>,
-    quota: Quota,
+    quota: ArcSwap<Quota>,
     accounts: Accounts,
+    /// Cache generations of tenants whose caches were reset.
+    generations: Mutex<HashMap<String, Arc<str>>>,
 }
 
 /// The file of API keys, and what it last held.
@@ -150,7 +164,8 @@ impl Auth {
         let keys = config.keys.map(KeyFile::open).transpose()?;
         let jwt = config.jwt.map(JwtKeys::open).transpose()?;
         let accounts = Accounts::new(max_body_bytes);
-        let auth = Self(Arc::new(AuthState { keys, jwt, quota: config.quota, accounts }));
+        let (quota, generations) = (ArcSwap::from_pointee(config.quota), Mutex::default());
+        let auth = Self(Arc::new(AuthState { keys, jwt, quota, accounts, generations }));
         if auth.is_required() {
             let reloading = auth.clone();
             let stopping = drain.clone();
@@ -226,7 +241,8 @@ impl Auth {
         if let Some(keys) = &self.0.keys
             && let Some(grant) = keys.table.load().find(token)
         {
-            return self.caller(grant.tenant, grant.models);
+            let caller = self.caller(grant.tenant, grant.models)?;
+            return Ok(Caller { priority: grant.priority, ..caller });
         }
         match &self.0.jwt {
             Some(jwt) if jwt::is_jwt(token) => self.caller(jwt.verifier.load().tenant(token)?, None),
@@ -236,8 +252,39 @@ impl Auth {
 
     fn caller(&self, tenant: String, models: Option<Arc<BTreeSet<String>>>) -> Result<Caller, Failure> {
         let own = self.0.keys.as_ref().and_then(|keys| keys.table.load().quota(&tenant));
-        let account = self.0.accounts.of(&tenant, own.unwrap_or(self.0.quota))?;
-        Ok(Caller { models, ..Caller::new(tenant, account) })
+        let account = self.0.accounts.of(&tenant, own.unwrap_or_else(|| self.quota()))?;
+        let generation = self.0.generations.lock().get(&tenant).cloned();
+        Ok(Caller { models, generation, ..Caller::new(tenant, account) })
+    }
+
+    /// Quota of tenants that have none of their own.
+    pub fn quota(&self) -> Quota {
+        **self.0.quota.load()
+    }
+
+    /// Changes it. A tenant's usage under the old one ends with the requests that run.
+    pub fn set_quota(&self, quota: Quota) {
+        self.0.quota.store(Arc::new(quota));
+    }
+
+    /// Makes everything that caches hold of a tenant unfindable: its requests have other keys from now on. Proxies that are
+    /// given the same generation have the same keys.
+    ///
+    /// # Errors
+    /// InvalidArgument for a name that is too long; Overloaded for too many tenants.
+    pub fn reset_caches(&self, tenant: &str, generation: &str) -> Result<(), Failure> {
+        if tenant.len() > MAX_TENANT_BYTES || generation.len() > MAX_TENANT_BYTES || generation.is_empty() {
+            let text =
+                format!("a tenant has at most {MAX_TENANT_BYTES} bytes, a generation from 1 to as many");
+            return Err(Failure::invalid(text));
+        }
+        let mut generations = self.0.generations.lock();
+        if generations.len() >= MAX_GENERATIONS && !generations.contains_key(tenant) {
+            let text = format!("caches of {MAX_GENERATIONS} tenants were reset, the limit of a proxy's life");
+            return Err(Failure::new(FailureClass::Overloaded, text));
+        }
+        generations.insert(tenant.to_owned(), generation.into());
+        Ok(())
     }
 }
 

@@ -57,6 +57,14 @@ impl EncoderCache {
         self.answer("acquire", PATIENCE, self.store.acquire(key, ttl)).await
     }
 
+    /// Removes an output for an operator. True if there was one.
+    ///
+    /// # Errors
+    /// [`EcError`] of the store.
+    pub async fn delete(&self, key: &ContentKey) -> Result<bool, EcError> {
+        self.store.delete(key).await
+    }
+
     /// Keeps a lease, see [`EcStore::renew`]; `None` if the store does not answer.
     pub async fn renew(&self, lease: &EncodeLease, ttl: Duration) -> Option<bool> {
         self.answer("renew", PATIENCE, self.store.renew(lease, ttl)).await

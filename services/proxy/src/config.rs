@@ -1,10 +1,12 @@
 //! Settings of a proxy. Validated where the configuration is read; here they are plain data.
 
+use crate::admin::token::AdminToken;
 use crate::auth::{AuthConfig, AuthError};
 use crate::fetch::FetchPolicy;
 use crate::openai::cors::AllowedOrigin;
 use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -22,8 +24,12 @@ pub struct ProxyConfig {
     pub http: Listener,
     /// Address of the gRPC API.
     pub grpc: Listener,
-    /// A second address of `/metrics`, `/healthz` and `/readyz`, for operators.
+    /// An address for operators: `/metrics`, `/healthz` and `/readyz`, and the admin API.
     pub admin: Option<TcpListener>,
+    /// The token of the admin API. `None`: it is for callers on this machine, on a loopback address.
+    pub admin_token: Option<AdminToken>,
+    /// The file that each request's usage is appended to.
+    pub accounting_log: Option<PathBuf>,
     /// `host:port` of each encoder worker that is always there. None in all: only text is served.
     pub encoders: Vec<String>,
     /// `host:port` of each PD worker that is always there.
@@ -92,6 +98,14 @@ pub enum ProxyError {
     /// A file that clients are known by cannot be used.
     #[error(transparent)]
     Auth(#[from] AuthError),
+    /// The accounting log cannot be written.
+    #[error("accounting log {}", path.display())]
+    Accounting {
+        /// The path given.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
     /// The fetcher of URLs cannot be built.
     #[error("the fetcher of item URLs cannot be built")]
     Fetcher(#[from] reqwest::Error),

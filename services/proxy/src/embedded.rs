@@ -3,6 +3,7 @@
 //!
 //! The same parts as in [`crate::run`], behind the same admission. It fetches nothing: URLs are refused.
 
+use crate::accounting::Accounting;
 use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
 use crate::budget::RetryBudget;
@@ -19,6 +20,7 @@ use crate::orchestrate::Orchestrator;
 use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
 use crate::rows::RowLoader;
+use crate::running::RequestTable;
 use axum::Router;
 use std::sync::Arc;
 use triptych_core::limits::Limits;
@@ -98,6 +100,9 @@ impl Embedded {
             observer: Observer::new(metrics),
             drain,
             request_log: RequestLog::Off,
+            table: RequestTable::default(),
+            accounting: Accounting::start(None, metrics)
+                .map_err(|source| ProxyError::Accounting { path: Default::default(), source })?,
         });
         let admission = Admission::new(config.max_in_flight);
         Ok(Self { api: GrpcApi { orchestrator, limits, admission, auth }, registry: metrics.clone() })

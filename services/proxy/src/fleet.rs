@@ -19,6 +19,7 @@ pub mod reservation;
 pub mod score;
 pub mod size;
 mod state;
+mod status;
 mod task;
 pub mod view;
 mod worker;
@@ -27,6 +28,7 @@ pub use lease::Lease;
 pub use outlier::Origin;
 pub use prefix::Prefixes;
 pub use size::{Forecast, Size};
+pub use status::WorkerStatus;
 
 use crate::admission::in_time;
 use crate::config::ProxyError;
@@ -99,7 +101,7 @@ impl Fleet {
             rng: Mutex::new(StdRng::seed_from_u64(seed.unwrap_or_else(rand::random))),
             deaths: Mutex::new(Deaths::new(rand::random())),
             dialer,
-            encode_slo,
+            encode_slo: Mutex::new(encode_slo),
             meters: FleetMeters::new(metrics),
         });
         let mut members = JoinSet::new();
@@ -206,7 +208,7 @@ impl Fleet {
     /// Overloaded, with a pause.
     pub fn admit(&self, want: &Want, bytes: u64, deadline: Instant) -> Result<(), Failure> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = self.shared.encode_slo.map_or(left, |slo| slo.min(left));
+        let left = self.encode_slo().map_or(left, |slo| slo.min(left));
         in_time(self.forecast(want, bytes), left).inspect_err(|_| self.shared.meters.refused("encode"))
     }
 

@@ -25,10 +25,13 @@ mod rows;
 
 mod observe;
 mod request_log;
+mod running;
+mod accounting;
 mod orchestrate;
 
 mod grpc;
 mod openai;
+mod admin;
 
 mod embedded;
 mod serve;
@@ -39,6 +42,7 @@ pub mod decisions {
     pub use crate::fleet::{prefix, reservation, score, size, view};
 }
 
+pub use admin::token::{AdminToken, AdminTokenError};
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
 pub use openai::cors::{AllowedOrigin, NotAnOrigin};

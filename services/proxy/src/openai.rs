@@ -27,6 +27,7 @@ mod sampling;
 mod span;
 mod speech;
 mod sse;
+mod status;
 mod structured;
 mod text_or_list;
 mod token_logprob;
@@ -50,6 +51,7 @@ use triptych_runtime::metrics::CONTENT_TYPE;
 pub fn routes(api: HttpApi) -> Router {
     let cors = cors::layer(&api.allowed_origins);
     let routes = Router::new()
+        .route("/", get(status::page))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/responses", post(responses::create))

@@ -26,8 +26,9 @@ pub use work::Orchestrator;
 use crate::admission::Permit;
 use crate::fleet::catalog::Route;
 use crate::request::Request;
-use crate::request_log::RequestRecord;
+use crate::request_log::{RequestRecord, tenant_hash};
 use crate::request_machine::failures::out_of_time;
+use crate::running::{Entry, Registered};
 use crate::tool_calls::AnswerFormat;
 use answer::READ_AHEAD;
 use decode::Decoding;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use supply::Supply;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout_at;
+use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 use triptych_core::prompt::Prompt;
 use triptych_core::{Failure, FailureClass, Modality};
@@ -60,8 +62,9 @@ impl Orchestrator {
         let ((sender, pieces), (ends, end)) = (mpsc::channel(READ_AHEAD), oneshot::channel());
         let answer =
             Answer { request_id: request.id, model: route.served.name.clone(), pieces, end: Some(end) };
-        let record = RequestRecord::default();
-        let work = Work { orchestrator: Arc::clone(self), request, route, format, sender, record };
+        let (record, registered) = self.register(&request, &route);
+        let work =
+            Work { orchestrator: Arc::clone(self), request, route, format, sender, record, registered };
         let task = async move {
             // A reader that went away needs no end; one that is slow finds it behind what it has still to read.
             let _ = ends.send(work.run().await);
@@ -69,6 +72,22 @@ impl Orchestrator {
         };
         self.drain.tasks().spawn(task.instrument(span));
         Ok(answer)
+    }
+
+    /// Enters a request into the table of those that run.
+    fn register(&self, request: &Request, route: &Route) -> (Arc<RequestRecord>, Registered) {
+        let record = Arc::<RequestRecord>::default();
+        let entry = Entry {
+            id: request.id,
+            api: request.api.as_str(),
+            model: route.served.name.clone(),
+            tenant: tenant_hash(&request.tenant_secret(&self.materials.tenant_salt)),
+            n_items: request.items.len(),
+            arrived: request.arrived,
+            record: Arc::clone(&record),
+            abort: CancellationToken::new(),
+        };
+        (record, self.table.register(entry))
     }
 
     /// Moves the text to the side of the model that reads it.
@@ -98,6 +117,7 @@ impl Orchestrator {
 
     fn admit(&self, request: &mut Request) -> Result<(Route, AnswerFormat), Failure> {
         request.check(&self.materials.limits)?;
+        request.priority = request.caller.priority(request.priority);
         request.start_sequence();
         let needs = request.modalities();
         let route = self.fleet.catalog().choose(request.model.as_ref(), &needs).map_err(|failure| {
@@ -130,10 +150,13 @@ impl Orchestrator {
 impl Work {
     async fn run(self) -> Result<v1::Summary, Failure> {
         let abort = self.orchestrator.drain.abort_token();
-        let deadline = self.request.deadline;
+        let (deadline, aborted) = (self.request.deadline, self.registered.entry.abort.clone());
         let outcome = tokio::select! {
             done = timeout_at(deadline, self.stages()) => done.unwrap_or_else(|_| Err(self.out_of_time())),
             () = self.sender.closed() => Err(Failure::new(FailureClass::Cancelled, "the caller went away")),
+            () = aborted.cancelled() => {
+                Err(Failure::new(FailureClass::Cancelled, "an operator ended this request"))
+            }
             () = abort.cancelled() => {
                 self.orchestrator.drain.count_cut();
                 Err(Failure::unavailable("the server is stopping"))

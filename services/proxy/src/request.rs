@@ -10,6 +10,7 @@ mod prompt;
 pub use item::{Item, Source, check_len, item_of_param, param_of_item, too_large};
 
 use crate::auth::Caller;
+use crate::auth::keys::PRIORITIES;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
@@ -18,9 +19,6 @@ use triptych_core::sampling::SamplingParams;
 use triptych_core::{Failure, Modality, ModelName, RequestId};
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
-
-/// Priorities that a request may ask for.
-const PRIORITIES: std::ops::RangeInclusive<i32> = -100..=100;
 
 /// A client's request.
 #[derive(Clone, Debug)]
@@ -191,11 +189,17 @@ impl Request {
     /// The secret that sets the request's tenant apart, under that of this cluster. Nothing but the secret for the tenant
     /// that all share.
     pub fn tenant_secret(&self, salt: &[u8]) -> Vec<u8> {
-        let tenant = &self.caller.tenant;
-        if tenant.is_empty() {
+        let (tenant, generation) = (&self.caller.tenant, self.caller.generation.as_deref());
+        if tenant.is_empty() && generation.is_none() {
             return salt.to_vec();
         }
-        [&(salt.len() as u64).to_le_bytes(), salt, tenant.as_bytes()].concat()
+        let mut secret = [&(salt.len() as u64).to_le_bytes(), salt, tenant.as_bytes()].concat();
+        if let Some(generation) = generation {
+            // A byte that no text has parts the two.
+            secret.push(0xff);
+            secret.extend_from_slice(generation.as_bytes());
+        }
+        secret
     }
 
     /// Puts the sender's name of an item in the place of the cluster's `items[i]`, and that of a conversation in the place of

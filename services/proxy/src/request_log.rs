@@ -101,6 +101,17 @@ impl RequestRecord {
         }
     }
 
+    /// Progress so far.
+    pub fn progress(&self) -> Progress {
+        let noted = self.0.lock();
+        Progress {
+            pd: noted.pd.clone(),
+            n_retries: noted.n_retries,
+            first_token: noted.first_token,
+            n_tokens: noted.n_tokens,
+        }
+    }
+
     /// Finish reasons of the choices, each once.
     pub fn finish_reasons(&self) -> Vec<&'static str> {
         self.0.lock().finished.clone()
@@ -110,6 +121,19 @@ impl RequestRecord {
     pub fn n_tokens(&self) -> usize {
         self.0.lock().n_tokens
     }
+}
+
+/// Progress of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The PD worker that was asked last.
+    pub pd: Option<WorkerId>,
+    /// Number of times that it was sent again.
+    pub n_retries: u32,
+    /// Time from its arrival to its first token.
+    pub first_token: Option<Duration>,
+    /// Tokens that were written.
+    pub n_tokens: usize,
 }
 
 /// A request that was worked on and has ended.
@@ -167,13 +191,13 @@ impl RequestLog {
         let times = summary.and_then(|summary| summary.times);
         let cached = i32::from(v1::ItemSource::Cached);
         let n_cached = summary.map(|s| s.item_sources.iter().filter(|source| **source == cached).count());
-        let tenant = TenantId::of(&ended.tenant_secret).to_string();
+        let tenant = tenant_hash(&ended.tenant_secret);
         tracing::info!(
             target: REQUEST_TARGET,
             parent: None,
             request_id = %request.id,
             api = request.api.as_str(),
-            tenant = tenant.get(..TENANT_DIGITS),
+            tenant,
             model = %ended.model,
             images = n_items(Modality::Image),
             audio = n_items(Modality::Audio),
@@ -197,6 +221,11 @@ impl RequestLog {
             "request"
         );
     }
+}
+
+/// A tenant as logs and operators see it.
+pub fn tenant_hash(secret: &[u8]) -> String {
+    TenantId::of(secret).to_string().chars().take(TENANT_DIGITS).collect()
 }
 
 fn micros(time: Duration) -> u64 {

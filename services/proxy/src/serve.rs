@@ -1,5 +1,8 @@
 //! The proxy process: its listeners, its parts, and its drain.
 
+use crate::accounting::Accounting;
+use crate::admin::AdminApi;
+use crate::admin::access::Access;
 use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::budget::RetryBudget;
@@ -13,8 +16,11 @@ use crate::observe::Observer;
 use crate::orchestrate::Orchestrator;
 use crate::request_machine::policy::EncodePolicy;
 use crate::rows::RowLoader;
-use crate::{grpc, openai};
+use crate::running::RequestTable;
+use crate::{admin, grpc, openai};
 use futures::future::BoxFuture;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +30,7 @@ use tonic_health::server::HealthReporter;
 use triptych_proto::v1::triptych_server::SERVICE_NAME;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ServeError;
-use triptych_runtime::{Drain, MetricsRegistry, admin};
+use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Runs the proxy until it is drained. It listens at once, and is ready when its workers are. The future is boxed, so
 /// that its code is generated in this crate, not in every binary.
@@ -54,11 +60,12 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     };
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
+    let accounting = accounting(config.accounting_log, &metrics)?;
     let policy = config.encodes;
     let budget = Arc::new(RetryBudget::new(policy.retries));
     let encodes = Encodes::new(EncodeParts {
         fleet: Arc::clone(&fleet),
-        cache,
+        cache: cache.clone(),
         policy: EncodePolicy { max_time: policy.max_time.min(limits.max_request_time), ..policy },
         budget: Arc::clone(&budget),
         drain: &drain,
@@ -77,6 +84,8 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         observer: Observer::new(&metrics),
         drain: drain.clone(),
         request_log: config.request_log,
+        table: RequestTable::default(),
+        accounting,
     });
     let grpc_api = grpc::GrpcApi {
         orchestrator: Arc::clone(&orchestrator),
@@ -85,6 +94,12 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         auth: auth.clone(),
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, grpc_api, times.head, drain.clone()));
+    let admin_api = AdminApi {
+        orchestrator: Arc::clone(&orchestrator),
+        admission: admission.clone(),
+        auth: auth.clone(),
+        cache,
+    };
     let parts = openai::HttpApiParts {
         orchestrator,
         limits,
@@ -96,11 +111,21 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     };
     let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {
-        admin::spawn(listener, openai::admin_routes(http_api.clone()), &drain);
+        // An address that is not known is one that others reach.
+        let address = listener.local_addr().unwrap_or_else(|_| (Ipv4Addr::UNSPECIFIED, 0).into());
+        let access = Access::new(config.admin_token, address);
+        let routes = openai::admin_routes(http_api.clone()).merge(admin::routes(admin_api, access));
+        triptych_runtime::admin::spawn(listener, routes, &drain);
     }
     let routes = openai::routes(http_api);
     drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
     drained(&drain, grpc).await
+}
+
+/// Opens the accounting log.
+fn accounting(log: Option<PathBuf>, metrics: &MetricsRegistry) -> Result<Accounting, ProxyError> {
+    let failed = |source| ProxyError::Accounting { path: log.clone().unwrap_or_default(), source };
+    Accounting::start(log.as_deref(), metrics).map_err(failed)
 }
 
 /// Waits until the process has drained, both APIs.

@@ -9,13 +9,15 @@ use opentelemetry::{Key, KeyValue};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use parking_lot::Mutex;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use thiserror::Error;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 use triptych_core::timeline::{CALLS, COMPUTE, STORE};
 
 /// First word of the targets of this product's spans.
@@ -49,6 +51,9 @@ pub enum TelemetryError {
         /// Cause.
         source: tracing_subscriber::filter::ParseError,
     },
+    /// There is no log of this process to change.
+    #[error("this process has no log of its own to change")]
+    NoLog,
     /// The exporter cannot be built.
     #[error("OTLP endpoint {endpoint:?}: {message}")]
     Otlp {
@@ -88,7 +93,7 @@ impl Drop for TelemetryGuard {
 pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
     let directives = if config.filter.is_empty() { "info,h2=warn,hyper=warn" } else { &config.filter };
     let wrong = |source| TelemetryError::Filter { filter: config.filter.clone(), source };
-    let filter = EnvFilter::try_new(format!("{directives},{CALLS}=off,{STORE}=off")).map_err(wrong)?;
+    let (filter, handle) = reload::Layer::new(parse(directives).map_err(wrong)?);
     let format =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours()).with_target(false);
     let format = if config.json { format.json().boxed() } else { format.compact().boxed() };
@@ -115,8 +120,43 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
         }
     };
     let layers = tracing_subscriber::registry().with(format.with_filter(filter)).with(spans).with(timeline);
-    let _ = layers.try_init();
+    if layers.try_init().is_ok() {
+        let _ = LOG_FILTER.set(LogFilter { handle, directives: Mutex::new(directives.to_owned()) });
+    }
     Ok(guard)
+}
+
+/// The log's filter, with the spans of calls left out.
+fn parse(directives: &str) -> Result<EnvFilter, ParseError> {
+    EnvFilter::try_new(format!("{directives},{CALLS}=off,{STORE}=off"))
+}
+
+/// The filter of this process's log, which may change while it runs.
+struct LogFilter {
+    handle: reload::Handle<EnvFilter, Registry>,
+    directives: Mutex<String>,
+}
+
+/// That of the process-wide subscriber, if [`init`] installed it.
+static LOG_FILTER: OnceLock<LogFilter> = OnceLock::new();
+
+/// Directives of the log's filter; `None` where [`init`] did not install the log.
+pub fn log_filter() -> Option<String> {
+    LOG_FILTER.get().map(|filter| filter.directives.lock().clone())
+}
+
+/// Changes the log's filter, for this process and until it ends.
+///
+/// # Errors
+/// [`TelemetryError::Filter`] for wrong directives, [`TelemetryError::NoLog`] where [`init`] did not install the log.
+pub fn set_log_filter(directives: &str) -> Result<(), TelemetryError> {
+    let wrong = |source| TelemetryError::Filter { filter: directives.to_owned(), source };
+    let new = parse(directives).map_err(wrong)?;
+    let filter = LOG_FILTER.get().ok_or(TelemetryError::NoLog)?;
+    let mut current = filter.directives.lock();
+    filter.handle.reload(new).map_err(|_| TelemetryError::NoLog)?;
+    directives.clone_into(&mut current);
+    Ok(())
 }
 
 /// True for a terminal, unless `NO_COLOR` is set (<https://no-color.org>).

@@ -10,6 +10,7 @@ pub mod drain;
 pub mod graphs;
 pub mod limits;
 pub mod lora;
+pub mod operator;
 pub mod rows;
 pub mod watchdog;
 

@@ -2,6 +2,7 @@
 
 use crate::ask::AskArgs;
 use crate::bench::BenchArgs;
+use crate::config::{ConfigArgs, ConfigCommandArgs};
 use crate::ec::EcCommandArgs;
 use crate::health::HealthArgs;
 use crate::keys::KeysArgs;
@@ -12,6 +13,7 @@ use crate::role::encoder::EncoderArgs;
 use crate::role::pd::{GRAMMAR_TRIAL, PdArgs};
 use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
+use crate::top::TopArgs;
 use crate::up::UpArgs;
 use clap::{Args, Parser, Subcommand};
 
@@ -47,6 +49,9 @@ pub struct RoleArgs<A: Args> {
     /// The role's own.
     #[command(flatten)]
     pub role: A,
+    /// Config file
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// Read the settings, start nothing, and end: with 0 if the role could start with them, else with 2 and what is wrong
     #[arg(long, help_heading = "Settings")]
     pub check: bool,
@@ -76,9 +81,15 @@ pub enum Command {
     /// Plan how many encoders and PD workers a workload needs, or whether colocated workers are enough
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(Box<PlanArgs>),
+    /// Watch a running cluster: pools, queues, rates, latencies, goodput
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Make API keys
     #[command(after_help = KEYS_EXAMPLES)]
     Keys(KeysArgs),
+    /// Print a config file with every key; check one; show the settings that a role would start with
+    #[command(after_help = CONFIG_EXAMPLES)]
+    Config(ConfigCommandArgs),
     /// Check the health of a process: a probe for images without a shell
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(HealthArgs),
@@ -184,6 +195,21 @@ Examples:
   triptych keys new --tenant acme >> keys           the key is shown, its hash goes into the file
   triptych keys new --tenant acme --models vl,asr
   triptych proxy --api-keys keys …                  requests then need `Authorization: Bearer KEY`";
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  triptych top                                      the cluster of `triptych up`, every two seconds
+  triptych top --admin proxy:9090 --admin-token-file token --slo ttft=500ms,tpot=50ms
+  triptych top --once --json                        for a script: two looks an interval apart, one JSON object
+
+Rates and latencies are of the time between two looks. The list of workers needs the admin API.";
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  triptych config > triptych.toml                   every key with its help, its variable and its default
+  triptych config check triptych.toml               everything that is wrong with it, at once
+  triptych config show --config triptych.toml proxy --max-in-flight 64
+  triptych proxy --config triptych.toml             TRIPTYCH_CONFIG=triptych.toml does the same";
 
 const HEALTH_EXAMPLES: &str = "\
 Examples:

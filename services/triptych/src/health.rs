@@ -5,11 +5,9 @@
 use crate::args::tls::TlsArgs;
 use crate::error::{CliError, chain};
 use crate::listen::here;
+use crate::plain_http::HttpGet;
 use clap::Args;
-use std::io;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -66,27 +64,16 @@ pub async fn run(args: HealthArgs) -> Result<(), CliError> {
 /// # Errors
 /// [`CliError::Failed`] for any answer but 200.
 pub async fn over_http(address: &str, path: &str) -> Result<(), CliError> {
-    let answer = get(&here(address), path).await;
-    let answer = answer.map_err(|e| CliError::failed(format!("http://{address}{path}"), &e))?;
-    let head = answer.lines().next().unwrap_or_default();
-    match head.split(' ').nth(1) {
-        Some("200") => Ok(()),
-        Some(status) if head.starts_with("HTTP/1.1 ") => {
-            let said = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body.trim());
-            Err(CliError::Failed(format!("http://{address}{path}: {status} {said}")))
+    let at = here(address);
+    let get = HttpGet { address: &at, path, token: None, max_bytes: MAX_ANSWER_BYTES };
+    let answer = get.send().await.map_err(|e| CliError::failed(format!("http://{address}{path}"), &e))?;
+    match answer.status {
+        Some(200) => Ok(()),
+        Some(status) => {
+            Err(CliError::Failed(format!("http://{address}{path}: {status} {}", answer.body.trim())))
         }
-        _ => Err(CliError::Failed(format!("{address} does not speak plain HTTP"))),
+        None => Err(CliError::Failed(format!("{address} does not speak plain HTTP"))),
     }
-}
-
-/// One request in plain HTTP: a client of a library would be more than all the rest of this file.
-async fn get(address: &str, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 /// Health over gRPC is readiness: a server that says NOT_SERVING answers, so without `--ready` that will do.

@@ -4,12 +4,14 @@
 //! lives in the libraries. Read in this order:
 //!
 //! - [`cli`] and [`args`]: the commands and the flags that several of them share;
+//! - [`config`]: the same flags from a file, and what they are in the end;
 //! - [`role`]: one process of the cluster, from its flags to its library's `run`;
 //! - [`topology`]: clusters that are started to be compared;
 //! - [`up`]: the supervisor that starts the roles as children of itself;
 //! - [`ask`]: the client;
 //! - [`bench`]: the load generator;
 //! - [`health`]: the probe of an image that has nothing else;
+//! - [`top`]: pools, queues and rates of a running cluster;
 //! - [`keys`]: API keys;
 //! - [`models`]: what a model directory is, and what serving it takes;
 //! - [`ec`]: what an operator does with a store of encoder outputs;
@@ -23,6 +25,7 @@ mod ask;
 mod bench;
 mod cli;
 mod commit;
+mod config;
 mod ec;
 mod ec_choice;
 mod ec_meters;
@@ -33,15 +36,16 @@ mod listen;
 mod model;
 mod models;
 mod orphan;
+mod plain_http;
 mod plan;
 mod profile;
 mod role;
+mod top;
 mod topology;
 mod units;
 mod up;
 
-use clap::Parser;
-use cli::{Cli, Command};
+use cli::Command;
 use error::CliError;
 use std::io::Write;
 use std::process::ExitCode;
@@ -52,7 +56,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
-    let cli = Cli::parse();
+    let cli = match config::parse(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(e) => return report(&e),
+    };
     if matches!(cli.command, Command::GrammarTrial) {
         return triptych_pd::grammar::run_trial();
     }
@@ -61,12 +68,14 @@ fn main() -> ExitCode {
     }
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            // A closed stderr must not turn an error into a panic.
-            let _ = writeln!(std::io::stderr(), "error: {e}");
-            ExitCode::from(e.exit_code())
-        }
+        Err(e) => report(&e),
     }
+}
+
+fn report(e: &CliError) -> ExitCode {
+    // A closed stderr must not turn an error into a panic.
+    let _ = writeln!(std::io::stderr(), "error: {e}");
+    ExitCode::from(e.exit_code())
 }
 
 fn run(command: Command) -> Result<(), CliError> {
@@ -80,7 +89,9 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => block_on(Builder::new_multi_thread(), bench::run(args)),
         Command::Profile(args) => block_on(Builder::new_multi_thread(), profile::run(*args)),
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
+        Command::Top(args) => block_on(Builder::new_current_thread(), top::run(args)),
         Command::Keys(args) => keys::run(args),
+        Command::Config(args) => config::run(args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) if args.check => args.role.check(),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args.role)),

@@ -3,6 +3,8 @@
 
 #[path = "cli/bench.rs"]
 mod bench;
+#[path = "cli/config.rs"]
+mod config;
 #[path = "cli/ec.rs"]
 mod ec;
 #[path = "cli/plan.rs"]
@@ -35,7 +37,9 @@ fn refuses(args: &[&str], code: i32, parts: &[&str]) {
 
 #[test]
 fn help_of_every_command_has_an_example() {
-    for command in ["up", "ask", "models", "ec", "profile", "plan", "proxy", "encoder", "pd", "store"] {
+    for command in
+        ["up", "ask", "models", "ec", "profile", "plan", "config", "top", "proxy", "encoder", "pd", "store"]
+    {
         let output = triptych(&[command, "--help"]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains(&format!("\n  triptych {command} ")), "{text}");

@@ -139,6 +139,10 @@ triptych/modality: {{ . }}
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: TRIPTYCH_ADMIN
   value: "{{ include "triptych.everywhere" .root }}:9090"
+{{- if $values.config }}
+- name: TRIPTYCH_CONFIG
+  value: /etc/triptych/triptych.toml
+{{- end }}
 - name: TRIPTYCH_LAME_DUCK
   value: {{ int .drain.lameDuckMs | quote }}
 - name: TRIPTYCH_DRAIN_GRACE

@@ -34,7 +34,8 @@ spec:
     metadata:
       labels:
         {{- include "triptych.labels" . | nindent 8 }}
-      {{- with merge (dict) (default (dict) $s.podAnnotations) $values.podAnnotations }}
+      {{- $config := ternary (dict "triptych/config" (sha256sum $values.config)) (dict) (ne $values.config "") }}
+      {{- with merge (dict) (default (dict) $s.podAnnotations) $values.podAnnotations $config }}
       annotations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -111,6 +112,9 @@ spec:
             {{- if ne $values.tls.mode "none" }}
             - {name: tls, mountPath: /tls, readOnly: true}
             {{- end }}
+            {{- if $values.config }}
+            - {name: config, mountPath: /etc/triptych, readOnly: true}
+            {{- end }}
             {{- with .mounts }}
             {{- . | trim | nindent 12 }}
             {{- end }}
@@ -120,6 +124,10 @@ spec:
         {{- if ne $values.tls.mode "none" }}
         - name: tls
           secret: {secretName: {{ include "triptych.tlsSecret" .root }}, defaultMode: 0440}
+        {{- end }}
+        {{- if $values.config }}
+        - name: config
+          configMap: {name: {{ include "triptych.fullname" .root }}-config}
         {{- end }}
         {{- with .volumes }}
         {{- . | trim | nindent 8 }}

@@ -4,6 +4,7 @@
 //! # fields are separated by spaces; a hash is BLAKE3 of the key in hex, as `triptych keys new` prints it
 //! key    8f1c…e2  acme                      a key of tenant acme
 //! key    77ab…09  acme  models=vl,asr       a key for two models only
+//! key    90c2…7a  acme  priority=10         a key whose requests are never more urgent than priority 10
 //! tenant acme  requests_per_s=20 item_kib_per_s=8192 encode_kib_per_s=4096 in_flight=16 body_mib=256
 //! ```
 //!
@@ -17,6 +18,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
@@ -25,6 +27,8 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 const MAX_ENTRIES: usize = 10_000;
 /// Largest file in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Priorities of a request; smaller is more urgent.
+pub const PRIORITIES: RangeInclusive<i32> = -100..=100;
 /// Prefix of every key, so that scanners of repositories find one that leaked.
 const PREFIX: &str = "tk_";
 
@@ -55,6 +59,26 @@ pub struct KeyGrant {
     pub tenant: String,
     /// The models; `None`: all.
     pub models: Option<Arc<BTreeSet<String>>>,
+    /// The most urgent priority of its requests: smaller is more urgent. `None`: any.
+    pub priority: Option<i32>,
+}
+
+impl KeyGrant {
+    /// The grant with a setting of its line.
+    fn with(self, setting: &str) -> Result<Self, String> {
+        match setting.split_once('=') {
+            Some(("models", names)) if self.models.is_none() => {
+                let names = names.split(',').filter(|n| !n.is_empty()).map(str::to_owned);
+                Ok(Self { models: Some(Arc::new(names.collect())), ..self })
+            }
+            Some(("priority", number)) if self.priority.is_none() => {
+                let number = number.parse().ok().filter(|n| PRIORITIES.contains(n));
+                let number = number.ok_or("priority is not an integer from -100 to 100")?;
+                Ok(Self { priority: Some(number), ..self })
+            }
+            _ => Err("the only settings of a key are `models=A,B` and `priority=N`, each once".into()),
+        }
+    }
 }
 
 impl KeyTable {
@@ -98,7 +122,7 @@ impl KeyTable {
                 }
             }
             // No word of the line is repeated: it may be a key.
-            _ => Err("not `key HASH TENANT [models=A,B]` nor `tenant NAME [QUOTA=N …]`".into()),
+            _ => Err("not `key HASH TENANT [models=A,B] [priority=N]` nor `tenant NAME [QUOTA=N …]`".into()),
         }
     }
 
@@ -107,20 +131,11 @@ impl KeyTable {
             |_| "a hash is 64 hex digits, as `triptych keys new` prints it, and never the key itself",
         )?;
         check_tenant(tenant)?;
-        let models = match settings {
-            [] => None,
-            [setting] => match setting.strip_prefix("models=") {
-                Some(names) => {
-                    Some(Arc::new(names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect()))
-                }
-                None => return Err("the only setting of a key is `models=A,B`".into()),
-            },
-            _ => return Err("the only setting of a key is `models=A,B`".into()),
-        };
         if self.keys.iter().any(|entry| entry.hash == *hash.as_bytes()) {
             return Err("the hash is there twice".into());
         }
-        let grant = KeyGrant { tenant: tenant.to_owned(), models };
+        let grant = KeyGrant { tenant: tenant.to_owned(), models: None, priority: None };
+        let grant = settings.iter().try_fold(grant, |grant, setting| grant.with(setting))?;
         self.keys.push(KeyEntry { hash: *hash.as_bytes(), grant });
         Ok(())
     }
@@ -176,12 +191,12 @@ mod tests {
     fn a_key_finds_its_tenant_and_nothing_else_does() {
         let ((a, hash_a), (b, hash_b)) = (generate(), generate());
         let text = format!(
-            "# two tenants\nkey {hash_a} acme # main\n\nkey {hash_b} other models=vl,asr\ntenant acme in_flight=3 body_mib=0\n"
+            "# two tenants\nkey {hash_a} acme # main\n\nkey {hash_b} other models=vl,asr priority=-5\ntenant acme in_flight=3 body_mib=0\n"
         );
         let table = KeyTable::parse(&text).unwrap();
-        assert_eq!(table.find(&a), Some(KeyGrant { tenant: "acme".into(), models: None }));
-        let KeyGrant { tenant, models } = table.find(&b).unwrap();
-        assert_eq!(tenant, "other");
+        assert_eq!(table.find(&a), Some(KeyGrant { tenant: "acme".into(), models: None, priority: None }));
+        let KeyGrant { tenant, models, priority } = table.find(&b).unwrap();
+        assert_eq!((tenant.as_str(), priority), ("other", Some(-5)));
         assert_eq!(models.unwrap().iter().collect::<Vec<_>>(), ["asr", "vl"]);
         let quota = table.quota("acme").unwrap();
         assert_eq!((quota.in_flight, quota.body_mib), (NonZeroU32::new(3), None));
@@ -198,7 +213,9 @@ mod tests {
             (format!("key {secret} acme"), "64 hex digits"),
             (format!("{secret} acme"), "not `key HASH TENANT"),
             (format!("key {hash}"), "not `key HASH TENANT"),
-            (format!("key {hash} a colour=red"), "only setting of a key"),
+            (format!("key {hash} a colour=red"), "only settings of a key"),
+            (format!("key {hash} a priority=1 priority=2"), "each once"),
+            (format!("key {hash} a priority=101"), "-100 to 100"),
             (format!("key {hash} a\nkey {hash} b"), "there twice"),
             (format!("tenant {}", "x".repeat(300)), "300 bytes"),
             ("tenant a in_flight=-1".into(), "not an integer"),

@@ -31,7 +31,7 @@ pub(super) struct FleetState {
     /// Held for one decision at a time, inside the lock of the retry budget if both are.
     pub(super) deaths: Mutex<Deaths>,
     pub(super) dialer: Dialer,
-    pub(super) encode_slo: Option<Duration>,
+    pub(super) encode_slo: Mutex<Option<Duration>>,
     pub(super) meters: FleetMeters,
 }
 

@@ -20,7 +20,7 @@ fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
         rng: Mutex::new(StdRng::seed_from_u64(7)),
         deaths: Mutex::new(Deaths::new([0; 32])),
         dialer: Dialer::default(),
-        encode_slo: None,
+        encode_slo: Mutex::new(None),
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));

@@ -35,6 +35,8 @@ pub struct View {
     pub is_up: bool,
     /// It said that it takes nothing new.
     pub is_draining: bool,
+    /// An operator wants it to be given nothing new, whoever answers there.
+    pub is_held: bool,
     /// As it was reported last; `None`: it does not report.
     pub report: Option<Report>,
     /// Given to it since then and not done.
@@ -94,7 +96,7 @@ impl View {
     pub fn health(&self) -> Health {
         match self.outlier.circuit() {
             _ if !self.is_up => Health::Down,
-            _ if self.is_draining => Health::Draining,
+            _ if self.is_draining || self.is_held => Health::Draining,
             Circuit::Open { .. } => Health::Ejected,
             Circuit::HalfOpen { .. } => Health::Probing,
             Circuit::Closed => Health::Ready,

@@ -1,5 +1,6 @@
 //! A request that is worked on, and what it is worked on with.
 
+use crate::accounting::{Accounting, EndedUse};
 use crate::budget::RetryBudget;
 use crate::encode::Encodes;
 use crate::fleet::Fleet;
@@ -9,6 +10,7 @@ use crate::observe::Observer;
 use crate::request::Request;
 use crate::request_log::{EndedRequest, RequestLog, RequestRecord};
 use crate::rows::RowLoader;
+use crate::running::{Registered, RequestTable};
 use crate::tool_calls::AnswerFormat;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +38,10 @@ pub struct Orchestrator {
     pub drain: Drain,
     /// The requests that are logged.
     pub request_log: RequestLog,
+    /// Requests that run.
+    pub table: RequestTable,
+    /// Usage of tenants.
+    pub accounting: Accounting,
 }
 
 /// A request that is worked on.
@@ -47,7 +53,9 @@ pub(super) struct Work {
     pub(super) format: AnswerFormat,
     pub(super) sender: mpsc::Sender<v1::Delta>,
     /// Facts for the request log.
-    pub(super) record: RequestRecord,
+    pub(super) record: Arc<RequestRecord>,
+    /// Its place in the table of requests.
+    pub(super) registered: Registered,
 }
 
 impl Work {
@@ -65,7 +73,16 @@ impl Work {
 
     /// Logs its end.
     pub(super) fn log(&self, outcome: Result<&v1::Summary, &Failure>) {
-        let Orchestrator { request_log, materials, .. } = &*self.orchestrator;
+        let Orchestrator { request_log, materials, accounting, .. } = &*self.orchestrator;
+        self.registered.ends(outcome.map_or_else(|failure| failure.class.as_str(), |_| "ok"));
+        accounting.record(&EndedUse {
+            request: &self.request,
+            model: &self.route.served.name,
+            tenant_hash: &self.registered.entry.tenant,
+            n_tokens: self.record.n_tokens(),
+            outcome,
+            elapsed: self.elapsed(),
+        });
         if request_log.is_on() {
             request_log.ended(&EndedRequest {
                 request: &self.request,

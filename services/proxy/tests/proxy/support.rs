@@ -54,6 +54,8 @@ pub fn settings(
         http: listeners.http.into(),
         grpc: listeners.grpc.into(),
         admin: None,
+        admin_token: None,
+        accounting_log: None,
         encoders: text(encoders),
         pds: text(pds),
         discovery: Vec::new(),

@@ -246,3 +246,14 @@ async fn one_tenants_flood_does_not_evict_anothers_outputs() {
     ask(&cluster.proxy, of("a", &[&0_u16.to_le_bytes()])).await.unwrap();
     assert_eq!(cluster.encoder.jobs().len(), before + 1, "the flood pushed out its own");
 }
+
+#[tokio::test]
+async fn a_key_s_requests_are_not_more_urgent_than_it_allows() {
+    let (key, hash) = keys::generate();
+    let Keyed { cluster, a, .. } = &keyed(&format!("key {hash} slow priority=10")).await;
+    for (key, asked, given) in [(&key, -100, 10), (&key, 0, 10), (&key, 20, 20), (a, -100, -100)] {
+        let request = v1::GenerateRequest { priority: asked, ..question(&[]) };
+        asks(cluster, by(key, request)).await.unwrap();
+        assert_eq!(cluster.pd.requests().last().unwrap().priority, given);
+    }
+}

@@ -10,7 +10,7 @@ use triptych_proxy::auth::{AuthConfig, JwtConfig, Quota};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Tenants")]
 pub struct AuthArgs {
-    /// File of API keys and tenants, one a line: `key HASH TENANT [models=A,B]` (a hash is what `triptych keys new`
+    /// File of API keys and tenants, one a line: `key HASH TENANT [models=A,B] [priority=N]` (a hash is what `triptych keys new`
     /// prints) and `tenant NAME [requests_per_s=N …]`; read again when it changes. With it, or with --jwt-keys, every
     /// request needs `Authorization: Bearer …`
     #[arg(long, value_name = "FILE", env = "TRIPTYCH_API_KEYS")]

@@ -6,6 +6,7 @@ use crate::args::auth::AuthArgs;
 use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
+use crate::args::operator::OperatorArgs;
 use crate::args::tls::{PublicTlsArgs, TlsArgs};
 use crate::args::{EcArgs, FetchArgs, LogArgs};
 use crate::ec_choice::Others;
@@ -29,9 +30,12 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
     /// Further address of /metrics, /healthz and /readyz, in plain HTTP, for probes and scrapers that clients do not
-    /// reach
+    /// reach; and of the admin API, for operators
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
+    /// Admin API and accounting
+    #[command(flatten)]
+    pub operator: OperatorArgs,
     /// Encoder workers: HOST:PORT; `dns:HOST:PORT`, every address of a name, asked again and again; or
     /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service. Repeat for several. Without one
     /// only text is served
@@ -98,6 +102,7 @@ impl ProxyArgs {
         if self.pds.is_empty() && self.discover.discover.is_none() {
             return Err(CliError::Setting(ProxyError::NoPdWorker.to_string()));
         }
+        self.operator.token()?;
         self.ec.check(self.others())
     }
 
@@ -134,6 +139,8 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         http: args.public_tls.listener(http, "http/1.1", &process.drain)?,
         grpc: args.public_tls.listener(grpc, "h2", &process.drain)?,
         admin: bind_admin(args.admin.as_deref()).await?,
+        admin_token: args.operator.token()?,
+        accounting_log: args.operator.accounting_log,
         encoders,
         pds,
         discovery,

@@ -6,6 +6,7 @@ use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
+use crate::config::ConfigArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 
@@ -54,4 +55,7 @@ pub struct UpArgs {
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
+    /// Config file, also of the processes that are started
+    #[command(flatten)]
+    pub config: ConfigArgs,
 }

@@ -158,6 +158,7 @@ impl ClusterPlan {
         for child in &mut children {
             child.flags.extend(args.log.to_flags());
             child.flags.extend(args.drain.to_flags());
+            child.flags.extend(args.config.to_flags());
             child.stop_patience = args.drain.patience();
         }
         Ok(Self { children, endpoints, store: shown, store_address })
