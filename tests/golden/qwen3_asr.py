@@ -86,9 +86,18 @@ def processor(shape, tok):
 
 
 def features_of(proc, names):
-    inputs, texts = proc._process_audio([heard(n) for n in names], sampling_rate=RATE, padding=True, truncation=False,
-                                        return_attention_mask=True, return_tensors="pt")
-    return {k: inputs[k] for k in ("input_features", "input_features_mask")}, texts
+    """Each audio by itself: in a batch the last chunk of a shorter one is filled up with silence instead of zeros."""
+    kept = {"input_features": [], "input_features_mask": []}
+    texts = []
+    for name in names:
+        inputs, text = proc._process_audio([heard(name)], sampling_rate=RATE, padding=True, truncation=False,
+                                           return_attention_mask=True, return_tensors="pt")
+        texts += text
+        for key, values in kept.items():
+            values.append(inputs[key][0])
+    longest = max(mask.shape[0] for mask in kept["input_features_mask"])
+    filled = {k: [torch.nn.functional.pad(v, (0, longest - v.shape[-1])) for v in values] for k, values in kept.items()}
+    return {k: torch.stack(values) for k, values in filled.items()}, texts
 
 
 def inputs_of(proc, names, words):
