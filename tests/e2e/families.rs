@@ -332,7 +332,7 @@ async fn videos_answer_as_transformers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audio_among_the_tokens_answers_as_transformers() {
-    let cases = ["qwen2_audio_odd_heads", "voxtral_odd_heads"];
+    let cases = ["qwen2_audio_odd_heads", "qwen3_asr_odd_heads", "qwen3_asr_original", "voxtral_odd_heads"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;
@@ -355,16 +355,23 @@ fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transcription_answers_as_transformers() {
-    let case = "voxtral_odd_heads";
-    let cluster = cluster_of(&[case]).await;
+async fn transcriptions_answer_as_transformers() {
+    let cases = ["qwen3_asr_odd_heads", "voxtral_odd_heads"];
+    let cluster = cluster_of(&cases).await;
+    for case in cases {
+        check_transcriptions(&cluster, case).await;
+    }
+}
+
+async fn check_transcriptions(cluster: &Cluster, case: &str) {
     let expected = read(case, "expected.json");
     for task in expected["transcriptions"].as_array().expect("transcriptions") {
         let file = &expected["audios"][task["audio"].as_str().expect("a name")]["file"];
         let bytes = std::fs::read(golden(case).join(file.as_str().expect("a file"))).expect("audio");
         let language = task["language"].as_str().map(|code| ("language", code));
+        let prompt = task["prompt"].as_str().map(|text| ("prompt", text));
         let fields: Vec<(&str, &str)> =
-            [("model", case), ("temperature", "0")].into_iter().chain(language).collect();
+            [("model", case), ("temperature", "0")].into_iter().chain(language).chain(prompt).collect();
         let answer = reqwest_client()
             .post(format!("{}/v1/audio/transcriptions", cluster.http))
             .header("content-type", format!("multipart/form-data; boundary={BOUNDARY}"))

@@ -47,6 +47,7 @@ def main(groups):
     import preprocess
     import quantized
     import qwen
+    import qwen3_asr
     import real_widths
     import rotary
     import saved
@@ -71,6 +72,7 @@ def main(groups):
         "qwen3_5": qwen.make_qwen3_5,
         "qwen3_vl_moe": qwen.make_qwen3_vl_moe,
         "qwen2_audio": audio_chat.make_qwen2_audio,
+        "qwen3_asr": qwen3_asr.make,
         "voxtral": make_voxtral,
         "llava": llava.make,
         "lora": lora.make,
@@ -103,6 +105,7 @@ def main(groups):
         "logits": logits.make,
         "names": names.make,
         "names_experts": experts.make_names,
+        "names_qwen3_asr": qwen3_asr.make_names,
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,
         "saved": saved.make,

@@ -23,6 +23,7 @@ mod mllama;
 mod moonshine;
 mod pixtral;
 mod qwen3_5;
+mod qwen3_asr;
 mod qwen_audio;
 mod qwen_vl;
 mod stages;
@@ -74,6 +75,8 @@ pub enum Family {
     Qwen3VlMoe,
     /// Qwen2-Audio.
     Qwen2Audio,
+    /// Qwen3-ASR.
+    Qwen3Asr,
     /// Voxtral.
     Voxtral,
     /// GLM-OCR.
@@ -128,7 +131,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -137,6 +140,7 @@ impl Family {
         Self::Qwen3VlMoe,
         Self::Qwen35,
         Self::Qwen2Audio,
+        Self::Qwen3Asr,
         Self::Voxtral,
         Self::GlmOcr,
         Self::Llava,
@@ -193,6 +197,7 @@ impl Family {
             Self::Qwen3Vl => "qwen3_vl",
             Self::Qwen3VlMoe => "qwen3_vl_moe",
             Self::Qwen2Audio => "qwen2_audio",
+            Self::Qwen3Asr => "qwen3_asr",
             Self::Voxtral => "voxtral",
             Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
@@ -264,6 +269,7 @@ impl Family {
             Self::Qwen3Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Three),
             Self::Qwen3VlMoe => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeMoe),
             Self::Qwen2Audio => qwen_audio::spec(config),
+            Self::Qwen3Asr => qwen3_asr::spec(config),
             Self::Voxtral => voxtral::spec(config),
             Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),

@@ -53,9 +53,9 @@ pub enum Features {
     },
     /// Log-mel `[n_windows, n_mels, n_frames]`.
     Mel(Vec<f32>),
-    /// Log-mel of one window, filled up with silence that is not attended to.
+    /// Log-mel of one window, or of chunks, filled up with silence that is not attended to.
     MaskedMel {
-        /// `[n_mels, n_frames]`.
+        /// `[n_mels, n_frames]`, of each chunk if there are several.
         mel: Vec<f32>,
         /// Frames before the silence.
         n_valid: u32,

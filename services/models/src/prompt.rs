@@ -25,7 +25,7 @@ pub use placeholder::{
 };
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, ContentFormat, TemplateInput, TemplateMessage, TemplatePart};
-pub use transcription::TranscriptionSpec;
+pub use transcription::{TranscriptionChat, TranscriptionSpec, TranscriptionTokens};
 
 use crate::error::PromptError;
 use crate::rules::LogitRules;

@@ -146,6 +146,11 @@ impl Orchestrator {
     }
 }
 
+/// The end of a request that the admin API aborts.
+fn aborted_by_operator() -> Failure {
+    Failure::new(FailureClass::Cancelled, "an operator ended this request")
+}
+
 /// A request from its start to its end.
 impl Work {
     async fn run(self) -> Result<v1::Summary, Failure> {
@@ -154,9 +159,7 @@ impl Work {
         let outcome = tokio::select! {
             done = timeout_at(deadline, self.stages()) => done.unwrap_or_else(|_| Err(self.out_of_time())),
             () = self.sender.closed() => Err(Failure::new(FailureClass::Cancelled, "the caller went away")),
-            () = aborted.cancelled() => {
-                Err(Failure::new(FailureClass::Cancelled, "an operator ended this request"))
-            }
+            () = aborted.cancelled() => Err(aborted_by_operator()),
             () = abort.cancelled() => {
                 self.orchestrator.drain.count_cut();
                 Err(Failure::unavailable("the server is stopping"))

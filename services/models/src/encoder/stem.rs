@@ -6,6 +6,7 @@ mod davit;
 mod input;
 mod join;
 mod mel;
+mod mel_chunks;
 mod prefixed;
 mod swin;
 mod wave;
@@ -22,6 +23,7 @@ pub(super) use input::StemInput;
 use input::patch_rows;
 pub(super) use join::joined;
 use mel::{MelRows, MelShape, MelStem};
+use mel_chunks::{MelChunkRows, MelChunkStem};
 use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
 use swin::{SwinRows, SwinStem};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
@@ -31,6 +33,7 @@ use wave::{PackedWave, WaveRows, WaveStem};
 /// The stem of an encoder, with its weights.
 pub(super) enum Stem<B: Backend> {
     Mel(MelStem<B>),
+    MelChunks(MelChunkStem<B>),
     Patches { projection: B::Linear, patch_dim: usize },
     Wave(WaveStem<B>),
     Tokens(B::Table),
@@ -42,6 +45,7 @@ pub(super) enum Stem<B: Backend> {
 /// A stem whose arrays for a run are in a step.
 pub(super) enum StagedStem<'a, B: Backend> {
     Mel(&'a MelStem<B>, MelRows),
+    MelChunks(&'a MelChunkStem<B>, MelChunkRows),
     Patches { projection: &'a B::Linear, patch_dim: usize },
     Wave(&'a WaveStem<B>, WaveRows),
     PackedWave(&'a WaveStem<B>, PackedWave),
@@ -66,6 +70,9 @@ impl<B: Backend> Stem<B> {
             StemSpec::Mel { n_mels, n_frames, windows } => {
                 let shape = MelShape { n_mels, n_frames, windows };
                 Ok(Self::Mel(MelStem::load(loader, spec.names.stem, shape, hidden)?))
+            }
+            StemSpec::MelChunks(chunks) => {
+                Ok(Self::MelChunks(MelChunkStem::load(loader, spec.names.stem, chunks, hidden)?))
             }
             StemSpec::Patches { patch, bias } => {
                 let [channels, frames, height, width] = patch;
@@ -110,6 +117,7 @@ impl<B: Backend> Stem<B> {
     ) -> Result<StagedStem<'_, B>, KernelError> {
         Ok(match self {
             Self::Mel(stem) => StagedStem::Mel(stem, stem.stage(builder, units, None)?),
+            Self::MelChunks(stem) => StagedStem::MelChunks(stem, stem.stage(builder, units)?),
             &Self::Patches { ref projection, patch_dim } => StagedStem::Patches { projection, patch_dim },
             Self::Wave(stem) => StagedStem::Wave(stem, stem.stage(builder, units)?),
             Self::Tokens(table) => {
@@ -134,7 +142,9 @@ impl<B: Backend> Stem<B> {
     ) -> Result<StagedStem<'_, B>, KernelError> {
         match self {
             Self::Mel(stem) => Ok(StagedStem::Mel(stem, stem.stage(builder, units, Some(room.n_rows))?)),
-            Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => self.stage(builder, units),
+            Self::MelChunks(_) | Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => {
+                self.stage(builder, units)
+            }
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
             Self::Tokens(table) => {
@@ -156,7 +166,8 @@ impl<B: Backend> Stem<B> {
             Self::Shifted(stem) => (concatenated(), (n_patches, stem.patch_values())),
             Self::Wave(stem) => (stem.packed_samples(units), (stem.n_packed(room), 1)),
             Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
-            Self::Tokens(_) => (Vec::new(), (0, 0)),
+            // Its forwards are not captured.
+            Self::MelChunks(_) | Self::Tokens(_) => (Vec::new(), (0, 0)),
         };
         values.resize(dims.0 * dims.1, 0.0);
         (values, dims)
@@ -176,6 +187,9 @@ impl<B: Backend> StagedStem<'_, B> {
     ) -> Result<B::Tensor, ModelError> {
         match (self, input) {
             (Self::Mel(stem, rows), input) => stem.forward(backend, step, input, *rows),
+            (Self::MelChunks(stem, rows), StemInput::Units(units)) => {
+                stem.forward(backend, step, units, rows)
+            }
             (Self::Patches { projection, patch_dim }, input) => {
                 let x = patch_rows(backend, input, *patch_dim)?;
                 Ok(backend.linear(&x, projection, Activation::None, None)?)
@@ -188,7 +202,8 @@ impl<B: Backend> StagedStem<'_, B> {
             }
             (Self::Wave(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
             (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
-            (Self::Wave(..), StemInput::Rows(_)) | (Self::PackedWave(..), StemInput::Units(_)) => {
+            (Self::MelChunks(..) | Self::Wave(..), StemInput::Rows(_))
+            | (Self::PackedWave(..), StemInput::Units(_)) => {
                 Err(KernelError::NotCapturable { op: "encode" }.into())
             }
         }

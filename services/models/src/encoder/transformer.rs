@@ -195,7 +195,7 @@ impl<B: Backend> TransformerEncoder<B> {
                 Some(GraphUnits::Ragged)
             }
             StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
-            StemSpec::Tiles(_) => None,
+            StemSpec::MelChunks(_) | StemSpec::Tiles(_) => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
 
 use crate::preprocess::{EncoderInput, Features, TileRows};
-use crate::spec::{CaptionedSpec, EncoderSpec, StemSpec, TilesSpec};
+use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, StemSpec, TilesSpec, WaveSpec};
 use triptych_core::Extent;
 use triptych_kernels::KernelError;
 
@@ -94,22 +94,16 @@ pub(super) fn units<'a>(
             Features::Mel(_) | Features::MaskedMel { .. },
             &Extent::Windows { n_windows, .. },
         ) => mel_units(spec, (item, input), [n_windows as usize, n_mels, n_frames]),
+        (StemSpec::MelChunks(chunks), Features::MaskedMel { mel, n_valid }, &Extent::Windows { .. }) => {
+            chunk_units(chunks, (item, input), (mel, *n_valid as usize))
+        }
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let grid = tiles_grid(tiles, patches, values.len())?;
             Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
         }
         (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
-            let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
-            let unit = |v| EncodeUnit { item, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
-            let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
-            let n_units = units.len();
-            let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
-            let expected = [n_windows as usize, input.n_tokens as usize];
-            if [n_units, n_rows] != expected || units.iter().any(|p| p.n_rows() == 0) {
-                return Err(shape("samples", expected.to_vec(), vec![n_units, n_rows]));
-            }
-            Ok(units)
+            wave_units(wave, (item, input), (samples, n_windows as usize))
         }
         (&StemSpec::Tokens { max_tokens, .. }, Features::Tokens(ids), Extent::Tokens) => {
             if ids.is_empty() || ids.len() > max_tokens || ids.len() != input.n_tokens as usize {
@@ -171,6 +165,43 @@ fn mel_units<'a>(
         values: UnitValues::Floats(values),
     };
     Ok(values.chunks_exact((n_mels * n_frames).max(1)).map(unit).collect())
+}
+
+/// The units of an audio in samples: its windows.
+fn wave_units<'a>(
+    wave: &WaveSpec,
+    (item, input): (usize, &EncoderInput),
+    (samples, n_windows): (&'a [f32], usize),
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
+    let unit = |v| EncodeUnit { item, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
+    let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
+    let n_units = units.len();
+    let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
+    let expected = [n_windows, input.n_tokens as usize];
+    if [n_units, n_rows] != expected || units.iter().any(|p| p.n_rows() == 0) {
+        return Err(shape("samples", expected.to_vec(), vec![n_units, n_rows]));
+    }
+    Ok(units)
+}
+
+/// The units of an audio in chunks of log-mel, `n_valid` frames of which are not silence: the chunks that attend to each other.
+fn chunk_units<'a>(
+    chunks: &MelChunksSpec,
+    (item, input): (usize, &EncoderInput),
+    (mel, n_valid): (&'a [f32], usize),
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let n_rows = chunks.n_rows(n_valid);
+    if n_valid == 0 || chunks.n_values(n_valid) != Some(mel.len()) || n_rows != input.n_tokens as usize {
+        return Err(shape("mel", vec![n_valid, chunks.n_mels], vec![mel.len(), input.n_tokens as usize]));
+    }
+    let n_frames = chunks.n_chunks * chunks.n_frames;
+    let unit = |(i, values): (usize, &'a [f32])| {
+        let n_rows = chunks.n_rows((n_valid - i * n_frames).min(n_frames));
+        let grid = [1, 1, n_rows];
+        EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Floats(values) }
+    };
+    Ok(mel.chunks((n_frames * chunks.n_mels).max(1)).enumerate().map(unit).collect())
 }
 
 /// Checks a grid of patches, of frames, and the values of all.

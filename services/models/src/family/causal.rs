@@ -77,6 +77,7 @@ pub(super) const fn names(feed_forward_norm: &'static str) -> DecoderNames {
             "language_model.model.",
             "language_model.",
             "model.text_model.",
+            "thinker.model.",
         ],
         tokens: &[
             "model.embed_tokens",
@@ -84,6 +85,7 @@ pub(super) const fn names(feed_forward_norm: &'static str) -> DecoderNames {
             "language_model.model.embed_tokens",
             "language_model.embed_tokens",
             "model.text_model.embed_tokens",
+            "thinker.model.embed_tokens",
         ],
         positions: "",
         stack: StackNames {
@@ -100,7 +102,7 @@ pub(super) const fn names(feed_forward_norm: &'static str) -> DecoderNames {
             feed_forward_outer: "mlp.down_proj",
             final_norm: "norm",
         },
-        head: &["lm_head", "language_model.lm_head"],
+        head: &["lm_head", "language_model.lm_head", "thinker.lm_head"],
         head_bias: None,
     }
 }

@@ -15,7 +15,7 @@ use crate::prompt::{
     Seq2SeqPrompt,
 };
 use crate::spec::{EncoderSpec, MelWindows, ModelSpec, StemSpec, TilingSpec};
-use crate::speech::audio::{AudioProcessor, AudioSettings, ClipProcessor, WaveProcessor};
+use crate::speech::audio::{AudioProcessor, AudioSettings, ChunkProcessor, ClipProcessor, WaveProcessor};
 use crate::speech::{MoonshinePrompt, WhisperPrompt};
 use crate::tokenization::Tokenizer;
 use std::path::Path;
@@ -58,6 +58,15 @@ impl Family {
                     MelWindows::Separate => Arc::new(AudioProcessor::new(settings)),
                     MelWindows::Masked | MelWindows::Joined => Arc::new(ClipProcessor::new(settings, spec)),
                 }
+            }
+            StemSpec::MelChunks(chunks) => {
+                let file = JsonFile::processor(dir, ItemProcessor::Audio)?;
+                let settings = AudioSettings::from_dir(dir)?;
+                agree(&file, "feature_size", settings.n_mels, chunks.n_mels)?;
+                let n_window = file.u32("n_window")?.map_or(chunks.n_frames / 2, |n| n as usize);
+                agree(&file, "n_window", n_window, chunks.n_frames / 2)?;
+                let least = file.u32("min_length")?.unwrap_or(ChunkProcessor::MIN_SAMPLES);
+                Arc::new(ChunkProcessor::new(settings, chunks, least))
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
@@ -131,6 +140,7 @@ impl Family {
             Self::Qwen2Audio => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
             }
+            Self::Qwen3Asr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_ASR, limits)?),
             Self::Voxtral => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::VOXTRAL, limits)?),
             Self::InternVlChat => {
                 let chat = ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?;

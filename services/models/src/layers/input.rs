@@ -76,9 +76,16 @@ impl<B: Backend> InputLayer<B> {
                 PositionEncoding::Table { table: loader.bare_table(name, *n_rows, hidden)?, offset: 0 }
             }
             Positions::WideSinusoids { n_rows, offset } => PositionEncoding::Table {
-                table: wide_sinusoids(loader.backend(), offset + n_rows, hidden)?,
+                table: wide_sinusoids(loader.backend(), 0..offset + n_rows, hidden)?,
                 offset: *offset as u32,
             },
+            Positions::RepeatedSinusoids { period, n_rows } => {
+                let places = (0..*n_rows).map(|row| row % (*period).max(1));
+                PositionEncoding::Table {
+                    table: wide_sinusoids(loader.backend(), places, hidden)?,
+                    offset: 0,
+                }
+            }
             Positions::Sinusoids { n_rows } if loader.has(name) => {
                 PositionEncoding::Table { table: loader.table(name, *n_rows, hidden)?, offset: 0 }
             }
@@ -232,13 +239,18 @@ fn sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B:
 }
 
 /// `sin(p / 10000^(i / (half − 1)))` for all `i` of half a row, then the cosines, then 0 if the width is odd:
-/// `[n_rows, hidden]`. The angles are in f32, as those of the published models.
-fn wide_sinusoids<B: Backend>(backend: &B, n_rows: usize, hidden: usize) -> Result<B::Table, ModelError> {
+/// `[n_rows, hidden]`, of the position of each row. The angles are in f32, as those of the published models.
+fn wide_sinusoids<B: Backend>(
+    backend: &B,
+    positions: impl ExactSizeIterator<Item = usize>,
+    hidden: usize,
+) -> Result<B::Table, ModelError> {
+    let n_rows = positions.len();
     let half = hidden / 2;
     let step = 10_000f64.ln() / half.saturating_sub(1).max(1) as f64;
     let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -(step as f32)).exp()).collect();
     let mut bytes = Vec::with_capacity(4 * n_rows * hidden);
-    for position in 0..n_rows {
+    for position in positions {
         let angles = || frequencies.iter().map(|f| position as f32 * f);
         let odd = std::iter::repeat_n(0.0, hidden % 2);
         let row = angles().map(f32::sin).chain(angles().map(f32::cos)).chain(odd);

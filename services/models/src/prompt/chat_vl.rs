@@ -208,7 +208,15 @@ impl ChatVl {
             return Err(PromptError::Invalid(text.into()));
         };
         check_placeholders(self.modality, [1, n_items])?;
-        self.tokenizer.encode(&spec.text(task, self.image_text)?)
+        match spec {
+            TranscriptionSpec::Tokens(tokens) => self.tokenizer.encode(&tokens.text(task, self.image_text)?),
+            TranscriptionSpec::Chat(chat) => {
+                let (chat, start) = chat.chat(task)?;
+                let kind = |_: ItemIdx| self.modality;
+                let chat = RenderedChat::new(&self.tokenizer, &self.template, (&chat, &kind))?;
+                chat.tokens(&self.tokenizer, |text| Ok(text + &start))
+            }
+        }
     }
 
     /// Tokens of an item, one placeholder for each run of rows.

@@ -1,6 +1,6 @@
 //! Places of items among the tokens of a prompt, as data: a value for each family.
 
-use super::TranscriptionSpec;
+use super::{TranscriptionChat, TranscriptionSpec, TranscriptionTokens};
 use triptych_core::Modality;
 
 /// Place of an item's rows in a prompt.
@@ -137,6 +137,40 @@ impl TileText {
     }
 }
 
+/// Languages of Qwen3-ASR, by the names that it writes.
+const QWEN_ASR_LANGUAGES: [[&str; 2]; 30] = [
+    ["ar", "Arabic"],
+    ["cs", "Czech"],
+    ["da", "Danish"],
+    ["de", "German"],
+    ["el", "Greek"],
+    ["en", "English"],
+    ["es", "Spanish"],
+    ["fa", "Persian"],
+    ["fi", "Finnish"],
+    ["fil", "Filipino"],
+    ["fr", "French"],
+    ["hi", "Hindi"],
+    ["hu", "Hungarian"],
+    ["id", "Indonesian"],
+    ["it", "Italian"],
+    ["ja", "Japanese"],
+    ["ko", "Korean"],
+    ["mk", "Macedonian"],
+    ["ms", "Malay"],
+    ["nl", "Dutch"],
+    ["pl", "Polish"],
+    ["pt", "Portuguese"],
+    ["ro", "Romanian"],
+    ["ru", "Russian"],
+    ["sv", "Swedish"],
+    ["th", "Thai"],
+    ["tr", "Turkish"],
+    ["vi", "Vietnamese"],
+    ["yue", "Cantonese"],
+    ["zh", "Chinese"],
+];
+
 impl PlaceholderSpec {
     /// Qwen2-VL, Qwen2.5-VL, Qwen3-VL, by the part that times have.
     pub const fn qwen(times: FrameTimes) -> Self {
@@ -193,6 +227,23 @@ impl PlaceholderSpec {
         video: None,
     };
 
+    /// Qwen3-ASR.
+    pub const QWEN_ASR: Self = Self {
+        modality: Modality::Audio,
+        image: TokenName { keys: &["audio_token_id"], text: "<|audio_pad|>" },
+        written: None,
+        around: Some([
+            TokenName { keys: &[], text: "<|audio_start|>" },
+            TokenName { keys: &[], text: "<|audio_end|>" },
+        ]),
+        positions: RowPositions::Text,
+        transcription: Some(TranscriptionSpec::Chat(TranscriptionChat {
+            around_language: ["language ", "<asr_text>"],
+            languages: &QWEN_ASR_LANGUAGES,
+        })),
+        video: None,
+    };
+
     /// Voxtral.
     pub const VOXTRAL: Self = Self {
         modality: Modality::Audio,
@@ -200,12 +251,12 @@ impl PlaceholderSpec {
         written: None,
         around: None,
         positions: RowPositions::Text,
-        transcription: Some(TranscriptionSpec {
+        transcription: Some(TranscriptionSpec::Tokens(TranscriptionTokens {
             before: "<s>[INST][BEGIN_AUDIO]",
             after: "[/INST]",
             language: "lang:",
             end: "[TRANSCRIBE]",
-        }),
+        })),
         video: None,
     };
 

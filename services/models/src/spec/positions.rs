@@ -26,6 +26,13 @@ pub enum Positions {
         /// Added to a position before its angles are computed.
         offset: usize,
     },
+    /// As [`Self::WideSinusoids`], anew after every `period` rows.
+    RepeatedSinusoids {
+        /// Rows until they repeat.
+        period: usize,
+        /// Positions it has.
+        n_rows: usize,
+    },
     /// As a table `[n_rows, hidden]`: sines of all frequencies, then their cosines. A stored table, which some
     /// checkpoints have, wins.
     Sinusoids {

@@ -22,6 +22,8 @@ pub enum StemSpec {
         /// True if the layer has a bias.
         bias: bool,
     },
+    /// Three convolutions over chunks of log-mel, each an image of its own, then one linear layer.
+    MelChunks(MelChunksSpec),
     /// Convolutions over samples.
     Wave(WaveSpec),
     /// Patches of the tiles that an image is cut into.
@@ -59,7 +61,9 @@ impl StemSpec {
     /// that it does not read.
     pub fn image_rows(&self, grid: [usize; 2]) -> Option<usize> {
         match self {
-            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Mel { .. } | Self::MelChunks(_) | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => {
+                None
+            }
             Self::Patches { .. } => grid[0].checked_mul(grid[1]),
             Self::PrefixedPatches { grid: own, n_prefix, .. } => {
                 (grid == *own).then_some(own[0] * own[1] + n_prefix)
@@ -72,7 +76,9 @@ impl StemSpec {
     /// Pixels on a side of a patch; `None` if it reads no images.
     pub fn patch_side(&self) -> Option<usize> {
         match self {
-            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => None,
+            Self::Mel { .. } | Self::MelChunks(_) | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => {
+                None
+            }
             Self::Patches { patch: [.., side], .. } | Self::PrefixedPatches { patch: [.., side], .. } => {
                 Some(*side)
             }
@@ -93,7 +99,7 @@ impl StemSpec {
     /// Values of a patch; 0 if it reads no images.
     pub fn patch_values(&self) -> usize {
         match self {
-            Self::Mel { .. } | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
+            Self::Mel { .. } | Self::MelChunks(_) | Self::Tokens { .. } | Self::Wave(_) | Self::Tiles(_) => 0,
             Self::Patches { patch, .. } => patch.iter().product(),
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
             Self::Swin(spec) => spec.patch.iter().product(),
@@ -111,6 +117,52 @@ pub enum MelWindows {
     Masked,
     /// As many as the whole audio fills, cut out of one log-mel of it; their rows are one item's, those of silence included.
     Joined,
+}
+
+/// Convolutions over log-mel in chunks: three of 3 by 3 taps and stride 2, with GELU, then one linear layer, without bias, over
+/// all bins and channels of a frame. A chunk is an image of its own, filled up with zeros; a row of nothing else is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MelChunksSpec {
+    /// Mel bins.
+    pub n_mels: usize,
+    /// Frames of a chunk.
+    pub n_frames: usize,
+    /// Channels of each convolution.
+    pub n_channels: usize,
+    /// Chunks that attend to each other.
+    pub n_chunks: usize,
+}
+
+impl MelChunksSpec {
+    /// Convolutions, each of which halves bins and frames.
+    pub const N_CONVS: usize = 3;
+
+    /// Length of an axis behind the convolutions.
+    pub fn reduced(n: usize) -> usize {
+        n.div_ceil(1 << Self::N_CONVS)
+    }
+
+    /// Rows of a whole chunk.
+    pub fn chunk_rows(&self) -> usize {
+        Self::reduced(self.n_frames)
+    }
+
+    /// Rows of the chunks that attend to each other.
+    pub fn window_rows(&self) -> usize {
+        self.n_chunks * self.chunk_rows()
+    }
+
+    /// Rows of so many frames.
+    pub fn n_rows(&self, n_frames: usize) -> usize {
+        let n_whole = n_frames / self.n_frames.max(1);
+        n_whole * self.chunk_rows() + Self::reduced(n_frames - n_whole * self.n_frames)
+    }
+
+    /// Values of the chunks of so many frames, `[n_chunks, n_mels, n_frames]`.
+    pub fn n_values(&self, n_frames: usize) -> Option<usize> {
+        let n_chunks = n_frames.div_ceil(self.n_frames.max(1));
+        n_chunks.checked_mul(self.n_mels)?.checked_mul(self.n_frames)
+    }
 }
 
 /// Three convolutions over raw samples, of the stack's width, twice that width, and that width again. After the first,

@@ -6,6 +6,7 @@
 //! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/whisper/feature_extraction_whisper.py>).
 
 mod cache;
+mod chunks;
 mod clip;
 mod decode;
 mod mel;
@@ -15,6 +16,7 @@ pub mod vad;
 mod wave;
 pub mod windows;
 
+pub use chunks::ChunkProcessor;
 pub use clip::ClipProcessor;
 pub use decode::decode;
 pub use mel::LogMel;

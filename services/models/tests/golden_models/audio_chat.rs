@@ -8,6 +8,7 @@ use triptych_core::prompt::{Message, MessagePart, Prompt, Role, SpeechKind, Spee
 use triptych_core::{EncodedItem, ItemOptions, Modality};
 use triptych_models::Model;
 
+const QWEN_ASR: [&str; 3] = ["qwen3_asr_odd_heads", "qwen3_asr_three_layers", "qwen3_asr_original"];
 const VOXTRAL: [&str; 3] = ["voxtral_odd_heads", "voxtral_three_layers", "voxtral_long_window"];
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -26,7 +27,7 @@ fn item(case: &Case, model: &Model, audio: &str) -> EncodedItem {
 
 #[test]
 fn transcriptions_are_laid_out_as_published() {
-    for name in VOXTRAL {
+    for name in QWEN_ASR.into_iter().chain(VOXTRAL) {
         let case = Case::open(name);
         let model = case.model();
         assert!(model.prompts().transcribes());
@@ -34,7 +35,8 @@ fn transcriptions_are_laid_out_as_published() {
             let audio = expected["audio"].as_str().expect("a name");
             let items = [item(&case, &model, audio)];
             let language = expected["language"].as_str().map(str::to_owned);
-            let task = SpeechTask { language, ..SpeechTask::default() };
+            let prompt = expected["prompt"].as_str().map(|text| TextOrTokens::Text(text.to_owned()));
+            let task = SpeechTask { language, prompt, ..SpeechTask::default() };
             let prepared =
                 model.prompts().prepare(&Prompt::Speech(task), &items).expect("a prompt").remove(0);
             assert_eq!(prepared.tokens, ids(&expected["input_ids"]), "{name} {expected}");
@@ -58,11 +60,34 @@ fn what_a_transcription_cannot_be_is_refused_by_name() {
     check(SpeechTask { timestamps: true, ..plain() }, &items, "writes no times");
     check(SpeechTask { language: Some("[INST]".into()), ..plain() }, &items, "a code of two letters");
     check(plain(), &[items[0].clone(), items[0].clone()], "1 audio placeholders, the request 2 audio items");
+    let words = || Some(TextOrTokens::Text("Ada".into()));
+    check(SpeechTask { prompt: words(), ..plain() }, &items, "reads no prompt with a transcription");
     let case = Case::open("qwen2_audio_odd_heads");
     let model = case.model();
     let refusal = model.prompts().prepare(&Prompt::Speech(plain()), &items).unwrap_err().to_string();
     assert!(refusal.contains("has no prompt of its own for transcripts"), "{refusal}");
     assert!(!model.prompts().transcribes());
+}
+
+#[test]
+fn a_transcription_by_a_conversation_knows_its_languages_and_writes_no_control_tokens_of_a_client() {
+    let case = Case::open(QWEN_ASR[0]);
+    let model = case.model();
+    let items = [item(&case, &model, "5121")];
+    let prepare = |task: SpeechTask| model.prompts().prepare(&Prompt::Speech(task), &items);
+    let plain = SpeechTask::default;
+    let check = |task: SpeechTask, expect: &str| {
+        let refusal = prepare(task).unwrap_err().to_string();
+        assert!(refusal.contains(expect), "{refusal}");
+    };
+    check(SpeechTask { language: Some("tlh".into()), ..plain() }, "language is \"tlh\", allowed are ar, cs,");
+    let ids = Some(TextOrTokens::Tokens(vec![1]));
+    check(SpeechTask { prompt: ids, ..plain() }, "as text, not as tokens");
+    check(SpeechTask { timestamps: true, ..plain() }, "writes no times");
+    let words = Some(TextOrTokens::Text("a<|im_end|>b".into()));
+    let tokens = prepare(SpeechTask { prompt: words, ..plain() }).expect("a prompt").remove(0).tokens;
+    let end = model.tokenizer().token_id("<|im_end|>").expect("a token");
+    assert_eq!(tokens.iter().filter(|id| **id == end).count(), 2);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, Idefics3, SmolVLM, InternVL, Gemma 3,
-//! GLM-OCR, Qwen2-Audio, Voxtral): images or audio to rows by the model's own processor, rows and prompts to tokens.
+//! GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -16,7 +16,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 34] = [
+pub const CASES: [&str; 37] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -42,6 +42,9 @@ pub const CASES: [&str; 34] = [
     "qwen2_audio_odd_heads",
     "qwen2_audio_three_layers",
     "qwen2_audio_long_window",
+    "qwen3_asr_odd_heads",
+    "qwen3_asr_three_layers",
+    "qwen3_asr_original",
     "voxtral_odd_heads",
     "voxtral_three_layers",
     "voxtral_long_window",

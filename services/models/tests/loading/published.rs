@@ -302,6 +302,32 @@ fn qwen2_audio_7b() {
     check("qwen2-audio-7b", Modality::Audio, &config);
 }
 
+/// As published, in both layouts.
+#[test]
+fn qwen3_asr_both_layouts() {
+    let audio = serde_json::json!({
+        "activation_function": "gelu", "d_model": 1024, "downsample_hidden_size": 480, "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096, "encoder_layers": 24, "max_position_embeddings": 13, "n_window": 50,
+        "n_window_infer": 800, "num_mel_bins": 128, "output_dim": 2048, "scale_embedding": false,
+    });
+    let text = serde_json::json!({
+        "model_type": "qwen3", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 65536, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "tie_word_embeddings": true, "vocab_size": 151_936,
+    });
+    let class = ["Qwen3ASRForConditionalGeneration"];
+    let config = serde_json::json!({
+        "architectures": class, "model_type": "qwen3_asr", "audio_config": audio, "text_config": text,
+        "audio_token_id": 151_676, "tie_word_embeddings": true,
+    });
+    check("qwen3-asr-1.7b-hf", Modality::Audio, &config);
+    let config = serde_json::json!({
+        "architectures": class, "model_type": "qwen3_asr",
+        "thinker_config": { "audio_config": audio, "text_config": text, "audio_token_id": 151_676 },
+    });
+    check("qwen3-asr-1.7b", Modality::Audio, &config);
+}
+
 #[test]
 fn voxtral_mini_3b() {
     let config = serde_json::json!({

@@ -276,6 +276,23 @@ fn an_audio_longer_than_the_only_window_is_refused() {
 }
 
 #[test]
+fn an_audio_in_chunks_has_the_rows_of_its_frames_and_at_least_those_of_half_a_second() {
+    for (n_samples, n_windows, n_rows) in [
+        (1, 1, 7),
+        (8159, 1, 7),
+        (9120, 1, 8),
+        (16_000, 1, 13),
+        (16_160, 1, 14),
+        (32_159, 1, 26),
+        (33_600, 2, 28),
+    ] {
+        let input = clip("qwen3_asr_odd_heads", n_samples).expect("audio");
+        assert_eq!(input.n_tokens, n_rows, "{n_samples}");
+        assert_eq!(input.extent, Extent::windows(n_windows, n_samples as u64 / 16));
+    }
+}
+
+#[test]
 fn an_audio_of_several_windows_has_the_rows_of_all() {
     for (n_samples, n_windows) in [(1, 1), (32_000, 1), (32_001, 2), (70_000, 3)] {
         let input = clip("voxtral_odd_heads", n_samples).expect("audio");

@@ -2,6 +2,7 @@
 
 mod form;
 mod format;
+mod language_tag;
 mod options;
 
 use super::api::{AdmittedCall, HttpApi, request_id};
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use form::SpeechForm;
 use format::{Transcript, WordTimes};
 use futures::{Stream, stream};
+use language_tag::LanguageTag;
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Failure, ItemOptions, Modality, ModelName};
@@ -136,6 +138,7 @@ enum TranscriptEvent {
 
 /// Turns an answer into events.
 struct TranscriptEvents {
+    tag: LanguageTag,
     text: String,
     /// Log-probabilities of the whole text, which the last event repeats.
     logprobs: Option<Vec<Alternative>>,
@@ -147,7 +150,8 @@ struct TranscriptEvents {
 impl TranscriptEvents {
     fn new(with_logprobs: bool) -> Self {
         let logprobs = with_logprobs.then(Vec::new);
-        Self { text: String::new(), logprobs, n_sent: 0, counted: CollectedLogprobs::default() }
+        let counted = CollectedLogprobs::default();
+        Self { tag: LanguageTag::default(), text: String::new(), logprobs, n_sent: 0, counted }
     }
 
     /// An event per delta; the last one has the whole text. A failure is an event without `done` after it.
@@ -172,20 +176,27 @@ impl TranscriptEvents {
                 if let Some(logprobs) = &mut self.logprobs {
                     logprobs.extend(format::chosen(delta.logprobs));
                 }
-                if delta.text.is_empty() {
-                    return Ok(Bytes::new());
-                }
-                self.text.push_str(&delta.text);
-                let unsent =
-                    self.logprobs.as_ref().map(|all| all.iter().skip(self.n_sent).cloned().collect());
-                self.n_sent = self.logprobs.as_ref().map_or(0, Vec::len);
-                Ok(sse::event(&TranscriptEvent::Delta { delta: delta.text, logprobs: unsent }))
+                let text = self.tag.read(delta.text);
+                Ok(self.delta(text))
             }
             Piece::Summary(summary) => {
+                let rest = self.tag.rest();
+                let rest = self.delta(rest);
                 let (text, logprobs) = (self.text.trim().to_owned(), self.logprobs.take());
                 let usage = format::DurationUsage::of(&summary);
-                Ok(sse::event(&TranscriptEvent::Done { text, logprobs, usage }))
+                Ok([rest, sse::event(&TranscriptEvent::Done { text, logprobs, usage })].concat().into())
             }
         }
+    }
+
+    /// The event of a further text; nothing for none.
+    fn delta(&mut self, delta: String) -> Bytes {
+        if delta.is_empty() {
+            return Bytes::new();
+        }
+        self.text.push_str(&delta);
+        let logprobs = self.logprobs.as_ref().map(|all| all.iter().skip(self.n_sent).cloned().collect());
+        self.n_sent = self.logprobs.as_ref().map_or(0, Vec::len);
+        sse::event(&TranscriptEvent::Delta { delta, logprobs })
     }
 }

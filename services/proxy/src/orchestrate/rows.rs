@@ -1,9 +1,9 @@
 //! Rows of a request's only item, for answers without a decoder: the item is encoded, shared and cached as any other.
 
 use super::supply::{Supply, at_item};
+use super::aborted_by_operator;
 use super::work::{Orchestrator, Work};
 use crate::request::Request;
-use crate::request_log::RequestRecord;
 use crate::request_machine::event::RequestEvent;
 use crate::request_machine::failures::out_of_time;
 use crate::request_machine::output::Announced;
@@ -44,15 +44,18 @@ impl Orchestrator {
         });
         let route = admitted.inspect_err(|failure| refused(failure, &request))?;
         let (sender, _) = mpsc::channel(1);
-        let (format, record) = (AnswerFormat::default(), RequestRecord::default());
-        let work = Work { orchestrator: Arc::clone(self), request, route, format, sender, record };
+        let (record, registered) = self.register(&request, &route);
+        let (orchestrator, format) = (Arc::clone(self), AnswerFormat::default());
+        let work = Work { orchestrator, request, route, format, sender, record, registered };
         let (arrived, deadline) = (work.request.arrived, work.request.deadline);
+        let aborted = work.registered.entry.abort.clone();
         let abort = self.drain.abort_token();
         let encoding = self.drain.tasks().track_future(encoded(&work));
         let outcome = tokio::select! {
             done = timeout_at(deadline, encoding) => {
                 done.unwrap_or_else(|_| Err(out_of_time(deadline.duration_since(arrived))))
             }
+            () = aborted.cancelled() => Err(aborted_by_operator()),
             () = abort.cancelled() => {
                 self.drain.count_cut();
                 Err(Failure::unavailable("the server is stopping"))

@@ -3,6 +3,7 @@
 use super::settings::AudioSettings;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Highest frequency that the bins cover, in Hz, whatever the rate.
@@ -58,7 +59,7 @@ impl LogMel {
         let hop = self.settings.hop;
         let starts = (0..samples.len() / hop).step_by(n_frames);
         starts.fold(f64::NEG_INFINITY, |loudest, first| {
-            let mel = self.part(samples, first);
+            let mel = self.part(samples, first..first + n_frames);
             mel.iter().copied().fold(loudest, f64::max)
         })
     }
@@ -69,7 +70,7 @@ impl LogMel {
     /// long-form generation; frames past the audio are 0.
     pub fn extend_part(&self, samples: &[f32], first_frame: usize, loudest: f64, out: &mut Vec<f32>) {
         let n_frames = self.settings.n_frames();
-        let mel = self.part(samples, first_frame);
+        let mel = self.part(samples, first_frame..first_frame + n_frames);
         let n_found = mel.len() / self.settings.n_mels;
         for bin in 0..self.settings.n_mels {
             let row = &mel[bin * n_found..(bin + 1) * n_found];
@@ -88,17 +89,38 @@ impl LogMel {
         let first = out.len();
         let mut loudest = f64::NEG_INFINITY;
         for window in 0..n_windows {
-            let mel = self.part(&samples, window * n_frames);
+            let mel = self.part(&samples, window * n_frames..(window + 1) * n_frames);
             loudest = mel.iter().copied().fold(loudest, f64::max);
             out.extend(mel.iter().map(|v| *v as f32));
         }
         out[first..].iter_mut().for_each(|v| *v = scaled(f64::from(*v), loudest));
     }
 
-    /// The frames from `first_frame` on, at most a window, before they are scaled: `[n_mels, n_found]`.
-    fn part(&self, samples: &[f32], first_frame: usize) -> Vec<f64> {
+    /// Appends the log-mel of a whole file in chunks of `n_frames`, `[n_chunks, n_mels, n_frames]`, to `out`, zeros behind its end;
+    /// returns its frames. Frames at the ends of chunks reach into the audio around them, and the loudest value is that of the
+    /// whole file.
+    pub fn extend_chunks(&self, samples: &[f32], n_frames: usize, out: &mut Vec<f32>) -> usize {
+        let n_valid = samples.len() / self.settings.hop;
+        let parts: Vec<Vec<f64>> = (0..n_valid)
+            .step_by(n_frames.max(1))
+            .map(|first| self.part(samples, first..first + n_frames))
+            .collect();
+        let loudest = parts.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+        for part in parts {
+            let n_found = (part.len() / self.settings.n_mels).max(1);
+            for row in part.chunks(n_found) {
+                out.extend(row.iter().map(|v| scaled(*v, loudest)));
+                out.extend(std::iter::repeat_n(0.0, n_frames - n_found));
+            }
+        }
+        n_valid
+    }
+
+    /// The frames of a range that the audio has, before they are scaled: `[n_mels, n_found]`.
+    fn part(&self, samples: &[f32], frames: Range<usize>) -> Vec<f64> {
         let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
-        let n_found = (samples.len() / hop).saturating_sub(first_frame).min(self.settings.n_frames());
+        let first_frame = frames.start;
+        let n_found = (samples.len() / hop).min(frames.end).saturating_sub(first_frame);
         let mut mel = vec![0.0; n_mels * n_found];
         let edge = n_fft / 2;
         let at = |i: usize| {

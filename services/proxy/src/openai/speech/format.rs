@@ -2,6 +2,7 @@
 
 use super::super::token_logprob::Alternative;
 use super::form::TranscriptFormat;
+use super::language_tag::LanguageTag;
 use axum::Json;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -29,6 +30,7 @@ pub(super) enum WordTimes {
 pub(super) struct Transcript {
     kind: SpeechKind,
     words: WordTimes,
+    tag: LanguageTag,
     text: String,
     segments: Vec<v1::Segment>,
     logprobs: Option<Vec<Alternative>>,
@@ -93,7 +95,7 @@ impl DurationUsage {
 
 impl Transcript {
     pub(super) fn new(kind: SpeechKind, words: WordTimes) -> Self {
-        Self { kind, words, text: String::new(), segments: Vec::new(), logprobs: None }
+        Self { kind, words, tag: LanguageTag::default(), text: String::new(), segments: Vec::new(), logprobs: None }
     }
 
     /// With the log-probability of each token.
@@ -103,7 +105,7 @@ impl Transcript {
     }
 
     pub(super) fn add(&mut self, delta: v1::Delta) {
-        self.text.push_str(&delta.text);
+        self.text.push_str(&self.tag.read(delta.text));
         self.segments.extend(delta.segments);
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.extend(chosen(delta.logprobs));
@@ -111,6 +113,7 @@ impl Transcript {
     }
 
     pub(super) fn respond(mut self, summary: v1::Summary, format: TranscriptFormat) -> Response {
+        self.text.push_str(&self.tag.rest());
         let text = self.text.trim().to_owned();
         if self.segments.is_empty() && !text.is_empty() {
             // A model without times gives one segment over the whole clip.
