@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `make` returns, and the bytes that it leaves in use.
+/// The value that `make` returns, and the bytes that it leaves in use.
 fn kept<T>(make: impl FnOnce() -> T) -> (T, usize) {
     let before = IN_USE.load(Ordering::Relaxed);
     let made = make();

@@ -1,7 +1,7 @@
 //! Rows of a request's only item, for answers without a decoder: the item is encoded, shared and cached as any other.
 
-use super::supply::{Supply, at_item};
 use super::aborted_by_operator;
+use super::supply::{Supply, at_item};
 use super::work::{Orchestrator, Work};
 use crate::request::Request;
 use crate::request_machine::event::RequestEvent;
