@@ -9,6 +9,7 @@ mod cuda_check;
 mod drills;
 mod fuzz;
 mod gate;
+mod lanes;
 mod needs;
 mod peers;
 mod rustc;

@@ -2,6 +2,7 @@
 
 use crate::fuzz;
 use crate::gate::{self, Ran, Step};
+use crate::lanes;
 use crate::needs::Need;
 use crate::servers;
 use crate::shell::{self, cargo, root, show};
@@ -118,7 +119,7 @@ fn run_tests(missing: &BTreeMap<Need, String>) -> Result<Ran> {
     let left_out: Vec<_> =
         SUITES.iter().filter(|suite| suite.target != Target::Fuzzers).filter(cannot).collect();
     if left_out.is_empty() {
-        return cargo_shown(&["test", "--workspace", "--no-fail-fast"]);
+        return whole(lanes::run_all(with_servers));
     }
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast", "--exclude", "triptych-tests"]);
     for suite in &left_out {
@@ -147,8 +148,13 @@ fn cargo_shown(args: &[&str]) -> Result<Ran> {
 }
 
 fn run_shown(command: &mut Command) -> Result<()> {
-    command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
-    command.env("TRIPTYCH_AZURITE", servers::azurite_program());
+    with_servers(command);
     println!("$ {}", show(command));
     shell::run(command)
+}
+
+/// Tells tests where the programs are that they start.
+fn with_servers(command: &mut Command) {
+    command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
+    command.env("TRIPTYCH_AZURITE", servers::azurite_program());
 }
