@@ -409,6 +409,16 @@ pub fn states_and_rows_that_do_not_fit_are_refused<B: Backend>(subject: &Subject
         let [conv, _] = run([x, (3, 4)], 1, 1, 0);
         assert!(matches!(conv, Err(KernelError::Shape { .. })), "{}: {x:?} {conv:?}", subject.name);
     }
+    let (_, of_another) = staged(backend, &[(0, 0..3)]);
+    let (step, _) = staged(backend, &[(0, 0..3)]);
+    let [qkv, gates] = whole.map(|(n, width)| subject.tensor(&vec![0.5; n * width], n, width));
+    let at = StateSlots { cache: &mut cache, layer: 0, seqs: of_another };
+    let conv = backend.causal_conv(&step, at, &qkv, &loaded.conv, Activation::None).map(drop);
+    assert!(matches!(conv, Err(KernelError::Step { .. })), "{}: {conv:?}", subject.name);
+    let rows = DeltaRows { qkv: &qkv, beta_decay: &gates, n_key_heads: 1 };
+    let at = StateSlots { cache: &mut cache, layer: 0, seqs: of_another };
+    let delta = backend.gated_delta_rule(&step, at, rows, &loaded.decay).map(drop);
+    assert!(matches!(delta, Err(KernelError::Step { .. })), "{}: {delta:?}", subject.name);
     assert!(backend.copy_states(&mut cache, &[(0, 1), (5, 1)]).is_err(), "{}", subject.name);
     assert!(backend.reset_states(&mut cache, &[0, PADDING_SLOT]).is_err(), "{}", subject.name);
 }

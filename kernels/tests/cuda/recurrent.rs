@@ -28,7 +28,7 @@ struct States {
 
 impl Plain for States {}
 
-/// `Heads` of `recurrent.cu`.
+/// `DeltaHeads` of `recurrent.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Heads {
