@@ -343,8 +343,8 @@ impl<const N: usize, const FULL: bool> Block<'_, N, FULL> {
         let decay = s.splat(token.decay);
         for (key, k) in token.k.iter().enumerate() {
             let (values, k) = (self.of_key::<S>(key), s.splat(*k));
-            for n in 0..N {
-                let changed = s.fma(k, delta[n], s.mul(decay, Self::load(s, values, n)));
+            for (n, delta) in delta.iter().enumerate() {
+                let changed = s.fma(k, *delta, s.mul(decay, Self::load(s, values, n)));
                 Self::store(s, values, n, changed);
             }
         }
@@ -365,8 +365,8 @@ impl<const N: usize, const FULL: bool> Block<'_, N, FULL> {
         for key in 0..k.len() {
             let (k, next_k, next_q) = (s.splat(k[key]), s.splat(next_k[key]), s.splat(next_q[key]));
             let values = self.of_key::<S>(key);
-            for n in 0..N {
-                let changed = s.fma(k, delta[n], s.mul(decay, Self::load(s, values, n)));
+            for (n, delta) in delta.iter().enumerate() {
+                let changed = s.fma(k, *delta, s.mul(decay, Self::load(s, values, n)));
                 Self::store(s, values, n, changed);
                 sums.of_k[n] = s.fma(changed, next_k, sums.of_k[n]);
                 sums.of_q[n] = s.fma(changed, next_q, sums.of_q[n]);
