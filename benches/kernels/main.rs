@@ -15,7 +15,8 @@ use std::hint::black_box;
 use std::time::Duration;
 use triptych_core::DType;
 use triptych_kernels::ops::{
-    Activation, AttentionShape, Backend, LinearPart, Mask, Qkv, ScoreBias, StageBuilder, Varlen, WeightView,
+    Activation, AttentionShape, Backend, DeltaRows, LinearPart, Mask, Qkv, ScoreBias, StageBuilder,
+    StateLayout, StateSlots, Varlen, WeightView,
 };
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{CpuBackend, CpuConfig, Isa, Precision};
@@ -31,6 +32,8 @@ const LINEAR: [(usize, usize, usize); 6] = [
 ];
 /// Tokens, heads, width of a head: Whisper's encoder, an image of 640×640 in Qwen2-VL, a short text.
 const ATTENTION: [(usize, usize, usize); 3] = [(1500, 8, 64), (2116, 16, 80), (128, 8, 64)];
+/// Tokens, heads and width of keys and values of a layer with the gated delta rule: a prompt and a token of Qwen3.5-0.8B.
+const DELTA: [(usize, usize, usize); 2] = [(512, 16, 128), (1, 16, 128)];
 /// Multiply-adds that the oracle is asked for at most.
 const ORACLE: usize = 1 << 24;
 const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4];
@@ -126,6 +129,49 @@ fn attention(c: &mut Criterion) {
     }
 }
 
+fn delta_of<B: Backend>(backend: &B, (n, n_heads, dim): (usize, usize, usize)) -> impl FnMut() + use<B> {
+    let (n_layers, n_slots, conv_channels, conv_kernel) = (1, 1, 3 * n_heads * dim, 4);
+    let layout =
+        StateLayout { n_layers, n_slots, conv_channels, conv_kernel, n_heads, key_dim: dim, value_dim: dim };
+    let mut cache = backend.state_cache(layout).expect("a cache");
+    let bytes: Vec<u8> = values(1, n_heads).into_iter().flat_map(f32::to_le_bytes).collect();
+    let of_heads = WeightView { dtype: DType::F32, shape: &[n_heads], data: &bytes };
+    let decay = backend.load_decay(of_heads, of_heads).expect("decays");
+    let tensor = |seed, width| backend.upload(values(seed, n * width), n, width).expect("rows");
+    let (qkv, beta_decay) = (tensor(2, conv_channels), tensor(3, 2 * n_heads));
+    let mut builder = StageBuilder::new();
+    let starts = [0, u32::try_from(n).expect("few tokens")];
+    let seqs = builder.recurrent(&starts, &[0]).expect("a sequence");
+    let step = backend.stage(builder).expect("a step");
+    let backend = backend.clone();
+    move || {
+        let rows = DeltaRows { qkv: &qkv, beta_decay: &beta_decay, n_key_heads: n_heads };
+        let at = StateSlots { cache: &mut cache, layer: 0, seqs };
+        drop(black_box(backend.gated_delta_rule(&step, at, rows, &decay).expect("rows")));
+    }
+}
+
+fn delta(c: &mut Criterion) {
+    for size in DELTA {
+        let (n, n_heads, dim) = size;
+        let mut group = c.benchmark_group(format!("delta/{n}x{n_heads}x{dim}"));
+        // Two products with the state and its update.
+        group.throughput(Throughput::Elements((3 * n * n_heads * dim * dim) as u64));
+        if 3 * n * n_heads * dim * dim <= ORACLE {
+            let mut run = delta_of(&ReferenceBackend, size);
+            group.bench_function(BenchmarkId::from_parameter("oracle"), |b| b.iter(&mut run));
+        }
+        for (name, backend) in backends() {
+            // States are f32 in every precision.
+            if backend.precision() == Precision::F32 {
+                let mut run = delta_of(&backend, size);
+                group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
+            }
+        }
+        group.finish();
+    }
+}
+
 fn quick() -> Criterion {
     let criterion = Criterion::default().sample_size(10);
     criterion
@@ -134,5 +180,5 @@ fn quick() -> Criterion {
         .configure_from_args()
 }
 
-criterion_group! {name = kernels; config = quick(); targets = peak, linear, attention}
+criterion_group! {name = kernels; config = quick(); targets = peak, linear, attention, delta}
 criterion_main!(kernels);

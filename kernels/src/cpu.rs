@@ -17,10 +17,10 @@ use crate::check::{self, Attended, Dims};
 use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, DeltaRows, ExpertLayers, HostStep,
-    Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed,
-    ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen, WeightView,
-    WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ConvRows, DeltaRows, ExpertLayers,
+    HostStep, Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape,
+    Routed, ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen,
+    WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::states::HostStates;
@@ -512,10 +512,9 @@ impl Backend for CpuBackend {
         &self,
         step: &HostStep,
         at: StateSlots<'_, HostStates>,
-        x: &CpuTensor,
-        w: &CpuCausalConv,
-        act: Activation,
+        rows: ConvRows<'_, CpuTensor, CpuCausalConv>,
     ) -> Result<CpuTensor> {
+        let ConvRows { x, taps: w, activation: act } = rows;
         let StateSlots { cache: states, layer, seqs } = at;
         check::causal_conv(x.dims(), [w.0.kernel[1], w.0.channels], states.at(layer, seqs))?;
         let batch = step.recurrent("causal_conv", seqs)?;

@@ -40,7 +40,7 @@ pub use error::{KernelError, Result};
 pub use experts::{ExpertLayers, Routed, RouterScores, Routing};
 pub use graph::{Captured, CapturedForward, DeviceForward, ForwardInputs, Prepare};
 pub use pending::{CarriedToken, PendingChoices, Submitted};
-pub use recurrent::{DeltaRows, PADDING_SLOT, RecurrentBatch, StateLayout, StateSlots};
+pub use recurrent::{ConvRows, DeltaRows, PADDING_SLOT, RecurrentBatch, StateLayout, StateSlots};
 pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{
     Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, RecurrentSequences,
@@ -448,15 +448,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Zeros in whole slots, all layers, whatever was there.
     fn reset_states(&self, cache: &mut Self::StateCache, slots: &[u32]) -> Result<()>;
     /// A causal convolution of each channel by itself over the rows of each sequence, `[n_tokens, channels]`:
-    /// `act(bias + Σⱼ weight[j] · x[t − kernel + 1 + j])`. Rows before those of the step come from the sequence's slot, whose last
+    /// `activation(bias + Σⱼ weight[j] · x[t − kernel + 1 + j])`. Rows before those of the step come from the sequence's slot, whose last
     /// `kernel − 1` rows are then kept there. A row has the same bits however a sequence is cut into steps.
     fn causal_conv(
         &self,
         step: &Self::Step,
         at: StateSlots<'_, Self::StateCache>,
-        x: &Self::Tensor,
-        w: &Self::CausalConv,
-        act: Activation,
+        rows: ConvRows<'_, Self::Tensor, Self::CausalConv>,
     ) -> Result<Self::Tensor>;
     /// The gated delta rule, token by token: `[n_tokens, n_heads·value_dim]`. Queries and keys are divided by their L2 norm (1e-6 is
     /// added to its square), and queries by the root of `key_dim`; with `β = sigmoid(b)` and

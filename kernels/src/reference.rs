@@ -12,10 +12,10 @@ use crate::check::{self, Attended, Dims};
 use crate::experts::{self, HostExperts};
 use crate::host::{BiasSlices, HostBias, HostMask, HostVarlen};
 use crate::ops::{
-    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, DeltaRows, ExpertLayers, HostStep,
-    Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape, Routed,
-    ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen, WeightView,
-    WeightedRows,
+    Activation, Angles, AttentionShape, Backend, ChosenHeads, Conv2d, ConvRows, DeltaRows, ExpertLayers,
+    HostStep, Indices, KvLayer, KvLayout, KvSlots, LinearPart, NormKind, Offsets, Qkv, Result, RopeShape,
+    Routed, ScoreBias, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Unfold, Varlen,
+    WeightView, WeightedRows,
 };
 use crate::states::HostStates;
 use crate::stored;
@@ -361,10 +361,9 @@ impl Backend for ReferenceBackend {
         &self,
         step: &HostStep,
         at: StateSlots<'_, HostStates>,
-        x: &Tensor,
-        w: &ReferenceCausalConv,
-        act: Activation,
+        rows: ConvRows<'_, Tensor, ReferenceCausalConv>,
     ) -> Result<Tensor> {
+        let ConvRows { x, taps: w, activation: act } = rows;
         let StateSlots { cache: states, layer, seqs } = at;
         check::causal_conv(dims(x), [w.0.kernel[1], w.0.channels], states.at(layer, seqs))?;
         let batch = step.recurrent("causal_conv", seqs)?;

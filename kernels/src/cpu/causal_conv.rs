@@ -83,17 +83,20 @@ struct ConvolveRow<'a> {
 impl Kernel for ConvolveRow<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let channels = self.w.channels;
-        for (i, out) in self.out.chunks_mut(S::LANES).enumerate() {
-            let at = i * S::LANES;
+        let (channels, mut at) = (self.w.channels, 0);
+        // Indices: what an iterator over several slices calls is not inlined everywhere.
+        while at < channels {
+            let end = channels.min(at + S::LANES);
             let mut sum = match &self.w.bias {
-                Some(bias) => s.load_or(&bias[at..], 0.0),
+                Some(bias) => s.load_or(&bias[at..end], 0.0),
                 None => s.splat(0.0),
             };
-            for (x, w) in self.taps.iter().zip(self.w.weight.chunks_exact(channels)) {
-                sum = s.fma(s.load_or(&x[at..], 0.0), s.load_or(&w[at..], 0.0), sum);
+            for tap in 0..self.taps.len() {
+                let (x, w) = (&self.taps[tap][at..end], &self.w.weight[tap * channels..][at..end]);
+                sum = s.fma(s.load_or(x, 0.0), s.load_or(w, 0.0), sum);
             }
-            s.store_some(out, activate(s, self.act, sum));
+            s.store_some(&mut self.out[at..end], activate(s, self.act, sum));
+            at = end;
         }
     }
 }

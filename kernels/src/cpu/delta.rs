@@ -20,11 +20,9 @@ use crate::stored::Decays;
 #[derive(Debug)]
 pub struct CpuDecay(pub(super) Decays);
 
-/// Columns of a panel. The matrix of a head is its panels one after another, `[key_dim, 64]` each, the last one narrower.
-const PANEL: usize = 64;
-
-/// Registers of columns that are computed together: enough sums to hide how long an addition takes.
-const AT_ONCE: usize = 4;
+/// Columns of a panel. The matrix of a head is its panels one after another, `[key_dim, 32]` each, the last one narrower: half of a
+/// small L1 cache where keys are 128 wide.
+const PANEL: usize = 32;
 
 /// Values of a state that a token passes in a nanosecond, for the cost of a task.
 const STATES_PER_NS: usize = 12;
@@ -224,42 +222,46 @@ impl Kernel for Panel<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (mut first, n) = (0, self.columns.len());
-        while first + AT_ONCE * S::LANES <= n {
-            self.walk::<S, AT_ONCE>(s, first..first + AT_ONCE * S::LANES);
-            first += AT_ONCE * S::LANES;
+        // Four sums at least are under way, which hides how long an addition takes.
+        let at_once = if S::LANES == 16 { 2 } else { 4 };
+        while first + at_once * S::LANES <= n {
+            let columns = first..first + at_once * S::LANES;
+            first = columns.end;
+            if S::LANES == 16 {
+                self.walk::<S, 2, true>(s, columns);
+            } else {
+                self.walk::<S, 4, true>(s, columns);
+            }
         }
         while first < n {
             let end = n.min(first + S::LANES);
-            self.walk::<S, 1>(s, first..end);
+            self.walk::<S, 1, false>(s, first..end);
             first = end;
         }
     }
 }
 
 impl Panel<'_> {
-    /// All tokens over columns of the panel, at most `N` registers of them.
+    /// All tokens over columns of the panel: `N` registers of them, or those of one that may not be `FULL`.
     #[inline(always)]
-    fn walk<S: Simd, const N: usize>(&mut self, s: S, columns: Range<usize>) {
-        let n_columns = self.columns.len();
+    fn walk<S: Simd, const N: usize, const FULL: bool>(&mut self, s: S, columns: Range<usize>) {
         let mut rows = self.rows.clone();
         let Some(first) = rows.next() else { return };
+        let of_head = self.columns.start + columns.start..self.columns.start + columns.end;
+        let mut state = Block::<N, FULL> { values: self.state, width: self.columns.len(), columns };
         let mut token = self.tokens.of_head(first, self.head);
-        let mut sums = dots::<S, N>(s, (self.state, n_columns), &columns, &token);
+        let mut sums = state.dots(s, &token);
         let mut t = first;
         loop {
-            let delta = {
-                let v = &token.v[self.columns.start + columns.start..self.columns.start + columns.end];
-                // SAFETY: rows of this sequence and columns of this panel of this head are those of this task alone.
-                let out = unsafe { self.to.slice(t, columns.clone()) };
-                answer::<S, N>(s, &token, v, &sums, out)
-            };
+            // SAFETY: rows of this sequence and columns of this panel of this head are those of this task alone.
+            let out = unsafe { self.to.slice(t, state.columns.clone()) };
+            let delta = answer(s, &token, &token.v[of_head.clone()], (&sums, out));
             let Some(next) = rows.next() else {
-                update::<S, N>(s, (self.state, n_columns), &columns, (&token, &delta));
+                state.update(s, &token, &delta);
                 return;
             };
             let following = self.tokens.of_head(next, self.head);
-            sums =
-                update_and_dots::<S, N>(s, (self.state, n_columns), &columns, (&token, &delta), &following);
+            sums = state.update_and_dots(s, (&token, &delta), &following);
             (token, t) = (following, next);
         }
     }
@@ -271,39 +273,13 @@ struct Sums<V, const N: usize> {
     of_q: [V; N],
 }
 
-/// Columns of a key's row of the state that one register has.
-#[inline(always)]
-fn lanes<S: Simd>(columns: &Range<usize>, n: usize) -> Range<usize> {
-    let start = columns.start + n * S::LANES;
-    start..columns.end.min(start + S::LANES)
-}
-
-#[inline(always)]
-fn dots<S: Simd, const N: usize>(
-    s: S,
-    (state, n_columns): (&[f32], usize),
-    columns: &Range<usize>,
-    token: &Token<'_>,
-) -> Sums<S::V, N> {
-    let mut sums = Sums { of_k: [s.splat(0.0); N], of_q: [s.splat(0.0); N] };
-    for (row, (k, q)) in state.chunks_exact(n_columns).zip(token.k.iter().zip(token.q)) {
-        for n in 0..N {
-            let value = s.load_or(&row[lanes::<S>(columns, n)], 0.0);
-            sums.of_k[n] = s.fma(value, s.splat(*k), sums.of_k[n]);
-            sums.of_q[n] = s.fma(value, s.splat(*q), sums.of_q[n]);
-        }
-    }
-    sums
-}
-
 /// Writes the row of a token, and gives the part of its value that is new, times its weight.
 #[inline(always)]
 fn answer<S: Simd, const N: usize>(
     s: S,
     token: &Token<'_>,
     v: &[f32],
-    sums: &Sums<S::V, N>,
-    out: &mut [f32],
+    (sums, out): (&Sums<S::V, N>, &mut [f32]),
 ) -> [S::V; N] {
     let (decay, beta, qk) = (s.splat(token.decay), s.splat(token.beta), s.splat(token.qk));
     let mut delta = [s.splat(0.0); N];
@@ -314,45 +290,88 @@ fn answer<S: Simd, const N: usize>(
     delta
 }
 
-/// A token's change of the state.
-#[inline(always)]
-fn update<S: Simd, const N: usize>(
-    s: S,
-    (state, n_columns): (&mut [f32], usize),
-    columns: &Range<usize>,
-    (token, delta): (&Token<'_>, &[S::V; N]),
-) {
-    let decay = s.splat(token.decay);
-    for (row, k) in state.chunks_exact_mut(n_columns).zip(token.k) {
-        for n in 0..N {
-            let value = &mut row[lanes::<S>(columns, n)];
-            let changed = s.fma(s.splat(*k), delta[n], s.mul(decay, s.load_or(value, 0.0)));
-            s.store_some(value, changed);
-        }
-    }
+/// Columns of a panel of a state: `N` full registers, or one.
+struct Block<'a, const N: usize, const FULL: bool> {
+    /// The panel, `[key_dim, width]`.
+    values: &'a mut [f32],
+    width: usize,
+    columns: Range<usize>,
 }
 
-/// [`update`], and [`dots`] of the token that follows.
-#[inline(always)]
-fn update_and_dots<S: Simd, const N: usize>(
-    s: S,
-    (state, n_columns): (&mut [f32], usize),
-    columns: &Range<usize>,
-    (token, delta): (&Token<'_>, &[S::V; N]),
-    following: &Token<'_>,
-) -> Sums<S::V, N> {
-    let decay = s.splat(token.decay);
-    let mut sums = Sums { of_k: [s.splat(0.0); N], of_q: [s.splat(0.0); N] };
-    let keys = token.k.iter().zip(following.k.iter().zip(following.q));
-    for (row, (k, (next_k, next_q))) in state.chunks_exact_mut(n_columns).zip(keys) {
-        let (k, next_k, next_q) = (s.splat(*k), s.splat(*next_k), s.splat(*next_q));
-        for n in 0..N {
-            let value = &mut row[lanes::<S>(columns, n)];
-            let changed = s.fma(k, delta[n], s.mul(decay, s.load_or(value, 0.0)));
-            s.store_some(value, changed);
-            sums.of_k[n] = s.fma(changed, next_k, sums.of_k[n]);
-            sums.of_q[n] = s.fma(changed, next_q, sums.of_q[n]);
+impl<const N: usize, const FULL: bool> Block<'_, N, FULL> {
+    /// Values of a key under the columns. Where registers are full the compiler knows how many, and leaves no check in loops.
+    #[inline(always)]
+    fn of_key<S: Simd>(&mut self, key: usize) -> &mut [f32] {
+        let n = if FULL { N * S::LANES } else { self.columns.len() };
+        &mut self.values[key * self.width + self.columns.start..][..n]
+    }
+
+    /// Register `n` of those values.
+    #[inline(always)]
+    fn load<S: Simd>(s: S, values: &[f32], n: usize) -> S::V {
+        if FULL { s.load(&values[n * S::LANES..(n + 1) * S::LANES]) } else { s.load_or(values, 0.0) }
+    }
+
+    #[inline(always)]
+    fn store<S: Simd>(s: S, values: &mut [f32], n: usize, v: S::V) {
+        if FULL {
+            s.store(&mut values[n * S::LANES..(n + 1) * S::LANES], v);
+        } else {
+            s.store_some(values, v);
         }
     }
-    sums
+
+    #[inline(always)]
+    fn dots<S: Simd>(&mut self, s: S, token: &Token<'_>) -> Sums<S::V, N> {
+        let mut sums = Sums { of_k: [s.splat(0.0); N], of_q: [s.splat(0.0); N] };
+        let (k, q) = (token.k, &token.q[..token.k.len()]);
+        // Indices: what an iterator over several slices calls is not inlined everywhere.
+        for key in 0..k.len() {
+            let (values, k, q) = (self.of_key::<S>(key), s.splat(k[key]), s.splat(q[key]));
+            for n in 0..N {
+                let value = Self::load(s, values, n);
+                sums.of_k[n] = s.fma(value, k, sums.of_k[n]);
+                sums.of_q[n] = s.fma(value, q, sums.of_q[n]);
+            }
+        }
+        sums
+    }
+
+    /// A token's change of the state.
+    #[inline(always)]
+    fn update<S: Simd>(&mut self, s: S, token: &Token<'_>, delta: &[S::V; N]) {
+        let decay = s.splat(token.decay);
+        for (key, k) in token.k.iter().enumerate() {
+            let (values, k) = (self.of_key::<S>(key), s.splat(*k));
+            for (n, delta) in delta.iter().enumerate() {
+                let changed = s.fma(k, *delta, s.mul(decay, Self::load(s, values, n)));
+                Self::store(s, values, n, changed);
+            }
+        }
+    }
+
+    /// [`Self::update`], and [`Self::dots`] of the token that follows.
+    #[inline(always)]
+    fn update_and_dots<S: Simd>(
+        &mut self,
+        s: S,
+        (token, delta): (&Token<'_>, &[S::V; N]),
+        following: &Token<'_>,
+    ) -> Sums<S::V, N> {
+        let decay = s.splat(token.decay);
+        let mut sums = Sums { of_k: [s.splat(0.0); N], of_q: [s.splat(0.0); N] };
+        let k = token.k;
+        let (next_k, next_q) = (&following.k[..k.len()], &following.q[..k.len()]);
+        for key in 0..k.len() {
+            let (k, next_k, next_q) = (s.splat(k[key]), s.splat(next_k[key]), s.splat(next_q[key]));
+            let values = self.of_key::<S>(key);
+            for (n, delta) in delta.iter().enumerate() {
+                let changed = s.fma(k, *delta, s.mul(decay, Self::load(s, values, n)));
+                Self::store(s, values, n, changed);
+                sums.of_k[n] = s.fma(changed, next_k, sums.of_k[n]);
+                sums.of_q[n] = s.fma(changed, next_q, sums.of_q[n]);
+            }
+        }
+        sums
+    }
 }

@@ -79,7 +79,7 @@ plain! {
         gap: u32,
     }
 
-    /// `Heads` of `recurrent.cu`.
+    /// `DeltaHeads` of `recurrent.cu`.
     struct DeltaHeads { decay: u64, n_heads: u32, n_key_heads: u32, key_dim: u32, value_dim: u32 }
 
     /// `Windows` of `conv.cu`.

@@ -26,10 +26,10 @@ use super::tensor::{CudaStep, CudaTensor};
 use crate::check::{self, Attended, Dims};
 use crate::ops::{
     Activation, Angles, AttentionShape, Backend, Captured, Choices, ChooseBatch, ChosenHeads, Conv2d,
-    DeltaRows, ExpertLayers, Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer, KvLayout,
-    KvSlots, LinearPart, NormKind, Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation, Routed,
-    Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Submitted, Unfold, Varlen, WeightView,
-    WeightedRows,
+    ConvRows, DeltaRows, ExpertLayers, Forward, ForwardInputs, FusedQkv, Indices, KernelError, KvLayer,
+    KvLayout, KvSlots, LinearPart, NormKind, Offsets, PendingChoices, Qkv, Result, RopeShape, Rotation,
+    Routed, Sequences, StageBuilder, StateLayout, StateSlots, StoredBias, Submitted, Unfold, Varlen,
+    WeightView, WeightedRows,
 };
 use crate::precision::Precision;
 use crate::stored;
@@ -650,10 +650,9 @@ impl Backend for CudaBackend {
         &self,
         step: &CudaStep,
         at: StateSlots<'_, CudaStateCache>,
-        x: &CudaTensor,
-        w: &CudaCausalConv,
-        act: Activation,
+        rows: ConvRows<'_, CudaTensor, CudaCausalConv>,
     ) -> Result<CudaTensor> {
+        let ConvRows { x, taps: w, activation: act } = rows;
         check::causal_conv(x.dims(), w.taps(), at.cache.at(at.layer, at.seqs))?;
         recurrent::causal_conv(&self.queue, &self.states("causal_conv", step, &at)?, (x, w), act)
     }

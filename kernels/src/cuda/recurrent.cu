@@ -63,7 +63,7 @@ KERNELS(kConvThreads, causal_conv, causal_conv, PARAMETERS, (y, x, weight, bias,
 
 // Rows of queries, keys and values, `[n_rows, 2 n_key_heads key_dim + n_heads value_dim]`, and of gates, `[n_rows, 2 n_heads]`; of
 // the decay `-exp(a_log)` and `dt_bias`, `[2, n_heads]`.
-struct Heads {
+struct DeltaHeads {
   const float* decay;
   uint32_t n_heads;
   uint32_t n_key_heads;
@@ -95,7 +95,7 @@ struct Prepared {
 
 // A warp puts one token of a head where all threads read it: vectors over their norms, zeros behind the last key.
 template <class T>
-DEVICE void prepare(Prepared to, const T* row, const T* gates, const Heads& heads, uint32_t head, uint32_t token) {
+DEVICE void prepare(Prepared to, const T* row, const T* gates, const DeltaHeads& heads, uint32_t head, uint32_t token) {
   uint32_t lane = threadIdx.x % kWarp;
   uint32_t key_head = head / (heads.n_heads / heads.n_key_heads);
   const T* q = row + key_head * heads.key_dim;
@@ -166,7 +166,7 @@ DEVICE float token_row(float (&state)[kKeys], Prepared tokens, uint32_t token, u
 // One block goes over the tokens of a sequence for 32 columns of the state of a head, which its threads keep in registers.
 // y: [n_rows, n_heads value_dim]. Grid: (value_dim / 32, n_heads, n_seqs).
 template <class T>
-DEVICE void delta_rule(T* y, const T* qkv, const T* gates, States states, Heads heads) {
+DEVICE void delta_rule(T* y, const T* qkv, const T* gates, States states, DeltaHeads heads) {
   SHARED(float, key_query, kTokens * 2 * kMaxKeys);
   SHARED(float, scalars, 3 * kTokens);
   Prepared tokens = {key_query, scalars};
@@ -202,6 +202,6 @@ DEVICE void delta_rule(T* y, const T* qkv, const T* gates, States states, Heads 
   });
 }
 
-#define PARAMETERS(T) (T * y, const T* qkv, const T* gates, States states, Heads heads)
+#define PARAMETERS(T) (T * y, const T* qkv, const T* gates, States states, DeltaHeads heads)
 KERNELS(kDeltaThreads, gated_delta_rule, delta_rule, PARAMETERS, (y, qkv, gates, states, heads))
 #undef PARAMETERS

@@ -3,6 +3,7 @@
 //! A slot holds the state of one sequence in all layers: the last rows that a causal convolution saw, and for each head the matrix of
 //! the gated delta rule (Yang et al., <https://arxiv.org/abs/2412.06464>). Its size does not depend on how long the sequence is.
 
+use super::Activation;
 use super::stage::RecurrentSequences;
 
 /// The slot of a sequence that pads a captured graph. No state is read or written for it, and its rows give zeros.
@@ -68,6 +69,17 @@ pub struct StateSlots<'a, C> {
     pub layer: usize,
     /// The sequences and their slots.
     pub seqs: RecurrentSequences,
+}
+
+/// Rows of [`Backend::causal_conv`](super::Backend::causal_conv), and what becomes of them.
+#[derive(Debug)]
+pub struct ConvRows<'a, T, W> {
+    /// `[n_tokens, channels]`.
+    pub x: &'a T,
+    /// The taps.
+    pub taps: &'a W,
+    /// The activation of the sums.
+    pub activation: Activation,
 }
 
 /// Rows of [`Backend::gated_delta_rule`](super::Backend::gated_delta_rule).

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{
-    Activation, Backend, DeltaRows, PADDING_SLOT, RecurrentSequences, StateLayout, StateSlots,
+    Activation, Backend, ConvRows, DeltaRows, PADDING_SLOT, RecurrentSequences, StateLayout, StateSlots,
 };
 
 use crate::oracle;
@@ -169,7 +169,9 @@ impl<'a, B: Backend> Step<'a, B> {
         let x = gathered(x, width, batch);
         let x = self.subject.tensor(&x, x.len() / width, width);
         let at = StateSlots { cache, layer: 1, seqs };
-        self.backend.causal_conv(&step, at, &x, &self.loaded.conv, act).expect("a convolution")
+        self.backend
+            .causal_conv(&step, at, ConvRows { x: &x, taps: &self.loaded.conv, activation: act })
+            .expect("a convolution")
     }
 
     fn delta(&self, cache: &mut B::StateCache, rows: &[Vec<f32>; 2], batch: Batch<'_>) -> B::Tensor {
@@ -300,7 +302,7 @@ pub fn copied_states_go_on_as_the_original_would<B: Backend>(subject: &Subject<B
     let goes_on = both(&step, &mut cache, &rows, &[(2, 20..30)]);
     let mut fresh = layer.states(subject);
     let whole = both(&step, &mut fresh, &rows, &[(1, 0..30)]);
-    let mut check = |what: &str, found: &[Vec<u32>; 2], whole: &[Vec<u32>; 2]| {
+    let check = |what: &str, found: &[Vec<u32>; 2], whole: &[Vec<u32>; 2]| {
         for (found, whole) in found.iter().zip(whole) {
             assert_eq!(found[..], whole[whole.len() - found.len()..], "{}: {what}", subject.name);
         }
@@ -365,8 +367,10 @@ pub fn layers_of_states_are_kept_apart<B: Backend>(subject: &Subject<B>) {
     let (staged, seqs) = staged(&subject.backend, &[(1, 0..10)]);
     let x = subject.tensor(&rows[0], 10, layer.qkv_width());
     let at = StateSlots { cache: &mut cache, layer: 0, seqs };
-    let y =
-        subject.backend.causal_conv(&staged, at, &x, &loaded.conv, Activation::Silu).expect("a convolution");
+    let y = subject
+        .backend
+        .causal_conv(&staged, at, ConvRows { x: &x, taps: &loaded.conv, activation: Activation::Silu })
+        .expect("a convolution");
     assert_eq!(subject.bits(&y), first[0], "{}: layer 0 has seen nothing", subject.name);
     let bytes = subject.backend.state_slot_bytes(layer.layout);
     assert_eq!(bytes, 2 * (3 * 58 + 2 * 9 * 20) * 4, "{}: bytes of a slot", subject.name);
@@ -380,7 +384,9 @@ pub fn states_and_rows_that_do_not_fit_are_refused<B: Backend>(subject: &Subject
         let (step, seqs) = stage(backend, |builder| builder.recurrent(&[0, 3], &[slot]));
         let [qkv, gates] = rows.map(|(n, width)| subject.tensor(&vec![0.5; n * width], n, width));
         let at = StateSlots { cache: &mut cache, layer: index, seqs };
-        let conv = backend.causal_conv(&step, at, &qkv, &loaded.conv, Activation::None).map(drop);
+        let conv = backend
+            .causal_conv(&step, at, ConvRows { x: &qkv, taps: &loaded.conv, activation: Activation::None })
+            .map(drop);
         let rows = DeltaRows { qkv: &qkv, beta_decay: &gates, n_key_heads };
         let at = StateSlots { cache: &mut cache, layer: index, seqs };
         [conv, backend.gated_delta_rule(&step, at, rows, &loaded.decay).map(drop)]
@@ -409,6 +415,18 @@ pub fn states_and_rows_that_do_not_fit_are_refused<B: Backend>(subject: &Subject
         let [conv, _] = run([x, (3, 4)], 1, 1, 0);
         assert!(matches!(conv, Err(KernelError::Shape { .. })), "{}: {x:?} {conv:?}", subject.name);
     }
+    let (_, of_another) = staged(backend, &[(0, 0..3)]);
+    let (step, _) = staged(backend, &[(0, 0..3)]);
+    let [qkv, gates] = whole.map(|(n, width)| subject.tensor(&vec![0.5; n * width], n, width));
+    let at = StateSlots { cache: &mut cache, layer: 0, seqs: of_another };
+    let conv = backend
+        .causal_conv(&step, at, ConvRows { x: &qkv, taps: &loaded.conv, activation: Activation::None })
+        .map(drop);
+    assert!(matches!(conv, Err(KernelError::Step { .. })), "{}: {conv:?}", subject.name);
+    let rows = DeltaRows { qkv: &qkv, beta_decay: &gates, n_key_heads: 1 };
+    let at = StateSlots { cache: &mut cache, layer: 0, seqs: of_another };
+    let delta = backend.gated_delta_rule(&step, at, rows, &loaded.decay).map(drop);
+    assert!(matches!(delta, Err(KernelError::Step { .. })), "{}: {delta:?}", subject.name);
     assert!(backend.copy_states(&mut cache, &[(0, 1), (5, 1)]).is_err(), "{}", subject.name);
     assert!(backend.reset_states(&mut cache, &[0, PADDING_SLOT]).is_err(), "{}", subject.name);
 }
@@ -445,7 +463,13 @@ pub fn weights_and_layouts_of_states_that_do_not_fit_are_refused<B: Backend>(sub
     let (step, seqs) = staged(backend, &[(0, 0..1)]);
     let [x, qkv, gates] = [6, layer.qkv_width(), 4].map(|width| subject.tensor(&vec![0.5; width], 1, width));
     let at = StateSlots { cache: &mut cache, layer: 0, seqs };
-    assert!(backend.causal_conv(&step, at, &x, &loaded.conv, Activation::None).is_err(), "{}", subject.name);
+    assert!(
+        backend
+            .causal_conv(&step, at, ConvRows { x: &x, taps: &loaded.conv, activation: Activation::None })
+            .is_err(),
+        "{}",
+        subject.name
+    );
     let rows = DeltaRows { qkv: &qkv, beta_decay: &gates, n_key_heads: 1 };
     let at = StateSlots { cache: &mut cache, layer: 0, seqs };
     assert!(backend.gated_delta_rule(&step, at, rows, &other.decay).is_err(), "{}", subject.name);

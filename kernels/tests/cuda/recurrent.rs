@@ -4,8 +4,8 @@ use triptych_core::DType;
 use triptych_cuda_standin::{Left, Standin};
 use triptych_kernels::cuda::{CudaCausalConv, CudaDecay, CudaLinear, CudaStateCache, CudaStep, CudaTensor};
 use triptych_kernels::ops::{
-    Activation, Backend, Captured, DeltaRows, ForwardInputs, LinearPart, PADDING_SLOT, RecurrentSequences,
-    StageBuilder, StateLayout, StateSlots, WeightView,
+    Activation, Backend, Captured, ConvRows, DeltaRows, ForwardInputs, LinearPart, PADDING_SLOT,
+    RecurrentSequences, StageBuilder, StateLayout, StateSlots, WeightView,
 };
 use triptych_kernels::{CudaBackend, CudaConfig, KernelError, Precision};
 
@@ -28,7 +28,7 @@ struct States {
 
 impl Plain for States {}
 
-/// `Heads` of `recurrent.cu`.
+/// `DeltaHeads` of `recurrent.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Heads {
@@ -319,7 +319,11 @@ impl Model {
         let none = Activation::None;
         let rows = backend.linear(x, &self.qkv, none, None)?;
         let at = StateSlots { cache: &mut *cache, layer: 1, seqs };
-        let qkv = backend.causal_conv(step, at, &rows, &self.conv, Activation::Silu)?;
+        let qkv = backend.causal_conv(
+            step,
+            at,
+            ConvRows { x: &rows, taps: &self.conv, activation: Activation::Silu },
+        )?;
         let beta_decay = backend.linear(x, &self.gates, none, None)?;
         let rows = DeltaRows { qkv: &qkv, beta_decay: &beta_decay, n_key_heads: 1 };
         let mut y =

@@ -181,6 +181,23 @@ fn a_gate_multiplies_its_halves<T: Element>() {
     });
 }
 
+fn rows_are_multiplied_by_an_activated_gate<T: Element>() {
+    each_size(|device, n_rows, width| {
+        let (x, gate) = (elements::<T>(1, n_rows * width), elements::<T>(2, n_rows * width));
+        for (number, act) in ACTIVATIONS.into_iter().enumerate() {
+            let (to, from) = (device.upload(&x), device.upload(&gate));
+            let activation = number as u32;
+            launch!(device, format!("multiply_gated_{}", T::NAME), grid(n_rows), THREADS, 0;
+                to, from, activation, n_rows as u32, width as u32);
+            let product = |(x, g): (&T, &T)| {
+                (f64::from(x.to_f32()) * oracle::activation(act, g.to_f32().into())) as f32
+            };
+            let expect: Vec<f32> = x.iter().zip(&gate).map(product).collect();
+            close("gated rows", &device.download(&to, x.len()), &expect, T::STEP * 2.0);
+        }
+    });
+}
+
 fn sequences_are_transposed<T: Element>() {
     let device = Device::new(2);
     for (n_seqs, t, width) in [(0, 3, 3), (1, 1, 1), (2, 31, 33), (1, 32, 32), (3, 33, 7), (2, 65, 64)] {
@@ -203,5 +220,6 @@ for_each_element! {
     rows_are_added,
     a_product_is_finished,
     a_gate_multiplies_its_halves,
+    rows_are_multiplied_by_an_activated_gate,
     sequences_are_transposed,
 }

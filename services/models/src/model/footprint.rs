@@ -282,7 +282,7 @@ impl Backend for FootprintBackend {
     fn reset_states(&self, _: &mut (), _: &[u32]) -> Result<()> {
         refuse("reset_states")
     }
-    fn causal_conv(&self, _: &(), _: StateSlots<'_, ()>, _: &(), _: &(), _: Activation) -> Result<()> {
+    fn causal_conv(&self, _: &(), _: StateSlots<'_, ()>, _: ConvRows<'_, (), ()>) -> Result<()> {
         refuse("causal_conv")
     }
     fn gated_delta_rule(&self, _: &(), _: StateSlots<'_, ()>, _: DeltaRows<'_, ()>, _: &()) -> Result<()> {
