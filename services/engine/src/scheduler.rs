@@ -48,7 +48,6 @@ use deadline::DeadlineCheck;
 use decode_share::{DecodeShare, StepMix};
 use fair_queue::TenantShares;
 use plan_builder::PlanBuilder;
-use states::fork_state;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -324,7 +323,7 @@ impl Scheduler {
         for (i, completion) in (1..).zip(&completions[1..]) {
             let mut fork = sequence.fork(*completion);
             let fits = n_running + i as usize <= self.config.max_sequences;
-            match fits.then(|| fork_state(&self.states, sequence, &mut fork)).flatten() {
+            match fits.then(|| sequence.copy_states_to(&mut fork, &self.states)).flatten() {
                 Some(more) => copies.push((*completion, more)),
                 None => fork.status = SequenceStatus::Waiting,
             }

@@ -15,7 +15,7 @@ use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
-use crate::states::{StateMove, StateSlot};
+use crate::states::{StateMove, StatePool, StateSlot};
 use prompt::SharedPrompt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -414,6 +414,21 @@ impl Sequence {
             branches: self.branches.clone(),
             ..*self
         }
+    }
+
+    /// Gives a fork slots for copies of its recurrent states. Returns the copies; none without such states. `None` if slots are
+    /// missing.
+    pub fn copy_states_to(&self, fork: &mut Self, states: &StatePool) -> Option<Vec<StateMove>> {
+        let mut copies = Vec::new();
+        let of = self.device_kv().into_iter().flat_map(|device_kv| &device_kv.branches);
+        let to = fork.device_kv_mut().into_iter().flat_map(|device_kv| &mut device_kv.branches);
+        for (source, branch) in of.zip(to) {
+            let Some(from) = source.state.as_ref().map(StateSlot::index) else { continue };
+            let slot = states.take()?;
+            copies.push(StateMove::Copy { from, to: slot.index() });
+            branch.state = Some(slot);
+        }
+        Some(copies)
     }
 
     /// Replaces the branches; each child continues a present branch with a token. Returns the copies of recurrent states that

@@ -1,6 +1,6 @@
 //! Slots of recurrent states: a pool of ids, guards that hold one each, and checkpoints that outlive their sequences.
 //!
-//! The second kind of cache beside KV blocks. Layers that recur over tokens keep a state of constant size for each sequence, which
+//! A cache of its own kind beside KV blocks. Layers that recur over tokens keep a state of constant size for each sequence, which
 //! cannot be cut back to an earlier token. So a state at the end of a block of tokens is copied to a slot of its own, a
 //! *checkpoint*, and published under the prefix key of that block. A sequence with the same prefix begins with a copy of it.
 //!

@@ -116,22 +116,3 @@ pub(super) fn take_states(
     }
     Some(StateAllocation { spare, moves })
 }
-
-/// Gives a fork of a single sequence a slot for a copy of its state. `None` if there is none; without states there is nothing to
-/// copy.
-pub(super) fn fork_state(
-    states: &StatePool,
-    sequence: &Sequence,
-    fork: &mut Sequence,
-) -> Option<Vec<StateMove>> {
-    let mut copies = Vec::new();
-    let of = sequence.device_kv().into_iter().flat_map(|device_kv| &device_kv.branches);
-    let to = fork.device_kv_mut().into_iter().flat_map(|device_kv| &mut device_kv.branches);
-    for (source, branch) in of.zip(to) {
-        let Some(from) = source.state.as_ref().map(StateSlot::index) else { continue };
-        let slot = states.take()?;
-        copies.push(StateMove::Copy { from, to: slot.index() });
-        branch.state = Some(slot);
-    }
-    Some(copies)
-}

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 use triptych_kernels::ops::StateLayout;
 
-/// What the class has where a configuration is silent.
+/// Values of the class where a configuration is silent.
 static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
     json!({
         "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
