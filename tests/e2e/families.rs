@@ -161,7 +161,8 @@ async fn check_images(cluster: &Cluster, case: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_reach_decoders_through_cross_attention() {
-    let cases = ["trocr_vit", "donut_shifted", "florence_windows"];
+    let cases =
+        ["trocr_vit", "vit_gpt2", "donut_shifted", "nougat_margins", "florence_windows", "florence_original"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_images(&cluster, case).await;

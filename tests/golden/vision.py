@@ -71,6 +71,7 @@ class Shape:
     gains: tuple = ()
     prompts: tuple = ("</s>",)
     asked: tuple = ()
+    max_rounding: float = MAX_ROUNDING
     margins: bool = False
     """True for images within a light page."""
 
@@ -393,7 +394,7 @@ def attempt(shape, seed):
         runs.append(tokens)
     words = tok.encode(" the quick brown fox is near abcdefgh", add_special_tokens=False).ids
     forced = (prompts[0] + words)[:N_FORCED]
-    if (error := rounding(model, inputs[0], forced)) > MAX_ROUNDING:
+    if (error := rounding(model, inputs[0], forced)) > shape.max_rounding:
         return f"logits round to {error:.1e} of themselves"
     folder = case_dir(shape.case)
     tensors, refusal = make_matrix(folder, read, [r[0] for r in rows], make_requests(shape, tok, runs, prompts))

@@ -60,7 +60,7 @@ def nougat(height, width, **more):
 
 def nougat_shapes():
     swin = dict(patch_size=4, embed_dim=8, mlp_ratio=2.0)
-    settings = dict(embed_std=1.0, gains=QUIET_LAYERS, prompts=("<s>",), margins=True)
+    settings = dict(embed_std=1.0, gains=QUIET_LAYERS, prompts=("<s>",), margins=True, max_rounding=2e-5)
     return [
         Shape("nougat_margins", DonutSwinConfig(depths=[1, 2], num_heads=[1, 2], window_size=3, image_size=[72, 48], **swin),
               mbart(d_model=16, decoder_attention_heads=2), nougat(72, 48), torch.float32, 1400, PAGES, **settings),
@@ -77,21 +77,18 @@ def nougat_shapes():
 def tower_shapes():
     sizes = dict(num_hidden_layers=2, patch_size=8, image_size=32)
     gains = (("position_embedding.", 8.0), ("patch_embedding.", 2.0), ("lambda1", 0.4))
+    settings = dict(embed_std=1.0, gains=gains + QUIET_LAYERS)
     return [
         Shape("clip_trocr", CLIPVisionConfig(hidden_size=24, num_attention_heads=3, intermediate_size=40, **sizes),
               trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=24),
               clip(0, 0, do_center_crop=True, crop_size={"height": 32, "width": 32}, size={"shortest_edge": 32}),
-              torch.float32, 1700, SIZES, gains=gains),
+              torch.float32, 1700, SIZES, **settings),
         Shape("clip_mbart_projected", CLIPVisionConfig(hidden_size=36, num_attention_heads=2, intermediate_size=48,
                                                        hidden_act="gelu", **sizes),
-              mbart(d_model=16, decoder_attention_heads=2), clip(32, 32), torch.float16, 1800, SIZES, embed_std=1.0,
-              gains=gains + QUIET_LAYERS),
-        Shape("dinov2_gpt2", Dinov2Config(hidden_size=24, num_attention_heads=4, mlp_ratio=2, qkv_bias=False, **sizes),
-              gpt2(n_embd=24, n_head=2), vit_processor(32, 32, resample=3), torch.bfloat16, 1900, SIZES,
-              gains=gains + GPT2_GAINS),
-        Shape("dinov2_trocr", Dinov2Config(hidden_size=32, num_attention_heads=2, mlp_ratio=1, **sizes),
+              mbart(d_model=16, decoder_attention_heads=2), clip(32, 32), torch.float16, 1800, SIZES, **settings),
+        Shape("dinov2_trocr", Dinov2Config(hidden_size=32, num_attention_heads=2, mlp_ratio=1, qkv_bias=False, **sizes),
               trocr(d_model=24, decoder_attention_heads=3, cross_attention_hidden_size=32), vit_processor(32, 32),
-              torch.float32, 2000, SIZES, gains=gains),
+              torch.bfloat16, 2000, SIZES, **settings),
     ]
 
 

@@ -159,3 +159,35 @@ fn is_time(content: &str) -> bool {
         .and_then(|number| number.split_once('.'))
         .is_some_and(|(whole, part)| digits(whole) && digits(part))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ids of the added tokens of a file with three tokens of its own after more were appended.
+    fn ids(more: &MoreTokens) -> Vec<(String, u64)> {
+        let json = json!({
+            "added_tokens": [{ "content": "<c>", "id": 2 }], "model": { "vocab": { "a": 0, "b": 1, "<c>": 2 } },
+        });
+        let Value::Object(mut file) = json else { unreachable!("an object") };
+        let _ = more.append(&mut file);
+        let tokens = file["added_tokens"].as_array().expect("a list").iter();
+        let pair = |token: &Value| {
+            (token["content"].as_str().expect("a text").to_owned(), token["id"].as_u64().expect("an id"))
+        };
+        tokens.map(pair).collect()
+    }
+
+    #[test]
+    fn more_tokens_follow_those_of_a_file_and_stay_within_the_model() {
+        let check = |contents: &[&str], vocab: usize, expect: &[(&str, u64)]| {
+            let contents = contents.iter().map(|content| (*content).to_owned()).collect();
+            let expect: Vec<_> = expect.iter().map(|(content, id)| ((*content).to_owned(), *id)).collect();
+            assert_eq!(ids(&MoreTokens { contents, vocab }), expect);
+        };
+        check(&[], 9, &[("<c>", 2)]);
+        check(&["<d>", "<c>", "b", "<e>"], 9, &[("<c>", 2), ("<d>", 3), ("<e>", 4)]);
+        check(&["<d>", "<e>"], 4, &[("<c>", 2), ("<d>", 3)]);
+        check(&["<d>"], 1, &[("<c>", 2)]);
+    }
+}

@@ -1,4 +1,4 @@
-//! Image encoders with a text decoder: TrOCR, Donut, Florence-2.
+//! Image encoders with a text decoder: TrOCR, ViT-GPT2, Donut, Nougat, Florence-2.
 
 use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -13,7 +13,7 @@ use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{CanvasProcessor, CanvasSettings, EncoderInput, Features, Preprocess};
 
-pub const CASES: [&str; 16] = [
+pub const CASES: [&str; 20] = [
     "trocr_vit",
     "trocr_deit_projected",
     "trocr_beit",
@@ -21,6 +21,9 @@ pub const CASES: [&str; 16] = [
     "vit_gpt2",
     "vit_gpt2_projected",
     "swin_gpt2",
+    "clip_trocr",
+    "clip_mbart_projected",
+    "dinov2_trocr",
     "donut_shifted",
     "donut_odd_padded",
     "donut_swin_unpadded",
@@ -28,6 +31,7 @@ pub const CASES: [&str; 16] = [
     "nougat_aligned",
     "nougat_uncropped",
     "florence_windows",
+    "florence_original",
     "florence_padded_crop",
     "florence_three_stages",
 ];
@@ -187,7 +191,7 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
 }
 
 /// Images that Pillow 13, which made the golden files, resizes down first: some values are one away.
-const DOWN_FIRST: [(&str, &[&str]); 11] = [
+const DOWN_FIRST: [(&str, &[&str]); 16] = [
     ("trocr_vit", &["20x64", "31x33"]),
     ("trocr_deit_projected", &["20x64"]),
     ("trocr_beit", &["20x64", "41x50"]),
@@ -196,13 +200,19 @@ const DOWN_FIRST: [(&str, &[&str]); 11] = [
     ("vit_gpt2_projected", &["20x64", "31x33"]),
     ("swin_gpt2", &["20x64", "41x50"]),
     ("donut_shifted", &["35x100"]),
+    ("clip_mbart_projected", &["20x64", "31x33"]),
+    ("dinov2_trocr", &["20x64", "31x33"]),
+    ("nougat_margins", &["35x100"]),
+    ("nougat_uncropped", &["35x100"]),
     ("donut_swin_unpadded", &["35x100"]),
     ("florence_windows", &["20x64", "31x33"]),
+    ("florence_original", &["20x64", "31x33"]),
     ("florence_three_stages", &["20x64", "41x50"]),
 ];
 
 #[test]
 fn canvases_are_those_of_the_reference() {
+    let mut far = Vec::new();
     for name in CASES {
         let case = Case::open(name);
         let golden_images = golden_images(&case);
@@ -221,9 +231,12 @@ fn canvases_are_those_of_the_reference() {
             let down_first =
                 |(case, images): &(&str, &[&str])| *case == name && images.contains(&golden.name.as_str());
             let allowed = if DOWN_FIRST.iter().any(down_first) { 1.001 } else { 1e-3 };
-            assert!(off <= allowed, "{name} {}: {off} of 255", golden.name);
+            if off > allowed {
+                far.push(format!("{name} {}: {off} of 255", golden.name));
+            }
         }
     }
+    assert!(far.is_empty(), "{far:#?}");
 }
 
 #[test]

@@ -113,6 +113,36 @@ fn florence_2_base() {
     check("florence-2-base", &config, &differences);
 }
 
+#[test]
+fn florence_2_base_in_the_authors_layout() {
+    let config = serde_json::json!({
+        "model_type": "florence2", "is_encoder_decoder": true, "projection_dim": 768, "vocab_size": 51289,
+        "text_config": {
+            "model_type": "florence2_language", "activation_function": "gelu", "d_model": 768,
+            "decoder_attention_heads": 12, "decoder_ffn_dim": 3072, "decoder_layers": 6,
+            "encoder_attention_heads": 12, "encoder_ffn_dim": 3072, "encoder_layers": 6,
+            "max_position_embeddings": 1024, "scale_embedding": false, "vocab_size": 51289,
+        },
+        "vision_config": {
+            "model_type": "davit", "depths": [1, 1, 9, 1], "dim_embed": [128, 256, 512, 1024],
+            "drop_path_rate": 0.1, "enable_checkpoint": false,
+            "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
+            "image_pos_embed": { "max_pos_embeddings": 50, "type": "learned_abs_2d" },
+            "num_groups": [4, 8, 16, 32], "num_heads": [4, 8, 16, 32], "patch_padding": [3, 1, 1, 1],
+            "patch_prenorm": [false, true, true, true], "patch_size": [7, 3, 3, 3], "patch_stride": [4, 2, 2, 2],
+            "projection_dim": 768,
+            "visual_temporal_embedding": { "max_temporal_embeddings": 100, "type": "COSINE" }, "window_size": 12,
+        },
+    });
+    let differences = LoadDifferences {
+        not_as_stored: &["image_pos_embed", "pos_idx_to_embed"],
+        more_tables: 2,
+        // A table for lines and one for columns, as wide as the rows they are added to.
+        n_computed: 2 * 50 * 1024,
+    };
+    check("florence-2-base-original", &config, &differences);
+}
+
 /// The layer behind the one that is read, the norm at the end of the tower, and a row that stays in host memory.
 const LLAVA: LoadDifferences = LoadDifferences {
     not_as_stored: &["encoder.layers.23.", "post_layernorm", "image_newline"],

@@ -30,8 +30,8 @@ fn unsupported_settings_are_refused_by_key() {
     check(
         "trocr_vit",
         "/encoder/model_type",
-        "clip_vision_model".into(),
-        "vit, deit, beit, swin, donut-swin",
+        "pvt".into(),
+        "vit, deit, beit, dinov2, clip_vision_model, swin, donut-swin",
     );
     check("trocr_vit", "/decoder/model_type", "bert".into(), "trocr, mbart, gpt2");
     check("vit_gpt2", "/decoder/add_cross_attention", false.into(), "expected true");
@@ -46,11 +46,22 @@ fn unsupported_settings_are_refused_by_key() {
     check("trocr_beit", "/encoder/use_shared_relative_position_bias", true.into(), "false beside");
     check("donut_shifted", "/encoder/use_absolute_embeddings", true.into(), "expected false");
     check("donut_shifted", "/encoder/depths", json!([2]), "as many as in num_heads");
-    check("florence_windows", "/text_config/model_type", "t5".into(), "expected bart");
+    check("florence_windows", "/text_config/model_type", "t5".into(), "bart or florence2_language");
     check("florence_windows", "/vision_config/projection_dim", 20.into(), "16, d_model");
     check("florence_windows", "/vision_config/patch_prenorm", json!([true]), "2 truth values");
     check("florence_windows", "/vision_config/num_groups", json!([3, 4]), "a divisor of 8");
     check("florence_windows", "/vision_config/patch_stride", json!([4, 0]), "numbers from 1");
+    check("dinov2_trocr", "/encoder/use_swiglu_ffn", true.into(), "expected false");
+    let original = "florence_original";
+    check(
+        original,
+        "/vision_config/image_feature_source",
+        json!(["temporal_avg_pool"]),
+        "spatial_avg_pool and",
+    );
+    check(original, "/vision_config/image_pos_embed", json!({ "type": "sine" }), "type learned_abs_2d");
+    check(original, "/vision_config/visual_temporal_embedding", json!({}), "type COSINE");
+    check(original, "/vision_config/dim_embed", json!([]), "1 to 8 widths");
     check("pixtral_silu", "/vision_feature_select_strategy", "default".into(), "full, for a tower without");
     check("pixtral_silu", "/vision_feature_layer", json!([-1, -2]), "one layer");
     check("pixtral_silu", "/vision_feature_layer", 4.into(), "one of 3 layers");
@@ -147,6 +158,12 @@ fn the_fingerprint_covers_every_part_of_the_encoder() {
     check("florence_windows", "model.language_model.encoder.layers.0.fc1.weight", false);
     check("florence_windows", "model.language_model.shared.weight", false);
     check("florence_windows", "model.language_model.decoder.layers.0.fc1.weight", true);
+    check("florence_original", "vision_tower.convs.0.proj.weight", false);
+    check("florence_original", "image_projection", false);
+    check("florence_original", "image_pos_embed.row_embeddings.weight", false);
+    check("florence_original", "language_model.model.encoder.layers.0.fc1.weight", false);
+    check("florence_original", "language_model.model.decoder.layers.0.fc1.weight", true);
+    check("vit_gpt2", "decoder.transformer.h.0.attn.c_attn.weight", true);
 
     let dir = changed("florence_windows", "model.language_model.decoder.layers.0.fc1.weight");
     set(dir.path(), "config.json", "/text_config/scale_embedding", true.into());
