@@ -106,7 +106,7 @@ impl LoraConfig {
         check_others(file)?;
         let rank = match file.get("r").and_then(rank_of) {
             Some(rank) => rank,
-            None => return Err(file.wrong("r", &format!("a whole number from 1 to {MAX_RANK}"))),
+            None => return Err(file.wrong("r", &format!("an integer from 1 to {MAX_RANK}"))),
         };
         let alpha = file.get("lora_alpha").and_then(Value::as_f64).filter(|alpha| alpha.is_finite());
         let alpha = alpha.ok_or_else(|| file.wrong("lora_alpha", "a number"))?;
