@@ -1,6 +1,7 @@
 //! The engine: events in, steps, outputs out. It joins scheduler, runner and completions, and takes none of
 //! their decisions. `engine/steps.rs` runs the steps.
 
+mod adapter_states;
 mod adapters;
 mod steps;
 
@@ -17,6 +18,7 @@ use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::Sequence;
 use crate::speculation::DraftProposer;
 use crate::stats::Stats;
+use adapter_states::EngineAdapters;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,7 +85,7 @@ pub struct Engine {
     /// Each live beam search, by the id of its sequence.
     searches: HashMap<SequenceId, BeamSearchState>,
     alignments: AlignQueue,
-    adapters: adapters::EngineAdapters,
+    adapters: EngineAdapters,
     /// True if the last step left nothing that could run, and no event came since.
     stalled: bool,
 }
@@ -130,7 +132,7 @@ impl Engine {
             completions: HashMap::new(),
             searches: HashMap::new(),
             alignments: AlignQueue::default(),
-            adapters: adapters::EngineAdapters::default(),
+            adapters: EngineAdapters::default(),
             stalled: true,
         })
     }

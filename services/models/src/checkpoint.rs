@@ -113,8 +113,8 @@ fn check_adapter(dir: &Path) -> Result<(), ModelError> {
     Err(ModelError::Checkpoint {
         path: dir.to_owned(),
         found: format!("is a {} adapter for {base}, not a model", text("peft_type").unwrap_or("PEFT")),
-        cure: "merge it into the base model (PEFT: merge_and_unload(), then save_pretrained(NEW_DIR)) and serve that \
-               directory"
+        cure: "serve its base model with --lora NAME=DIR, or merge it into that (PEFT: merge_and_unload(), then \
+               save_pretrained(NEW_DIR)) and serve that directory"
             .into(),
     })
 }

@@ -12,6 +12,7 @@ mod input;
 mod loader;
 mod residual;
 mod rotary;
+mod site;
 
 pub use adapted::{Adapted, AdaptedLinear, AdapterGroup, LoadedAdapter, LowRank};
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
@@ -19,6 +20,7 @@ pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;
 pub use gated_delta::{GatedDelta, LayerStates};
 pub use input::{InputLayer, StackAndNames, StagedPositions};
-pub use loader::{LinearShape, LinearSite, Loader, SitePart, StackedLinear, StoredLinear};
+pub use loader::{LinearShape, Loader, StackedLinear, StoredLinear};
 pub use residual::Residual;
 pub use rotary::Rotary;
+pub use site::{LinearSite, SitePart};

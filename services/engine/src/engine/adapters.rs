@@ -2,24 +2,12 @@
 //! needs it; new requests for it are refused from the first moment.
 
 use super::Engine;
+use super::adapter_states::AdapterState;
 use crate::request::SequenceRequest;
 use crate::scheduler::AdapterLoad;
-use std::collections::BTreeMap;
 use triptych_core::{AdapterId, Failure, FailureClass};
 use triptych_models::ModelError;
 use triptych_models::lora::LoraAdapter;
-
-/// State of a loaded adapter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AdapterState {
-    Serving,
-    /// It goes when nothing needs it any more.
-    Leaving,
-}
-
-/// The loaded adapters.
-#[derive(Debug, Default)]
-pub(super) struct EngineAdapters(BTreeMap<AdapterId, AdapterState>);
 
 impl Engine {
     /// Loads an adapter; one that is about to go stays.

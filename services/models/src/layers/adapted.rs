@@ -5,7 +5,7 @@
 //! rows of several (Punica, <https://arxiv.org/abs/2310.18547>; S-LoRA, <https://arxiv.org/abs/2311.03285>). A row without an
 //! adapter is computed as if there were none. It knows no file and no name: a layer has a number among those of its loader.
 
-use super::loader::Site;
+use super::site::Site;
 use crate::error::ModelError;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{Activation, Indices, LinearPart};

@@ -1,6 +1,7 @@
 //! Names and shapes of a spec to layers on a back end.
 
 use super::AdaptedLinear;
+use super::site::{LinearSite, Site, SitePart};
 use crate::error::ModelError;
 use crate::spec::NormSpec;
 use crate::weights::{Tensor, TensorRole, Weights};
@@ -23,32 +24,6 @@ pub struct Loader<'a, B> {
     is_inputs_first: bool,
     // Layers that adapters can be added to, of all loaders that came from one.
     sites: Arc<Mutex<Vec<LinearSite>>>,
-}
-
-/// Number of a layer that adapters can be added to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Site(pub(super) usize);
-
-/// A loaded layer that adapters can be added to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinearSite {
-    /// Width of its input.
-    pub n_in: usize,
-    /// Its outputs, in order.
-    pub parts: Vec<SitePart>,
-}
-
-/// Outputs of a loaded layer that are outputs of one stored layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SitePart {
-    /// Full names of the stored layer, without `.weight`; none if adapters of it are not served.
-    pub modules: Vec<String>,
-    /// Number of outputs of the stored layer.
-    pub n_stored: usize,
-    /// Those that are here.
-    pub rows: Range<usize>,
-    /// Factor on them.
-    pub scale: f32,
 }
 
 /// One linear layer as stored.

@@ -1,11 +1,13 @@
 //! `adapter_config.json` of PEFT: the rank and the scale of each module. Settings that would change what the adapter computes and
 //! are not served are refused by name; so are keys that are not known, unless they are off.
 
-use super::{CONFIG, refused};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use serde_json::Value;
 use std::path::Path;
+
+/// The settings of an adapter.
+pub(super) const CONFIG: &str = "adapter_config.json";
 
 /// Keys that say where an adapter comes from, how it was trained, or what the tensors show anyway.
 const WITHOUT_EFFECT: [&str; 26] = [
@@ -104,7 +106,7 @@ impl LoraConfig {
         check_others(file)?;
         let rank = match file.get("r").and_then(rank_of) {
             Some(rank) => rank,
-            None => return Err(file.wrong("r", &format!("a whole number from 1 to {MAX_RANK}"))),
+            None => return Err(file.wrong("r", &format!("an integer from 1 to {MAX_RANK}"))),
         };
         let alpha = file.get("lora_alpha").and_then(Value::as_f64).filter(|alpha| alpha.is_finite());
         let alpha = alpha.ok_or_else(|| file.wrong("lora_alpha", "a number"))?;
@@ -128,6 +130,11 @@ impl LoraConfig {
         let rank = self.rank(module) as f64;
         (alpha / if self.uses_rslora { rank.sqrt() } else { rank }) as f32
     }
+}
+
+/// The refusal of a setting.
+pub(super) fn refused(key: &str, actual: impl Into<String>, expected: &str) -> ModelError {
+    ModelError::Config { file: CONFIG, key: key.into(), actual: actual.into(), expected: expected.into() }
 }
 
 /// The value of the first pattern that a module has.

@@ -1,15 +1,30 @@
 //! The pairs of an adapter for one loaded layer, as one pair: factors side by side, and blocks where several stored layers were
 //! packed into one.
 
-use super::{LoraAdapter, LowRankPair};
 use crate::error::ModelError;
 use crate::layers::{LinearSite, LowRank};
+use crate::weights::StoredWeights;
 use triptych_core::DType;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{LinearPart, WeightView};
 
 /// Ranks are padded with zeros to a multiple of this: products of devices ask for it.
 const RANK_STEP: usize = 8;
+
+/// The pair of matrices of a module.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LowRankPair {
+    /// Names of the tensors `[rank, in]` and `[out, rank]`.
+    pub names: [String; 2],
+    /// Rows of the first.
+    pub rank: usize,
+    /// Columns of the first.
+    pub n_in: usize,
+    /// Rows of the second.
+    pub n_out: usize,
+    /// Factor on the product.
+    pub scale: f32,
+}
 
 /// A module's name and its pair, if it has one.
 type Found<'a> = Option<(&'a str, &'a LowRankPair)>;
@@ -19,7 +34,7 @@ type Found<'a> = Option<(&'a str, &'a LowRankPair)>;
 /// Of part `i` the outputs are `scale · B_i[rows] (A_i x)`: `A` has the rows of all modules one under the other, `B` zeros
 /// where an output belongs to another module.
 pub(super) fn sum_of_pairs<B: Backend>(
-    adapter: &LoraAdapter,
+    weights: &StoredWeights,
     backend: &B,
     site: &LinearSite,
     found: &[Found<'_>],
@@ -40,7 +55,7 @@ pub(super) fn sum_of_pairs<B: Backend>(
     let mut b = vec![0.0; n_out * total];
     let mut first = 0;
     for (module, pair) in modules {
-        let [down, up] = values(adapter, pair, site, (module, found))?;
+        let [down, up] = values(weights, pair, site, (module, found))?;
         a[first * site.n_in..][..down.len()].copy_from_slice(&down);
         let mut row = 0;
         for (part, found) in site.parts.iter().zip(found) {
@@ -68,7 +83,7 @@ pub(super) fn sum_of_pairs<B: Backend>(
 
 /// Values of both matrices of a module, which fit its layer.
 fn values(
-    adapter: &LoraAdapter,
+    weights: &StoredWeights,
     pair: &LowRankPair,
     site: &LinearSite,
     (module, found): (&str, &[Found<'_>]),
@@ -77,7 +92,7 @@ fn values(
     let own = parts.filter(|(_, found)| found.is_some_and(|(of, _)| of == module));
     let n_stored = own.map(|(part, _)| part.n_stored).max().unwrap_or(0);
     let [a, b] = &pair.names;
-    let read = |name: &String, shape: [usize; 2]| adapter.weights.tensor(std::slice::from_ref(name), &shape);
+    let read = |name: &String, shape: [usize; 2]| weights.tensor(std::slice::from_ref(name), &shape);
     Ok([read(a, [pair.rank, site.n_in])?.values(), read(b, [n_stored, pair.rank])?.values()])
 }
 
