@@ -23,21 +23,26 @@ GOLDEN = ROOT / "tests" / "golden"
 SECONDS_TO_START = 120
 
 
-def installed() -> Path:
-    """Python with the clients; installs them and the npm package where they are missing."""
-    python = WORK / "venv" / "bin" / "python"
-    wanted = (HERE / "requirements.txt").read_text()
-    stamp = WORK / "installed.txt"
+def python_with(requirements: str) -> Path:
+    """Python of an environment of its own with what a list names; installed where it is missing."""
+    place = WORK / requirements.removesuffix(".txt")
+    python = place / "bin" / "python"
+    wanted = (HERE / requirements).read_text()
+    stamp = place / "installed.txt"
     if not (stamp.is_file() and stamp.read_text() == wanted):
         WORK.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "venv", WORK / "venv"], check=True)
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
         pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", HERE / "requirements.txt"], check=True)
+        subprocess.run([*pip, "-r", HERE / requirements], check=True)
         stamp.write_text(wanted)
+    return python
+
+
+def install_npm() -> None:
+    """Installs the npm package where it is missing."""
     shutil.copy(HERE / "package.json", WORK / "package.json")
     if not (WORK / "node_modules" / "openai").is_dir():
         subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=WORK, check=True)
-    return python
 
 
 def with_template(case: str, name: str, template: str) -> Path:
@@ -117,7 +122,8 @@ def main() -> int:
     parser.add_argument("--binary", type=Path, required=True, help="the triptych binary")
     parser.add_argument("only", nargs="*", help="clients to run; all by default")
     args = parser.parse_args()
-    python = installed()
+    python, load = python_with("requirements.txt"), python_with("requirements-load.txt")
+    install_npm()
     cluster = Cluster(args.binary.resolve())
     try:
         environment = os.environ | {
@@ -135,6 +141,7 @@ def main() -> int:
             ["node", WORK / "openai_npm.mjs"],
             [python, HERE / "frameworks.py"],
             [python, HERE / "grpc_client.py"],
+            [load, HERE / "load.py"],
         ]
         found = []
         for script in scripts:

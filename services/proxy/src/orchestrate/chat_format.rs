@@ -23,16 +23,18 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
     let is_strict = calls.is_some() && !is_tagged && chat.tools.iter().any(|tool| tool.is_strict);
     let is_forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     let json = request.sampling.constraint.as_ref().and_then(schema_of);
-    if (is_forced || is_strict) && request.sampling.constraint.is_some() && json.is_none() {
+    // Calls that begin with a mark of their own can stand beside JSON; others begin as JSON does.
+    let is_marked = matches!(calls, Some(ToolSyntax::Hermes | ToolSyntax::Mistral));
+    let is_either = is_marked && !is_forced && json.is_some();
+    let is_refused = if is_forced { json.is_none() } else { is_strict && !is_either };
+    if is_refused && request.sampling.constraint.is_some() {
         let (param, why) = match is_forced {
             true => ("tool_choice", "tool_choice asks for a call"),
             false => ("tools", "a tool is strict"),
         };
-        let message = format!("{why}, so the answer can have no other format than JSON: leave it out");
+        let message = format!("{why}, so the answer can have no other format: leave response_format out");
         return Err(Failure::invalid(message).with_param(param));
     }
-    // Of an answer that is a call, or JSON, calls are held to a grammar as the JSON is.
-    let is_either = calls.is_some() && !is_forced && json.is_some();
     let is_held = is_forced || is_strict || is_either;
     if is_tagged && is_held {
         calls = Some(ToolSyntax::Llama3Json);

@@ -51,7 +51,8 @@ pub fn strict_grammar(format: ChatFormat, tools: &[&Tool]) -> String {
     start + &call_rules(&shape, tools)
 }
 
-/// The grammar of an answer that is JSON of a schema or calls of `tools`.
+/// The grammar of an answer that is JSON of a schema or calls of `tools`, for a syntax whose calls begin with a mark of
+/// their own.
 pub fn calls_or_json_grammar(
     format: ChatFormat,
     tools: &[&Tool],

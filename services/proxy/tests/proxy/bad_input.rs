@@ -174,7 +174,7 @@ async fn unknown_routes_and_methods_are_refused() {
     let http = client();
     let cases = [
         (http.get(cluster.proxy.url("/v1/nothing")), 404, "there is no GET /v1/nothing"),
-        (http.post(cluster.proxy.url("/v1/embeddings")), 404, "there is no POST"),
+        (http.post(cluster.proxy.url("/v1/images/generations")), 404, "there is no POST"),
         (http.get(cluster.proxy.url(PATH)), 405, "GET is not allowed on /v1/chat/completions"),
         (http.delete(cluster.proxy.url("/v1/models")), 405, "DELETE is not allowed"),
         (http.get(cluster.proxy.url("/v1/models/no/such")), 404, "\"no/such\" is not served"),

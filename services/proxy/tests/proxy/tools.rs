@@ -201,7 +201,7 @@ async fn what_a_model_cannot_do_is_refused_by_name() {
         (
             json!({"tool_choice": "required", "structured_outputs": {"regex": "a+"}}),
             "tool_choice",
-            "no other format than JSON",
+            "leave response_format out",
         ),
         (json!({"tools": tool(json!({"name": "a b"}))}), "tools[0].function.name", "allowed are 1 to 64"),
         (

@@ -131,7 +131,8 @@ fn an_answer_is_json_of_its_schema_or_calls_and_nothing_else() {
     let tool = tool();
     let schema = json!({"type": "object", "properties": {"sky": {"type": "boolean"}}, "required": ["sky"],
         "additionalProperties": false});
-    for (syntax, has_named_args, [one, two]) in CALLS {
+    let marked = CALLS.into_iter().filter(|(syntax, ..)| *syntax != ToolSyntax::Llama3Json);
+    for (syntax, has_named_args, [one, two]) in marked {
         let format = format(syntax, has_named_args);
         let grammar = calls_or_json_grammar(format, &[&tool], false, &schema);
         for text in [one, two, "{\"sky\": true}"] {
