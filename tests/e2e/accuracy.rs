@@ -84,11 +84,8 @@ async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (us
     let mut args = vec!["--precision", precision, "--kv-cache-dtype", kv, "--ec-rows", rows];
     args.extend(models.iter().flat_map(|model| ["--model", model]));
     let cluster = Cluster::start(&args).await;
-    let all: [(&str, fn() -> Vec<Sample>); 3] = [
-        ("shapes-qwen2-vl", shapes),
-        ("digits-whisper", digits),
-        ("numbers-t5", numbers),
-    ];
+    let all: [(&str, fn() -> Vec<Sample>); 3] =
+        [("shapes-qwen2-vl", shapes), ("digits-whisper", digits), ("numbers-t5", numbers)];
     let mut found = BTreeMap::new();
     for (model, samples) in all {
         found.insert(model, right(&cluster, model, samples()).await);

@@ -95,7 +95,14 @@ impl DurationUsage {
 
 impl Transcript {
     pub(super) fn new(kind: SpeechKind, words: WordTimes) -> Self {
-        Self { kind, words, tag: LanguageTag::default(), text: String::new(), segments: Vec::new(), logprobs: None }
+        Self {
+            kind,
+            words,
+            tag: LanguageTag::default(),
+            text: String::new(),
+            segments: Vec::new(),
+            logprobs: None,
+        }
     }
 
     /// With the log-probability of each token.
