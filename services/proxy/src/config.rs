@@ -2,6 +2,7 @@
 
 use crate::admin::token::AdminToken;
 use crate::auth::{AuthConfig, AuthError};
+use crate::bounds::{ConnectionBounds, RequestBounds};
 use crate::fetch::FetchPolicy;
 use crate::openai::cors::AllowedOrigin;
 use crate::request_log::RequestLog;
@@ -59,6 +60,10 @@ pub struct ProxyConfig {
     pub encodes: EncodePolicy,
     /// Patience with clients.
     pub client_times: ClientTimes,
+    /// Bounds on what a request may ask for.
+    pub bounds: RequestBounds,
+    /// Bounds on connections of the HTTP API.
+    pub connections: ConnectionBounds,
     /// Origins whose web pages may call the API from a browser. None: no answer has headers of CORS.
     pub allowed_origins: Vec<AllowedOrigin>,
     /// The requests that are logged.

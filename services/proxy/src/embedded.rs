@@ -6,6 +6,7 @@
 use crate::accounting::Accounting;
 use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
+use crate::bounds::RequestBounds;
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ClientTimes, ProxyError};
@@ -100,6 +101,7 @@ impl Embedded {
             observer: Observer::new(metrics),
             drain,
             request_log: RequestLog::Off,
+            bounds: RequestBounds::default(),
             table: RequestTable::default(),
             accounting: Accounting::start(None, metrics)
                 .map_err(|source| ProxyError::Accounting { path: Default::default(), source })?,

@@ -7,6 +7,7 @@
 
 pub mod config;
 mod request;
+mod bounds;
 
 mod admission;
 pub mod auth;
@@ -43,6 +44,7 @@ pub mod decisions {
 }
 
 pub use admin::token::{AdminToken, AdminTokenError};
+pub use bounds::{ConnectionBounds, RequestBounds};
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
 pub use openai::cors::{AllowedOrigin, NotAnOrigin};

@@ -117,6 +117,7 @@ impl Orchestrator {
 
     fn admit(&self, request: &mut Request) -> Result<(Route, AnswerFormat), Failure> {
         request.check(&self.materials.limits)?;
+        self.bounds.check(request)?;
         request.priority = request.caller.priority(request.priority);
         request.start_sequence();
         let needs = request.modalities();

@@ -84,6 +84,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         observer: Observer::new(&metrics),
         drain: drain.clone(),
         request_log: config.request_log,
+        bounds: config.bounds,
         table: RequestTable::default(),
         accounting,
     });
@@ -118,7 +119,8 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         triptych_runtime::admin::spawn(listener, routes, &drain);
     }
     let routes = openai::routes(http_api);
-    drain.tasks().spawn(openai::listen::serve(config.http, routes, times, drain.clone()));
+    let serving = openai::listen::HttpServing { routes, times, bounds: config.connections.checked() };
+    drain.tasks().spawn(openai::listen::serve(config.http, serving, drain.clone()));
     drained(&drain, grpc).await
 }
 

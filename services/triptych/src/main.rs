@@ -45,7 +45,8 @@ mod topology;
 mod units;
 mod up;
 
-use cli::Command;
+use clap::{CommandFactory, Parser};
+use cli::{Cli, Command};
 use error::CliError;
 use std::io::Write;
 use std::process::ExitCode;
@@ -56,8 +57,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
-    let cli = match config::parse(std::env::args_os().collect()) {
-        Ok(cli) => cli,
+    let cli = match config::complete(&Cli::command(), std::env::args_os().collect()) {
+        Ok(args) => Cli::parse_from(args),
         Err(e) => return report(&e),
     };
     if matches!(cli.command, Command::GrammarTrial) {
@@ -91,7 +92,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Plan(args) => block_on(Builder::new_multi_thread(), plan::run(*args)),
         Command::Top(args) => block_on(Builder::new_current_thread(), top::run(args)),
         Command::Keys(args) => keys::run(args),
-        Command::Config(args) => config::run(args),
+        Command::Config(args) => config::run(&Cli::command(), args),
         Command::Health(args) => block_on(Builder::new_current_thread(), health::run(args)),
         Command::Proxy(args) if args.check => args.role.check(),
         Command::Proxy(args) => block_on(Builder::new_multi_thread(), role::proxy::run(args.role)),

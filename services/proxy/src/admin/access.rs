@@ -1,6 +1,6 @@
 //! Access to the admin API: the token, or a caller on this machine.
 
-use super::AdminError;
+use super::api::AdminError;
 use super::token::AdminToken;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};

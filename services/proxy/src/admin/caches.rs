@@ -3,7 +3,7 @@
 //! A reset changes the tenant's keys, so that nothing that was cached before is found again, in the store, in workers'
 //! caches and among prefixes; what is unfindable is evicted as anything that nobody asks for. It removes no bytes.
 
-use super::{AdminApi, AdminError, DONE, body, not_found};
+use super::api::{AdminApi, AdminError, DONE, body, not_found};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};

@@ -1,6 +1,6 @@
 //! Limits that may change while the proxy runs.
 
-use super::{AdminApi, AdminError, body};
+use super::api::{AdminApi, AdminError, body};
 use crate::auth::Quota;
 use axum::Json;
 use axum::body::Bytes;

@@ -1,6 +1,6 @@
 //! Requests: those that run, one by its id, and the end of one.
 
-use super::{AdminApi, AdminError, DONE, not_found};
+use super::api::{AdminApi, AdminError, DONE, not_found};
 use crate::running::{MAX_ENDED, RequestStatus};
 use axum::Json;
 use axum::extract::{Path, State};

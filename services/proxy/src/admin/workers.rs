@@ -1,6 +1,6 @@
 //! Workers: all of them, and the drain of one.
 
-use super::{AdminApi, AdminError, DONE, not_found};
+use super::api::{AdminApi, AdminError, DONE, not_found};
 use crate::fleet::WorkerStatus;
 use axum::Json;
 use axum::extract::{Path, State};

@@ -4,6 +4,7 @@
 //! reset the connection, and the client would lose the response. So the sending side closes first, and remaining input is
 //! discarded for a while ("lingering close", as in nginx).
 
+use crate::bounds::ConnectionBounds;
 use crate::config::ClientTimes;
 use axum::Router;
 use axum::body::Body;
@@ -21,8 +22,6 @@ use tower::ServiceExt;
 use triptych_runtime::Drain;
 use triptych_runtime::listener::{Listener, PendingConnection, ServerStream};
 
-/// Largest number of open connections; further ones wait in the listener's backlog.
-const MAX_CONNECTIONS: usize = 4096;
 /// Pause after a failed accept, for want of file descriptors for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time that a closing connection is read from.
@@ -30,10 +29,21 @@ const LINGER_TIME: Duration = Duration::from_secs(2);
 /// Most bytes that are read from a closing connection.
 const LINGER_BYTES: usize = 256 << 20;
 
+/// The part that all connections share.
+#[derive(Clone)]
+pub struct HttpServing {
+    /// Routes.
+    pub routes: Router,
+    /// Patience with clients.
+    pub times: ClientTimes,
+    /// Bounds; connections beyond theirs wait in the listener's backlog.
+    pub bounds: ConnectionBounds,
+}
+
 /// Serves until listeners close. Open connections then end after their running request; one that is cut at the end of the
 /// grace period still gets its error.
-pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Drain) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+pub async fn serve(door: Listener, serving: HttpServing, drain: Drain) {
+    let slots = Arc::new(Semaphore::new(serving.bounds.connections.min(Semaphore::MAX_PERMITS)));
     let mut closing = pin!(drain.closing());
     loop {
         let next = async {
@@ -46,7 +56,7 @@ pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Dr
         };
         match accepted {
             Ok(guest) => {
-                let connection = serve_connection(guest, routes.clone(), times, drain.clone());
+                let connection = serve_connection(guest, serving.clone(), drain.clone());
                 drain.tasks().spawn(async move {
                     connection.await;
                     drop(slot);
@@ -60,7 +70,8 @@ pub async fn serve(door: Listener, routes: Router, times: ClientTimes, drain: Dr
     }
 }
 
-async fn serve_connection(guest: PendingConnection, routes: Router, times: ClientTimes, drain: Drain) {
+async fn serve_connection(guest: PendingConnection, serving: HttpServing, drain: Drain) {
+    let HttpServing { routes, times, bounds } = serving;
     let Some(stream) = guest.handshake().await else { return };
     let scheme = match &stream {
         ServerStream::Plain(_) => Scheme::HTTP,
@@ -73,7 +84,7 @@ async fn serve_connection(guest: PendingConnection, routes: Router, times: Clien
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(times.head)
-        .max_buf_size(64 << 10)
+        .max_buf_size(bounds.head_bytes)
         .serve_connection(TokioIo::new(stream), service);
     let mut closing = pin!(drain.closing());
     let mut connections_end = pin!(drain.connections_end());

@@ -1,6 +1,7 @@
 //! A request that is worked on, and what it is worked on with.
 
 use crate::accounting::{Accounting, EndedUse};
+use crate::bounds::RequestBounds;
 use crate::budget::RetryBudget;
 use crate::encode::Encodes;
 use crate::fleet::Fleet;
@@ -38,6 +39,8 @@ pub struct Orchestrator {
     pub drain: Drain,
     /// The requests that are logged.
     pub request_log: RequestLog,
+    /// Bounds on what a request may ask for.
+    pub bounds: RequestBounds,
     /// Requests that run.
     pub table: RequestTable,
     /// Usage of tenants.

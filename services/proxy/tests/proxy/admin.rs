@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use triptych_proto::v1;
 use triptych_proto::v1::generate_response::Kind;
-use triptych_proxy::AdminToken;
+use triptych_proxy::{AdminToken, RequestBounds};
 
 /// A cluster with an admin port.
 struct Administered {
@@ -215,4 +215,34 @@ async fn usage_is_counted_by_tenant_and_written_under_its_name() {
     let counted = metrics.lines().filter(|line| line.starts_with("triptych_tenant_requests_total"));
     assert_eq!(counted.filter(|line| line.contains("outcome=\"ok\"") && line.ends_with(" 2")).count(), 1);
     assert!(!metrics.contains("acme"), "a tenant is a hash there");
+}
+
+#[tokio::test]
+async fn settings_over_the_bounds_of_the_proxy_are_refused_by_name() {
+    let bounds = RequestBounds { n: 2, beams: 3, stops: 1 };
+    let cluster = Cluster::with(|config| config.bounds = bounds).await;
+    let ask = async |more: Value| {
+        let mut body = json!({"model": "vl", "messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        cluster.proxy.post("/v1/chat/completions", &body).await
+    };
+    for (more, param) in [
+        (json!({"n": 3}), "n"),
+        (json!({"num_beams": 4}), "num_beams"),
+        (json!({"stop": ["a", "b"]}), "stop"),
+    ] {
+        let (status, e) = ask(more.clone()).await;
+        assert!(status == 400 && e["error"]["param"] == param, "{more}: {e}");
+    }
+    assert_eq!(ask(json!({"n": 1, "stop": ["a"]})).await.0, 200);
+}
+
+#[tokio::test]
+async fn the_status_page_is_whole_and_may_reach_nobody_else() {
+    let cluster = Cluster::start().await;
+    let answer = client().get(cluster.proxy.url("/")).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let policy = answer.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"), "{policy}");
+    assert!(answer.text().await.unwrap().starts_with("<!doctype html>"));
 }

@@ -70,6 +70,8 @@ pub fn settings(
         max_in_flight: 64,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),
+        bounds: Default::default(),
+        connections: Default::default(),
         allowed_origins: Vec::new(),
         request_log: Default::default(),
     }

@@ -1,11 +1,11 @@
 //! `triptych config`: every key, a check of a file, and the settings that a role would start with.
 
+use super::args::ConfigArgs;
 use super::file::ConfigFile;
 use super::merge::Line;
-use super::{ConfigArgs, keys, page};
-use crate::cli::Cli;
+use super::{keys, page};
 use crate::error::CliError;
-use clap::{Args, CommandFactory, Subcommand};
+use clap::{Args, Command, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -39,29 +39,29 @@ pub enum Action {
     },
 }
 
-/// Runs the command.
+/// Runs the command; `cli` has the flags of the roles.
 ///
 /// # Errors
 /// [`CliError::Setting`] for a file or settings that are wrong.
-pub fn run(args: ConfigCommandArgs) -> Result<(), CliError> {
+pub fn run(cli: &Command, args: ConfigCommandArgs) -> Result<(), CliError> {
     let text = match args.action {
-        None => page::all(),
-        Some(Action::Check { file }) => check(&file)?,
+        None => page::all(cli),
+        Some(Action::Check { file }) => check(cli, &file)?,
         Some(Action::Show { config, role }) if role.is_empty() => {
-            let pages = keys::SECTIONS.iter().map(|section| show(vec![section.into()], &config));
+            let pages = keys::SECTIONS.iter().map(|section| show(cli, vec![section.into()], &config));
             pages.collect::<Result<Vec<_>, _>>()?.join("\n")
         }
-        Some(Action::Show { config, role }) => show(role, &config)?,
+        Some(Action::Show { config, role }) => show(cli, role, &config)?,
     };
     std::io::stdout().write_all(text.as_bytes()).map_err(|e| CliError::failed("cannot print", &e))
 }
 
 /// Reads a file, and each of its sections as its role would.
-fn check(path: &std::path::Path) -> Result<String, CliError> {
-    let file = ConfigFile::read(path)?;
+fn check(cli: &Command, path: &std::path::Path) -> Result<String, CliError> {
+    let file = ConfigFile::read(cli, path)?;
     let config = ConfigArgs { config: Some(path.to_owned()) };
     for section in file.sections() {
-        show(vec![section.into()], &config)?;
+        show(cli, vec![section.into()], &config)?;
     }
     let sections: Vec<_> = file.sections().collect();
     let of = if sections.is_empty() { "common keys only".to_owned() } else { sections.join(", ") };
@@ -69,9 +69,9 @@ fn check(path: &std::path::Path) -> Result<String, CliError> {
 }
 
 /// The settings of one role.
-fn show(role: Vec<OsString>, config: &ConfigArgs) -> Result<String, CliError> {
+fn show(cli: &Command, role: Vec<OsString>, config: &ConfigArgs) -> Result<String, CliError> {
     let section = role.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let Some(command) = keys::role(&section) else {
+    let Some(command) = keys::role(cli, &section) else {
         let known = keys::SECTIONS.join(", ");
         return Err(CliError::Setting(format!("{section:?} is no role with settings; those are {known}")));
     };
@@ -80,8 +80,8 @@ fn show(role: Vec<OsString>, config: &ConfigArgs) -> Result<String, CliError> {
     if let Some(file) = &config.config {
         args.extend(["--config".into(), file.into()]);
     }
-    let line = Line::read(args)?;
-    let matches = Cli::command().try_get_matches_from(&line.args).map_err(|e| {
+    let line = Line::read(cli, args)?;
+    let matches = cli.clone().try_get_matches_from(&line.args).map_err(|e| {
         let text = e.to_string();
         let first = text.split("\n\nUsage").next().unwrap_or_default();
         CliError::Setting(format!("[{section}] {}", first.trim_start_matches("error: ").trim()))

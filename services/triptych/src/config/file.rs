@@ -22,11 +22,11 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads it.
+    /// Reads it; `cli` has the flags of the roles.
     ///
     /// # Errors
     /// [`CliError::Setting`] for a file that cannot be read, is not TOML, or has keys that no role has.
-    pub fn read(path: &Path) -> Result<Self, CliError> {
+    pub fn read(cli: &Command, path: &Path) -> Result<Self, CliError> {
         let wrong = |what: String| CliError::Setting(format!("{}: {what}", path.display()));
         let size = fs::metadata(path).map_err(|e| wrong(chain(&e)))?.len();
         if size > MAX_BYTES {
@@ -49,7 +49,7 @@ impl ConfigFile {
                 _ => drop(file.common.insert(key, value)),
             }
         }
-        problems.extend(file.problems());
+        problems.extend(file.problems(cli));
         file.or_problems(problems)
     }
 
@@ -72,10 +72,10 @@ impl ConfigFile {
         self.common.iter().chain(own).map(|(key, value)| (key.as_str(), value)).collect()
     }
 
-    /// Everything that is wrong with its keys and values.
-    fn problems(&self) -> Vec<String> {
+    /// All mistakes in its keys and values.
+    fn problems(&self, cli: &Command) -> Vec<String> {
         let roles: Vec<_> =
-            keys::SECTIONS.iter().filter_map(|&name| Some((name, keys::role(name)?))).collect();
+            keys::SECTIONS.iter().filter_map(|&name| Some((name, keys::role(cli, name)?))).collect();
         let mut problems = Vec::new();
         for (key, value) in &self.common {
             let mut having = roles.iter().filter(|(_, role)| keys::of(role).any(|(name, _)| name == key));
@@ -103,7 +103,7 @@ fn not_toml(text: &str, e: &toml::de::Error) -> String {
     format!("line {line} is not TOML: {}", e.message())
 }
 
-/// What is wrong with one key of a role, if anything is.
+/// The mistake in one key of a role, if there is one.
 fn problem(role: &Command, key: &str, value: &Value) -> Option<String> {
     let Some((_, arg)) = keys::of(role).find(|(name, _)| *name == key) else {
         let names = keys::of(role).map(|(name, _)| name);
@@ -182,12 +182,14 @@ fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
 
     fn read(text: &str) -> Result<ConfigFile, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
         fs::write(&path, text).unwrap();
-        ConfigFile::read(&path).map_err(|e| e.to_string())
+        ConfigFile::read(&Cli::command(), &path).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Keys of a config file: the flags of the roles, as clap has them.
 
-use crate::cli::Cli;
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
 /// Commands that have a section, in the order in which they are shown.
 pub const SECTIONS: [&str; 5] = ["up", "proxy", "encoder", "pd", "store"];
@@ -11,12 +10,12 @@ const NOT_KEYS: [&str; 4] = ["config", "check", "help", "version"];
 /// Most changed letters of a word that is taken for a key.
 const MAX_DISTANCE: usize = 4;
 
-/// The command of a section, with its flags.
-pub fn role(section: &str) -> Option<Command> {
+/// The command of a section, with its flags, of the whole command line `cli`.
+pub fn role(cli: &Command, section: &str) -> Option<Command> {
     if !SECTIONS.contains(&section) {
         return None;
     }
-    let mut cli = Cli::command();
+    let mut cli = cli.clone();
     cli.build();
     cli.find_subcommand(section).cloned()
 }

@@ -2,10 +2,9 @@
 
 use super::file::{self, ConfigFile};
 use super::keys;
-use crate::cli::Cli;
 use crate::error::CliError;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory};
+use clap::{ArgMatches, Command};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,15 +25,17 @@ impl Line {
     ///
     /// # Errors
     /// [`CliError::Setting`] for a file that cannot be used.
-    pub fn read(mut args: Vec<OsString>) -> Result<Self, CliError> {
+    pub fn read(cli: &Command, mut args: Vec<OsString>) -> Result<Self, CliError> {
         let nothing = |args| Self { args, path: None, from_file: BTreeSet::new() };
         // What the file completes is not complete here.
-        let Ok(given) = Cli::command().ignore_errors(true).try_get_matches_from(&args) else {
+        let Ok(given) = cli.clone().ignore_errors(true).try_get_matches_from(&args) else {
             return Ok(nothing(args));
         };
         let Some((section, matches)) = given.subcommand() else { return Ok(nothing(args)) };
-        let (Some(role), Some(path)) = (keys::role(section), path(matches)) else { return Ok(nothing(args)) };
-        let file = ConfigFile::read(&path)?;
+        let (Some(role), Some(path)) = (keys::role(cli, section), path(matches)) else {
+            return Ok(nothing(args));
+        };
+        let file = ConfigFile::read(cli, &path)?;
         let is_child = matches.contains_id("supervised_by");
         let mut from_file = BTreeSet::new();
         for (key, value) in file.values(section) {
@@ -70,9 +71,10 @@ fn is_tls(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cli::Command;
-    use clap::Parser;
+    use super::{Line, is_tls};
+    use crate::cli::{Cli, Command};
+    use clap::{CommandFactory, Parser};
+    use std::ffi::OsString;
     use std::path::Path;
 
     const FILE: &str = "log = \"debug\"\n[proxy]\nhttp = \"127.0.0.1:1\"\nmax-in-flight = 7\npd = [\"h:1\", \"h:2\"]\n\
@@ -82,7 +84,7 @@ mod tests {
         let path = dir.join("c.toml");
         std::fs::write(&path, FILE).unwrap();
         let args = ["triptych", "proxy", "--config", path.to_str().unwrap()];
-        Line::read(args.iter().chain(flags).map(OsString::from).collect()).unwrap()
+        Line::read(&Cli::command(), args.iter().chain(flags).map(OsString::from).collect()).unwrap()
     }
 
     #[test]
@@ -118,7 +120,7 @@ mod tests {
     fn commands_without_a_file_and_wrong_flags_are_left_as_they_are() {
         for args in [&["triptych", "models", "x"][..], &["triptych", "proxy", "--no-such"], &["triptych"]] {
             let args: Vec<_> = args.iter().map(OsString::from).collect();
-            assert_eq!(Line::read(args.clone()).unwrap().args, args);
+            assert_eq!(Line::read(&Cli::command(), args.clone()).unwrap().args, args);
         }
     }
 }

@@ -15,10 +15,10 @@ const HEAD: &str = "\
 ";
 
 /// A config file with every key, each behind a `#`.
-pub fn all() -> String {
+pub fn all(cli: &Command) -> String {
     let mut text = HEAD.to_owned();
     for section in keys::SECTIONS {
-        let Some(role) = keys::role(section) else { continue };
+        let Some(role) = keys::role(cli, section) else { continue };
         let _ = writeln!(text, "\n[{section}]");
         for (key, arg) in keys::of(&role) {
             describe(&mut text, key, arg);
@@ -107,18 +107,20 @@ fn literal(value: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
     use crate::config::file::ConfigFile;
+    use clap::CommandFactory;
 
     fn check(text: &str) -> Result<ConfigFile, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
         std::fs::write(&path, text).unwrap();
-        ConfigFile::read(&path).map_err(|e| e.to_string())
+        ConfigFile::read(&Cli::command(), &path).map_err(|e| e.to_string())
     }
 
     #[test]
     fn the_page_of_all_keys_is_a_config_file_once_its_marks_are_gone() {
-        let page = all();
+        let page = all(&Cli::command());
         check(&page).unwrap();
         let set: String = page
             .lines()
@@ -140,9 +142,9 @@ mod tests {
 
     #[test]
     fn every_flag_of_a_role_is_on_the_page_with_its_variable() {
-        let page = all();
+        let page = all(&Cli::command());
         for section in keys::SECTIONS {
-            let role = keys::role(section).unwrap();
+            let role = keys::role(&Cli::command(), section).unwrap();
             let own = page.split(&format!("\n[{section}]\n")).nth(1).unwrap().split("\n[").next().unwrap();
             assert!(keys::of(&role).count() > 10);
             for (key, arg) in keys::of(&role) {

@@ -3,6 +3,7 @@
 use super::{Process, bind_admin};
 use crate::args::api::ApiArgs;
 use crate::args::auth::AuthArgs;
+use crate::args::bounds::BoundArgs;
 use crate::args::discovery::DiscoverArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
@@ -15,7 +16,7 @@ use crate::listen;
 use clap::Args;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use triptych_proxy::{ClientTimes, EncodePolicy, ProxyConfig, ProxyError};
+use triptych_proxy::{ProxyConfig, ProxyError};
 use triptych_runtime::discovery::setting::WorkerSetting;
 use triptych_runtime::discovery::{Role, Source};
 use triptych_runtime::trace_context::REQUEST_TARGET;
@@ -33,9 +34,6 @@ pub struct ProxyArgs {
     /// reach; and of the admin API, for operators
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
-    /// Admin API and accounting
-    #[command(flatten)]
-    pub operator: OperatorArgs,
     /// Encoder workers: HOST:PORT; `dns:HOST:PORT`, every address of a name, asked again and again; or
     /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service. Repeat for several. Without one
     /// only text is served
@@ -85,6 +83,12 @@ pub struct ProxyArgs {
     /// Limits of a request
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// Bounds of this proxy
+    #[command(flatten)]
+    pub bounds: BoundArgs,
+    /// Admin API and accounting
+    #[command(flatten)]
+    pub operator: OperatorArgs,
     /// Stop
     #[command(flatten)]
     pub drain: DrainArgs,
@@ -153,8 +157,10 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         auth: args.auth.config(),
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,
-        encodes: EncodePolicy::default(),
-        client_times: ClientTimes::default(),
+        encodes: args.bounds.encodes(),
+        client_times: args.bounds.times(),
+        bounds: args.bounds.request(),
+        connections: args.bounds.connections(),
         allowed_origins: args.api.allowed_origins,
         request_log: args.api.request_log,
     };

@@ -50,7 +50,7 @@ pub struct Quantiles {
     pub p95_ms: Option<f64>,
 }
 
-/// What happened between two looks.
+/// The difference between two looks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Seconds between the looks.
