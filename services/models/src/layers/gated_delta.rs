@@ -4,7 +4,7 @@ use super::{LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{GatedDeltaSpec, NormSpec};
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, DeltaRows, RecurrentSequences, StateSlots};
+use triptych_kernels::ops::{Activation, ConvRows, DeltaRows, RecurrentSequences, StateSlots};
 
 /// Projections, convolution and decays of a layer. The states are the caller's.
 pub struct GatedDelta<B: Backend> {
@@ -71,7 +71,8 @@ impl<B: Backend> GatedDelta<B> {
         let GatedDeltaSpec { n_key_heads, n_value_heads, activation, .. } = self.spec;
         let qkv = backend.linear(x, &self.qkv, Activation::None, None)?;
         let at = StateSlots { cache: &mut *cache, layer, seqs };
-        let qkv = &backend.causal_conv(step, at, &qkv, &self.conv, activation)?;
+        let rows = ConvRows { x: &qkv, taps: &self.conv, activation };
+        let qkv = &backend.causal_conv(step, at, rows)?;
         let beta_decay = &backend.linear(x, &self.beta_decay, Activation::None, None)?;
         let rows = DeltaRows { qkv, beta_decay, n_key_heads };
         let heads = backend.gated_delta_rule(step, StateSlots { cache, layer, seqs }, rows, &self.decay)?;
