@@ -63,7 +63,8 @@ def nougat_shapes():
     settings = dict(embed_std=1.0, gains=QUIET_LAYERS, prompts=("<s>",), margins=True, max_rounding=2e-5)
     return [
         Shape("nougat_margins", DonutSwinConfig(depths=[1, 2], num_heads=[1, 2], window_size=3, image_size=[72, 48], **swin),
-              mbart(d_model=16, decoder_attention_heads=2), nougat(72, 48), torch.float32, 1400, PAGES, **settings),
+              mbart(d_model=32, decoder_attention_heads=4, decoder_layers=1), nougat(72, 48), torch.float32, 1400, PAGES,
+              **settings),
         Shape("nougat_aligned", DonutSwinConfig(depths=[2, 1], num_heads=[2, 4], window_size=3, image_size=[56, 72], **swin),
               mbart(d_model=16, decoder_attention_heads=4, scale_embedding=False, tie_word_embeddings=False),
               nougat(56, 72, do_align_long_axis=True, resample=3), torch.float16, 1500, PAGES, **settings),

@@ -140,7 +140,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self { scales, ..self }
     }
 
-    /// This loader for linear layers that are stored `[in, out]` where `is_inputs_first`.
+    /// The same loader for linear layers that are stored `[in, out]` where `is_inputs_first`.
     #[must_use]
     pub fn inputs_first(self, is_inputs_first: bool) -> Self {
         Self { is_inputs_first, ..self }
