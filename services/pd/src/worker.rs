@@ -159,6 +159,7 @@ pub fn run(
 }
 
 async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
+    let loader = DecoderLoader::new(&config);
     let readiness = Readiness::new(drain.clone());
     let families = MetricFamilies::new(&metrics);
     let ec_meters = Arc::new(EcMeters::new(&metrics));
@@ -173,15 +174,6 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         &config.dialer,
         config.mac_keys.clone(),
     );
-    let loader = DecoderLoader {
-        compute: config.compute,
-        dtype: config.encoder_dtype,
-        precision: config.encoder_precision,
-        engine: config.engine,
-        drafts: config.drafts,
-        lora: config.lora.clone(),
-        has_device_alone: arbiter.is_none(),
-    };
     let loading = tokio::task::spawn_blocking(move || loader.load_all(&config.models));
     let loaded = tokio::select! {
         loaded = loading => loaded??,
@@ -285,6 +277,18 @@ struct LoadedDecoder {
 }
 
 impl DecoderLoader {
+    fn new(config: &PdConfig) -> Self {
+        Self {
+            compute: config.compute,
+            dtype: config.encoder_dtype.clone(),
+            precision: config.encoder_precision,
+            engine: config.engine,
+            drafts: config.drafts.clone(),
+            lora: config.lora.clone(),
+            has_device_alone: config.arbiter.is_none(),
+        }
+    }
+
     fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedDecoder>, PdError> {
         let weights = |source: &ModelSource| self.weights(source).map_err(Self::failed(source));
         // All weights first: caches take what they leave.

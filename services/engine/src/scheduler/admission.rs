@@ -21,8 +21,6 @@ enum AdmitOutcome {
     WaitsForItem,
     /// It waits for blocks or a run slot, and so does everyone behind it.
     NoRoom,
-    /// As many adapters run as may; sequences of other adapters may not overtake it, so that running ones run out.
-    WaitsForAdapter,
     /// The step takes no further projection.
     ProjectionsFull,
 }
@@ -44,16 +42,14 @@ impl Scheduler {
         while builder.budget > 0
             && let Some(queue_key) = queue.pop(&self.shares)
         {
+            // Later sequences with adapters do not overtake one that waits for a place, so that running adapters run out.
+            adapters_are_full |= self.lacks_adapter_room(queue_key);
+            if adapters_are_full && self.has_adapter(queue_key) {
+                continue;
+            }
             loop {
-                if adapters_are_full && self.has_adapter(queue_key) {
-                    break;
-                }
                 match self.try_admit(queue_key, builder, now) {
                     AdmitOutcome::Admitted | AdmitOutcome::WaitsForItem => break,
-                    AdmitOutcome::WaitsForAdapter => {
-                        adapters_are_full = true;
-                        break;
-                    }
                     AdmitOutcome::ProjectionsFull => return,
                     AdmitOutcome::NoRoom => {
                         let Some(last) = self.victim_for(queue_key) else { return };
@@ -74,9 +70,6 @@ impl Scheduler {
     fn try_admit(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder, now: Instant) -> AdmitOutcome {
         if self.waits_for_item(queue_key) {
             return AdmitOutcome::WaitsForItem;
-        }
-        if self.lacks_adapter_room(queue_key) {
-            return AdmitOutcome::WaitsForAdapter;
         }
         // Counted only for those that might run: most of a long queue is not looked at, or waits for items.
         let n_running = self.n_running();
@@ -151,12 +144,13 @@ impl Scheduler {
         self.sequences.get(&queue_key).is_some_and(|sequence| sequence.adapter().is_some())
     }
 
-    /// True if a sequence would bring one adapter too many among those that run.
+    /// True if a sequence would bring one adapter too many among those that run, and waits for nothing else.
     fn lacks_adapter_room(&self, queue_key: QueueKey) -> bool {
         let Some(adapter) = self.sequences.get(&queue_key).and_then(Sequence::adapter) else { return false };
         let on_device = self.sequences.values().filter(|s| s.device_kv().is_some());
         let running: BTreeSet<AdapterId> = on_device.filter_map(Sequence::adapter).collect();
-        !running.contains(&adapter) && running.len() >= self.config.max_loras
+        let is_full = !running.contains(&adapter) && running.len() >= self.config.max_loras;
+        is_full && !self.waits_for_item(queue_key)
     }
 
     /// True if a sequence waits for an item, without looking blocks up.
