@@ -47,7 +47,7 @@ pub fn run(
 
 async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
-    let admission = Admission::new(config.max_in_flight);
+    let (admission, policy) = (Admission::new(config.max_in_flight), config.encodes);
     let auth = Auth::start(config.auth, limits.max_body_bytes, &drain)?;
     let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
     let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, .. } = config;
@@ -55,7 +55,6 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let accounting = accounting(config.accounting_log, &metrics)?;
-    let policy = config.encodes;
     let budget = Arc::new(RetryBudget::new(policy.retries));
     let encodes = Encodes::new(EncodeParts {
         fleet: Arc::clone(&fleet),
