@@ -1,5 +1,5 @@
-//! The HTTP API: OpenAI's interface, as its clients speak it
-//! (platform.openai.com/docs/api-reference: chat, completions, responses, embeddings, audio, models), and the probes of a process.
+//! The HTTP API: OpenAI's interface, as its clients speak it (platform.openai.com/docs/api-reference: chat, completions,
+//! responses, embeddings, audio, models), and the probes of a process.
 //!
 //! It turns JSON and forms into a [`crate::request::Request`], and pieces of an answer into OpenAI's objects; it decides
 //! nothing else. Unknown fields are ignored; known fields that cannot be honoured are refused, so that no answer differs

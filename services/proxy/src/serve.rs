@@ -47,21 +47,14 @@ pub fn run(
 
 async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), ProxyError> {
     let ProxyConfig { limits, client_times: times, .. } = config;
-    let admission = Admission::new(config.max_in_flight);
+    let (admission, policy) = (Admission::new(config.max_in_flight), config.encodes);
     let auth = Auth::start(config.auth, limits.max_body_bytes, &drain)?;
     let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
-    let fleet = FleetSettings {
-        encoders: config.encoders,
-        pds: config.pds,
-        discovery: config.discovery,
-        dialer: config.dialer,
-        seed: config.seed,
-        encode_slo: config.encode_slo,
-    };
+    let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, .. } = config;
+    let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo };
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let accounting = accounting(config.accounting_log, &metrics)?;
-    let policy = config.encodes;
     let budget = Arc::new(RetryBudget::new(policy.retries));
     let encodes = Encodes::new(EncodeParts {
         fleet: Arc::clone(&fleet),
@@ -114,8 +107,8 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     if let Some(listener) = config.admin {
         // An address that is not known is one that others reach.
         let address = listener.local_addr().unwrap_or_else(|_| (Ipv4Addr::UNSPECIFIED, 0).into());
-        let access = Access::new(config.admin_token, address);
-        let routes = openai::admin_routes(http_api.clone()).merge(admin::routes(admin_api, access));
+        let routes = admin::routes(admin_api, Access::new(config.admin_token, address));
+        let routes = openai::admin_routes(http_api.clone()).merge(routes);
         triptych_runtime::admin::spawn(listener, routes, &drain);
     }
     let routes = openai::routes(http_api);

@@ -98,6 +98,9 @@ async fn encoded(work: &Work) -> Result<EncoderOutput, Failure> {
     let jobs = work.orchestrator.materials.jobs(&work.request, &work.route).await?;
     let mut supply = Supply::begin(work, jobs);
     for attempt in 1..=MAX_ENCODES {
+        if attempt > 1 {
+            supply.renew(ItemIdx(0));
+        }
         while supply.is_pending() {
             if let RequestEvent::ItemFailed { item, failure } = supply.next().await {
                 return Err(at_item(failure, item));
@@ -111,7 +114,6 @@ async fn encoded(work: &Work) -> Result<EncoderOutput, Failure> {
         if let Some(output) = work.orchestrator.rows.load(&announced).await? {
             return Ok(output);
         }
-        supply.renew(ItemIdx(0));
     }
     Err(Failure::unavailable("an encoder output was made and is gone"))
 }
