@@ -42,7 +42,7 @@ impl LanguageTag {
         text
     }
 
-    /// What is held back at the end of an answer: text after all.
+    /// The text held back at the end of an answer, which is no tag.
     pub(super) fn rest(&mut self) -> String {
         match std::mem::replace(self, Self::Passed) {
             Self::Held(held) => held,
