@@ -11,8 +11,9 @@ use triptych_tests::samples::{heldout, list, models_dir};
 /// Requests in flight: enough for batches of encoder and engine.
 const IN_FLIGHT: usize = 8;
 
-/// Share of exact answers that a model in f32 has at least.
-const LEAST_SHARE: f64 = 0.98;
+/// Models, and the share of exact answers that each has in f32 at least.
+const LEAST_SHARES: [(&str, f64); 3] =
+    [("shapes-qwen2-vl", 0.98), ("digits-whisper", 0.98), ("numbers-t5", 0.96)];
 
 /// Answers that fewer bits may cost, in a hundred. Of fewer samples than a hundred it is one.
 const MOST_LOST: f64 = 0.01;
@@ -96,10 +97,10 @@ async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (us
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fewer_bits_cost_at_most_one_answer_in_a_hundred() {
     let exact = measure(SETTINGS[0]).await;
-    for (model, (right, n)) in &exact {
-        let share = *right as f64 / *n as f64;
+    for (model, least) in LEAST_SHARES {
+        let (right, n) = exact[model];
         println!("{model} f32: {right} of {n}");
-        assert!(share >= LEAST_SHARE, "{model}: {right} of {n}");
+        assert!(right as f64 / n as f64 >= least, "{model}: {right} of {n}");
     }
     for setting in &SETTINGS[1..] {
         for (model, (right, n)) in measure(*setting).await {

@@ -3,6 +3,7 @@
 use crate::accounting::Accounting;
 use crate::admin::AdminApi;
 use crate::admin::access::Access;
+use crate::admin::token::AdminToken;
 use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::budget::RetryBudget;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
@@ -88,12 +90,6 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         auth: auth.clone(),
     };
     let grpc = drain.tasks().spawn(serve_grpc(config.grpc, grpc_api, times.head, drain.clone()));
-    let admin_api = AdminApi {
-        orchestrator: Arc::clone(&orchestrator),
-        admission: admission.clone(),
-        auth: auth.clone(),
-        cache,
-    };
     let parts = openai::HttpApiParts {
         orchestrator,
         limits,
@@ -105,16 +101,31 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     };
     let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {
-        // An address that is not known is one that others reach.
-        let address = listener.local_addr().unwrap_or_else(|_| (Ipv4Addr::UNSPECIFIED, 0).into());
-        let routes = admin::routes(admin_api, Access::new(config.admin_token, address));
-        let routes = openai::admin_routes(http_api.clone()).merge(routes);
-        triptych_runtime::admin::spawn(listener, routes, &drain);
+        serve_admin((listener, config.admin_token), http_api.clone(), cache, &drain);
     }
     let routes = openai::routes(http_api);
     let serving = openai::listen::HttpServing { routes, times, bounds: config.connections.checked() };
     drain.tasks().spawn(openai::listen::serve(config.http, serving, drain.clone()));
     drained(&drain, grpc).await
+}
+
+/// Serves probes, metrics and the admin API.
+fn serve_admin(
+    (listener, token): (TcpListener, Option<AdminToken>),
+    http_api: openai::HttpApi,
+    cache: EncoderCache,
+    drain: &Drain,
+) {
+    let api = AdminApi {
+        orchestrator: Arc::clone(&http_api.orchestrator),
+        admission: http_api.admission.clone(),
+        auth: http_api.auth.clone(),
+        cache,
+    };
+    // An address that is not known is one that others reach.
+    let address = listener.local_addr().unwrap_or_else(|_| (Ipv4Addr::UNSPECIFIED, 0).into());
+    let routes = openai::admin_routes(http_api).merge(admin::routes(api, Access::new(token, address)));
+    triptych_runtime::admin::spawn(listener, routes, drain);
 }
 
 /// Opens the accounting log.
