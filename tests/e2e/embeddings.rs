@@ -98,14 +98,14 @@ async fn check_texts(cluster: &Cluster) {
     );
 }
 
-fn picture() -> Value {
+fn image() -> Value {
     let image = std::fs::read(golden("llava_clip_llama/images/64x96.png")).expect("an image");
     json!({"type": "image_url", "image_url": {"url": data_url(&image)}})
 }
 
 async fn check_image(cluster: &Cluster) {
     let case = "llava_clip_llama";
-    let body = json!({"model": case, "messages": [{"role": "user", "content": [picture()]}]});
+    let body = json!({"model": case, "messages": [{"role": "user", "content": [image()]}]});
     let found = answer(cluster, PATH, &body).await;
     let rows = golden_rows(case, "image.64x96.embeds");
     assert_close(&numbers(&found["data"][0]["embedding"]), &normalised(&mean(&rows)), 2e-4);
@@ -115,12 +115,12 @@ async fn check_image(cluster: &Cluster) {
 async fn check_refusals(cluster: &Cluster) {
     let image =
         |parts: Value| json!({"model": "llava_clip_llama", "messages": [{"role": "user", "content": parts}]});
-    let with_text = image(json!([picture(), {"type": "text", "text": "What is it?"}]));
+    let with_text = image(json!([image(), {"type": "text", "text": "What is it?"}]));
     for (path, body, param, expect) in [
         (PATH, json!({"model": "llava_clip_llama", "input": "a"}), "input", "has no encoder of text"),
         (PATH, json!({"model": "llama_tied", "input": "a"}), "input", "has no encoder of text"),
         (PATH, with_text, "messages", "leave the text out"),
-        (PATH, image(json!([picture(), picture()])), "messages", "has 2 items"),
+        (PATH, image(json!([image(), image()])), "messages", "has 2 items"),
         (PATH, json!({"model": "bart_odd_heads"}), "input", "one of input and messages"),
         (PATH, json!({"model": "bart_odd_heads", "input": []}), "input", "empty"),
         (
