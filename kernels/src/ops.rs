@@ -40,11 +40,11 @@ pub use error::{KernelError, Result};
 pub use experts::{ExpertLayers, Routed, RouterScores, Routing};
 pub use graph::{Captured, CapturedForward, DeviceForward, ForwardInputs, Prepare};
 pub use pending::{CarriedToken, PendingChoices, Submitted};
-pub use recurrent::{ConvRows, DeltaRows, PADDING_SLOT, RecurrentBatch, StateLayout, StateSlots};
+pub use recurrent::{ConvRows, DeltaRows, StateLayout, StateSlots};
 pub use rotary::{RopePairs, RopeShape, Rotation};
 pub use stage::{
-    Angles, HostStep, Indices, Offsets, PagedBatch, PagedBounds, PagedSequences, RecurrentSequences,
-    Sequences, StageBuilder, WeightedRows,
+    Angles, HostStep, Indices, Offsets, PADDING_SLOT, PagedBatch, PagedBounds, PagedSequences,
+    RecurrentBatch, RecurrentSequences, Sequences, StageBuilder, WeightedRows,
 };
 pub(crate) use stage::{ArrayContent, SeqLens, StagedArray};
 pub use weights::{LinearPart, WeightView};

@@ -68,7 +68,7 @@ pub(super) fn gated_delta_rule(
     CpuTensor::new(out, n_tokens, width)
 }
 
-/// What tokens bring to the states of all heads.
+/// Tokens as the states of all heads take them.
 struct Tokens<'a> {
     rows: &'a CpuTensor,
     /// First column of the values.
@@ -83,7 +83,7 @@ struct Tokens<'a> {
     width: usize,
 }
 
-/// What a token brings to the state of one head.
+/// A token as the state of one head takes it.
 struct Token<'a> {
     /// `[key_dim]`.
     q: &'a [f32],

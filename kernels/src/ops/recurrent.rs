@@ -6,9 +6,6 @@
 use super::Activation;
 use super::stage::RecurrentSequences;
 
-/// The slot of a sequence that pads a captured graph. No state is read or written for it, and its rows give zeros.
-pub const PADDING_SLOT: u32 = u32::MAX;
-
 /// Size of a cache of recurrent states. Values are f32 on every back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLayout {
@@ -91,13 +88,4 @@ pub struct DeltaRows<'a, T> {
     pub beta_decay: &'a T,
     /// Heads of queries and keys; each serves `n_heads / n_key_heads` value heads that follow one another.
     pub n_key_heads: usize,
-}
-
-/// Rows and slots of sequences in host memory: a staged [`RecurrentSequences`], as host back ends read it.
-#[derive(Clone, Copy, Debug)]
-pub struct RecurrentBatch<'a> {
-    /// Offsets of the sequences in the rows, `[n_seqs + 1]`.
-    pub query_start_loc: &'a [u32],
-    /// Slot of each sequence, or [`PADDING_SLOT`], `[n_seqs]`.
-    pub slots: &'a [u32],
 }

@@ -21,7 +21,7 @@ mod host;
 mod recurrent;
 
 pub use host::HostStep;
-pub use recurrent::RecurrentSequences;
+pub use recurrent::{PADDING_SLOT, RecurrentBatch, RecurrentSequences};
 
 /// Words that every array starts at a multiple of: 16 bytes, the widest load of a device's thread.
 const ALIGNMENT: usize = 4;

@@ -1,8 +1,11 @@
 //! A step in host memory: what host back ends compute with, and what a device keeps beside its copy for sizes.
 
-use super::{Angles, Indices, Offsets, PagedSequences, Place, RecurrentSequences, StagedArray, WeightedRows};
+use super::{
+    Angles, Indices, Offsets, PagedSequences, Place, RecurrentBatch, RecurrentSequences, StagedArray,
+    WeightedRows,
+};
+use crate::ops::PagedBatch;
 use crate::ops::error::{KernelError, Result};
-use crate::ops::{PagedBatch, RecurrentBatch};
 
 /// The arrays of a step, or of an encoder batch.
 #[derive(Debug)]

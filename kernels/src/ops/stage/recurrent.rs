@@ -5,7 +5,18 @@ use std::ops::Range;
 use super::{ArrayContent, Offsets, Place, StageBuilder, at_most, lens};
 use crate::check::sizes;
 use crate::ops::error::{KernelError, Result};
-use crate::ops::recurrent::PADDING_SLOT;
+
+/// The slot of a sequence that pads a captured graph. No state is read or written for it, and its rows give zeros.
+pub const PADDING_SLOT: u32 = u32::MAX;
+
+/// Rows and slots of sequences in host memory: a staged [`RecurrentSequences`], as host back ends read it.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentBatch<'a> {
+    /// Offsets of the sequences in the rows, `[n_seqs + 1]`.
+    pub query_start_loc: &'a [u32],
+    /// Slot of each sequence, or [`PADDING_SLOT`], `[n_seqs]`.
+    pub slots: &'a [u32],
+}
 
 /// Sequences whose states are in slots of a cache: what [`StageBuilder::recurrent`] gives.
 #[derive(Clone, Copy, Debug)]
