@@ -22,6 +22,9 @@ const MOST_LOST: f64 = 0.01;
 const SETTINGS: [[&str; 3]; 4] =
     [["f32", "f32", "f32"], ["bf16", "bf16", "f16"], ["int8", "int8", "int8"], ["int4", "int8", "f8"]];
 
+/// The samples of a model.
+type Samples = fn() -> Vec<Sample>;
+
 /// A request, and its answer.
 type Sample = (v1::GenerateRequest, String);
 
@@ -85,7 +88,7 @@ async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (us
     let mut args = vec!["--precision", precision, "--kv-cache-dtype", kv, "--ec-rows", rows];
     args.extend(models.iter().flat_map(|model| ["--model", model]));
     let cluster = Cluster::start(&args).await;
-    let all: [(&str, fn() -> Vec<Sample>); 3] =
+    let all: [(&str, Samples); 3] =
         [("shapes-qwen2-vl", shapes), ("digits-whisper", digits), ("numbers-t5", numbers)];
     let mut found = BTreeMap::new();
     for (model, samples) in all {

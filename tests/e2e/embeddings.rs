@@ -113,14 +113,14 @@ async fn check_image(cluster: &Cluster) {
 }
 
 async fn check_refusals(cluster: &Cluster) {
-    let image =
+    let about =
         |parts: Value| json!({"model": "llava_clip_llama", "messages": [{"role": "user", "content": parts}]});
-    let with_text = image(json!([image(), {"type": "text", "text": "What is it?"}]));
+    let with_text = about(json!([image(), {"type": "text", "text": "What is it?"}]));
     for (path, body, param, expect) in [
         (PATH, json!({"model": "llava_clip_llama", "input": "a"}), "input", "has no encoder of text"),
         (PATH, json!({"model": "llama_tied", "input": "a"}), "input", "has no encoder of text"),
         (PATH, with_text, "messages", "leave the text out"),
-        (PATH, image(json!([image(), image()])), "messages", "has 2 items"),
+        (PATH, about(json!([image(), image()])), "messages", "has 2 items"),
         (PATH, json!({"model": "bart_odd_heads"}), "input", "one of input and messages"),
         (PATH, json!({"model": "bart_odd_heads", "input": []}), "input", "empty"),
         (
