@@ -58,6 +58,20 @@ impl Triptych for Fake {
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         Ok(Response::new(v1::ListModelsResponse::default()))
     }
+
+    async fn tokenize(
+        &self,
+        _: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Err(Status::unimplemented("no load asks for it"))
+    }
+
+    async fn detokenize(
+        &self,
+        _: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Err(Status::unimplemented("no load asks for it"))
+    }
 }
 
 /// A channel to [`Fake`] without a socket.
