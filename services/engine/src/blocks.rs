@@ -341,10 +341,13 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// The first `n_blocks` blocks, or all if there are fewer.
+    /// The first `n_blocks` blocks, or all if there are fewer; none if all of them were given back.
     pub fn first(&self, n_blocks: usize) -> TableBlocks<'_> {
         let blocks = &self.blocks[..n_blocks.min(self.blocks.len())];
-        TableBlocks { blocks, n_released: self.n_released.min(blocks.len()) }
+        match self.n_released < blocks.len() {
+            true => TableBlocks { blocks, n_released: self.n_released },
+            false => TableBlocks { blocks: &[], n_released: 0 },
+        }
     }
 
     /// Blocks that it holds.
@@ -383,7 +386,7 @@ impl BlockTable {
         self.fork_first(self.blocks.len())
     }
 
-    /// Another table over the first `n_blocks` blocks, or all if there are fewer.
+    /// Another table over the first `n_blocks` blocks, or all if there are fewer; an empty one if all of them were given back.
     pub fn fork_first(&self, n_blocks: usize) -> Self {
         let first = self.first(n_blocks);
         let mut state = self.state.lock();
