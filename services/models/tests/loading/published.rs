@@ -15,7 +15,7 @@ use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{TiledEncoder, TransformerEncoder};
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
-use triptych_models::spec::{ModelSpec, StemSpec};
+use triptych_models::spec::{ModelSpec, Positions, StemSpec};
 use triptych_models::tokenization::Tokenizer;
 use triptych_models::weights::Weights;
 
@@ -89,7 +89,11 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     // A token table that is the head as well is handed over twice; a gate becomes part of other tensors.
     let twice = if spec.decoder.head.tied { spec.decoder.vocab * spec.decoder.stack.hidden } else { 0 };
     let gates = shapes.values().filter(|shape| **shape == [1]).count();
-    assert_eq!(backend.footprint().n_elements, stored + twice - gates, "{name}");
+    let computed = match encoder.positions {
+        Positions::RepeatedSinusoids { n_rows, .. } => n_rows * encoder.stack.hidden,
+        _ => 0,
+    };
+    assert_eq!(backend.footprint().n_elements, stored + twice + computed - gates, "{name}");
 }
 
 fn moonshine(layers: u64, hidden: u64, factor: f64) -> serde_json::Value {
