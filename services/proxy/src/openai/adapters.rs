@@ -26,6 +26,17 @@ fn needed(value: Option<String>, name: &'static str) -> Result<String, Failure> 
     given.ok_or_else(|| Failure::invalid(format!("{name} is missing")).with_param(name))
 }
 
+/// The failure of a request without a base model, in the words of its fields.
+fn without_base(failure: Failure) -> Failure {
+    match failure.param.as_deref() {
+        Some("model") => {
+            let message = "more than one model is served: name the adapter's in base_model_name";
+            Failure::invalid(message).with_param("base_model_name")
+        }
+        _ => failure,
+    }
+}
+
 pub(super) async fn load(State(api): State<HttpApi>, request: Request) -> Result<String, HttpError> {
     let id = request_id(&request);
     let read = async {
@@ -41,8 +52,9 @@ pub(super) async fn load(State(api): State<HttpApi>, request: Request) -> Result
         Ok::<_, HttpError>((call, adapter))
     };
     let (call, adapter) = read.await.inspect_err(|e| api.refused(id, e))?;
-    let name = adapter.name.clone();
-    api.orchestrator.load_adapter(adapter, &call.caller, call.deadline).await?;
+    let (name, names_base) = (adapter.name.clone(), adapter.base.is_some());
+    let loaded = api.orchestrator.load_adapter(adapter, &call.caller, call.deadline).await;
+    loaded.map_err(|failure| if names_base { failure } else { without_base(failure) })?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
