@@ -27,6 +27,13 @@ struct TestBinary {
     is_cluster: bool,
 }
 
+impl TestBinary {
+    /// The folder of its package in the repository.
+    fn folder(&self) -> &Path {
+        self.dir.strip_prefix(crate::shell::root()).unwrap_or(&self.dir)
+    }
+}
+
 /// Runs every test, and those of the documentation. Goes on behind a binary that fails. `prepare` sets what each is told.
 ///
 /// # Errors
@@ -52,6 +59,7 @@ fn run_one(binary: &TestBinary, prepare: fn(&mut Command), failed: &Mutex<Vec<St
     let mut tests = Command::new(&binary.path);
     tests.current_dir(&binary.dir).env("CARGO_MANIFEST_DIR", &binary.dir).stdin(Stdio::null());
     prepare(&mut tests);
+    println!("▶ {} of {}", binary.name, binary.folder().display());
     let output = tests.output().with_context(|| format!("cannot start {}", binary.path.display()))?;
     // Held while it prints, so that no other lane does.
     let mut failed = failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -64,8 +72,7 @@ fn run_one(binary: &TestBinary, prepare: fn(&mut Command), failed: &Mutex<Vec<St
 
 /// Prints what a binary wrote. Of one that passed its names of tests are left out.
 fn print(binary: &TestBinary, Output { status, stdout, stderr }: &Output, start: Instant) {
-    let folder = binary.dir.strip_prefix(crate::shell::root()).unwrap_or(&binary.dir);
-    println!("── {} of {}: {} s", binary.name, folder.display(), start.elapsed().as_secs());
+    println!("── {} of {}: {} s", binary.name, binary.folder().display(), start.elapsed().as_secs());
     let text = String::from_utf8_lossy(stdout);
     let is_shown =
         |line: &&str| !(status.success() && line.starts_with("test ") && line.ends_with(" ... ok"));

@@ -170,3 +170,36 @@ pub fn assert_bf16_close(what: &str, actual: &[f32], exact: &[f32], reference_bf
     println!("{what}: rms error {own:.1e}, of the reference's bf16 {reference:.1e}");
     assert!(own <= 2.0 * reference, "{what}: rms error {own}, of the reference's bf16 {reference}");
 }
+
+/// The tests that every module of cases has, on each back end: of its `matches_reference` in f32, and of its
+/// `bf16_is_as_near_as_the_references`.
+macro_rules! tests_on_every_back_end {
+    () => {
+        #[test]
+        fn reference_matches() {
+            matches_reference(&triptych_kernels::reference::ReferenceBackend::new());
+        }
+
+        #[test]
+        fn cpu_matches() {
+            matches_reference(&crate::case::cpu(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cuda_matches() {
+            matches_reference(&crate::case::cuda(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cpu_in_bf16_is_as_near_as_the_references() {
+            bf16_is_as_near_as_the_references(&crate::case::cpu(triptych_kernels::Precision::Bf16));
+        }
+
+        #[test]
+        fn cuda_in_bf16_is_as_near_as_the_references() {
+            bf16_is_as_near_as_the_references(&crate::case::cuda(triptych_kernels::Precision::Bf16));
+        }
+    };
+}
+
+pub(crate) use tests_on_every_back_end;

@@ -2,11 +2,10 @@
 //!
 //! Only the block is built, as a spec; the model around it is in no release of transformers, and no family serves it.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, cpu, cuda, encoded, stored};
+use crate::case::{Case, assert_bf16_close, assert_logits_close, encoded, stored};
 use std::sync::Arc;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::Backend;
-use triptych_kernels::Precision;
 use triptych_kernels::ops::{Activation, AttentionShape};
 use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::LoadFormat;
@@ -236,30 +235,7 @@ fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
     }
 }
 
-#[test]
-fn reference_matches() {
-    matches_reference(&ReferenceBackend::new());
-}
-
-#[test]
-fn cpu_matches() {
-    matches_reference(&cpu(Precision::F32));
-}
-
-#[test]
-fn cpu_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
-}
-
-#[test]
-fn cuda_matches() {
-    matches_reference(&cuda(Precision::F32));
-}
-
-#[test]
-fn cuda_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
-}
+crate::case::tests_on_every_back_end!();
 
 /// The purpose of narrow cross-attention: its cache is smaller than self-attention's by the widths of their heads.
 #[test]

@@ -165,30 +165,7 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
     }
 }
 
-#[test]
-fn reference_matches() {
-    matches_reference(&ReferenceBackend::new());
-}
-
-#[test]
-fn cpu_matches() {
-    matches_reference(&cpu(Precision::F32));
-}
-
-#[test]
-fn cpu_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
-}
-
-#[test]
-fn cuda_matches() {
-    matches_reference(&cuda(Precision::F32));
-}
-
-#[test]
-fn cuda_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
-}
+crate::case::tests_on_every_back_end!();
 
 #[test]
 fn cpu_in_int8_is_near() {

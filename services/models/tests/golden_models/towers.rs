@@ -10,7 +10,6 @@ use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{EncodedItem, ItemIdx, ItemOptions, Modality};
 use triptych_kernels::Backend;
 use triptych_kernels::Precision;
-use triptych_kernels::reference::ReferenceBackend;
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
@@ -271,30 +270,7 @@ fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
     }
 }
 
-#[test]
-fn reference_matches() {
-    matches_reference(&ReferenceBackend::new());
-}
-
-#[test]
-fn cpu_matches() {
-    matches_reference(&cpu(Precision::F32));
-}
-
-#[test]
-fn cuda_matches() {
-    matches_reference(&cuda(Precision::F32));
-}
-
-#[test]
-fn cpu_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
-}
-
-#[test]
-fn cuda_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
-}
+crate::case::tests_on_every_back_end!();
 
 #[test]
 fn cpu_in_int8_is_near() {

@@ -1,14 +1,11 @@
 //! Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: rows, positions, logits and greedy tokens, beside images and other videos.
 
-use crate::case::{
-    Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu, cuda,
-};
+use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, ItemIdx, ItemOptions, Modality};
-use triptych_kernels::reference::ReferenceBackend;
 use triptych_kernels::{Backend, Precision};
 use triptych_models::Model;
 use triptych_models::encoder::Encoder;
@@ -208,30 +205,7 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
     }
 }
 
-#[test]
-fn reference_matches() {
-    matches_reference(&ReferenceBackend::new());
-}
-
-#[test]
-fn cpu_matches() {
-    matches_reference(&cpu(Precision::F32));
-}
-
-#[test]
-fn cuda_matches() {
-    matches_reference(&cuda(Precision::F32));
-}
-
-#[test]
-fn cpu_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cpu(Precision::Bf16));
-}
-
-#[test]
-fn cuda_in_bf16_is_as_near_as_the_references() {
-    bf16_is_as_near_as_the_references(&cuda(Precision::Bf16));
-}
+crate::case::tests_on_every_back_end!();
 
 #[test]
 fn cpu_in_int8_is_near() {
