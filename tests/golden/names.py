@@ -41,6 +41,8 @@ from transformers import (
     MT5Config,
     MT5ForConditionalGeneration,
     MllamaConfig,
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MllamaForConditionalGeneration,
@@ -197,6 +199,10 @@ def mistral3():
         vision_config=dict(model_type="pixtral", hidden_act="silu", image_size=1540, patch_size=14))
 
 
+def lighton_ocr():
+    return LightOnOcrForConditionalGeneration, LightOnOcrConfig()
+
+
 def glm_ocr():
     return GlmOcrForConditionalGeneration, GlmOcrConfig(text_config=dict(
         hidden_size=1536, intermediate_size=4608, head_dim=128, rope_parameters={
@@ -220,6 +226,7 @@ def models():
         "internvl3-38b-hf": internvl_6b(),
         "glm-ocr": glm_ocr(),
         "pixtral-12b": pixtral(),
+        "lighton-ocr-1b": lighton_ocr(),
         "mistral-small-3.1-24b": mistral3(),
         "internvl3-1b-hf": internvl(),
         "llava-onevision-qwen2-0.5b": llava_onevision(),
@@ -352,7 +359,7 @@ def make():
             GlmOcrForConditionalGeneration, Mistral3ForConditionalGeneration, InternVLForConditionalGeneration,
             MllamaForConditionalGeneration, SmolVLMForConditionalGeneration))
         tied = set() if own_head else {"proj_out.weight", "lm_head.weight"}
-        as_it_is = kind in (GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration,
+        as_it_is = kind in (LightOnOcrForConditionalGeneration, GlmOcrForConditionalGeneration, Qwen3VLForConditionalGeneration,
                             Qwen3_5ForConditionalGeneration, SmolVLMForConditionalGeneration)
         rename = (audio_name if is_audio else pixtral_name if name in ("pixtral-12b", "mistral-small-3.1-24b")
                   else llava_name if is_llava else internvl_name if kind is InternVLForConditionalGeneration

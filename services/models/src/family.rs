@@ -89,6 +89,8 @@ pub enum Family {
     LlavaOneVision,
     /// Mistral Small 3.1 and 3.2.
     Mistral3,
+    /// LightOnOCR.
+    LightOnOcr,
     /// Idefics3.
     Idefics3,
     /// SmolVLM and SmolVLM2.
@@ -131,7 +133,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -147,6 +149,7 @@ impl Family {
         Self::LlavaNext,
         Self::LlavaOneVision,
         Self::Mistral3,
+        Self::LightOnOcr,
         Self::Idefics3,
         Self::SmolVlm,
         Self::InternVl,
@@ -204,6 +207,7 @@ impl Family {
             Self::LlavaNext => "llava_next",
             Self::LlavaOneVision => "llava_onevision",
             Self::Mistral3 => "mistral3",
+            Self::LightOnOcr => "lighton_ocr",
             Self::Idefics3 => "idefics3",
             Self::SmolVlm => "smolvlm",
             Self::InternVl => "internvl",
@@ -276,6 +280,7 @@ impl Family {
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
             Self::LlavaOneVision => llava::spec(config, llava::LlavaKind::OneVision),
             Self::Mistral3 => pixtral::spec(config, pixtral::PixtralKind::Merged),
+            Self::LightOnOcr => pixtral::spec(config, pixtral::PixtralKind::LightOn),
             Self::Idefics3 | Self::SmolVlm => idefics::spec(config),
             Self::InternVl => internvl::spec(config),
             Self::InternVlChat => internvl_chat::spec(config),

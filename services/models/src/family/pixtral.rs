@@ -1,10 +1,11 @@
-//! Pixtral and Mistral Small 3.1: a tower that reads images at their own size, two linear layers, and a Mistral decoder.
+//! Pixtral, Mistral Small 3.1 and LightOnOCR: a tower that reads images at their own size, two linear layers, and a Mistral or
+//! Qwen3 decoder.
 //!
-//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/pixtral/modeling_pixtral.py> and
-//! `mistral3/modeling_mistral3.py` beside it. Quirks: a tower without learned positions, with RMS norms whose epsilon no file
+//! After <https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/pixtral/modeling_pixtral.py>,
+//! `mistral3/modeling_mistral3.py` and `lighton_ocr/modeling_lighton_ocr.py` beside it. Quirks: a tower without learned positions, with RMS norms whose epsilon no file
 //! has, and two-dimensional rotations that share out the frequencies of a head; Mistral Small 3.1 joins squares of patches by a
-//! linear layer of their channels. Pixtral's configuration is that of LLaVA with another tower. Rows stand line by line, each
-//! line with a token behind it.
+//! linear layer of their channels, and so does LightOnOCR. Pixtral's configuration is that of LLaVA with another tower. Rows
+//! stand line by line, each line with a token behind it; those of LightOnOCR stand one after the other.
 
 use super::Config;
 use super::causal::{self, CausalKind, CausalPlace};
@@ -21,7 +22,7 @@ pub(super) const TOWER: &str = "pixtral";
 const NORM_EPS: f32 = 1e-5;
 
 static VISION: EncoderNames = EncoderNames {
-    prefixes: &["vision_tower.", "model.vision_tower."],
+    prefixes: &["vision_tower.", "model.vision_tower.", "model.vision_encoder."],
     stem: &["patch_conv"],
     tokens: &[],
     positions: "",
@@ -42,7 +43,7 @@ static VISION: EncoderNames = EncoderNames {
 };
 
 static PROJECTOR: ProjectorNames = ProjectorNames {
-    prefixes: Some(&["multi_modal_projector.", "model.multi_modal_projector."]),
+    prefixes: Some(&["multi_modal_projector.", "model.multi_modal_projector.", "model.vision_projection."]),
     norm: "norm",
     layers: &["linear_1", "linear_2"],
 };
@@ -55,6 +56,8 @@ pub(super) enum PixtralKind {
     One,
     /// Mistral Small 3.1 and 3.2.
     Merged,
+    /// LightOnOCR.
+    LightOn,
 }
 
 /// The spec of a configuration.
@@ -65,7 +68,7 @@ pub(super) fn spec(config: &Config<'_>, kind: PixtralKind) -> Result<ModelSpec, 
     let text = config.section("text_config", "text_config.")?;
     let tied_head = match kind {
         PixtralKind::One => config.flag_or("tie_word_embeddings", false)?,
-        PixtralKind::Merged => config.flag_or("tie_word_embeddings", true)?,
+        PixtralKind::Merged | PixtralKind::LightOn => config.flag_or("tie_word_embeddings", true)?,
     };
     let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
     let decoder = causal::spec(&text, CausalKind::of_section(&text)?, place)?;
@@ -73,7 +76,7 @@ pub(super) fn spec(config: &Config<'_>, kind: PixtralKind) -> Result<ModelSpec, 
     encoder.stack.n_layers = towers::n_layers(config, encoder.stack.n_layers, feature_layer(config, kind)?)?;
     let hidden = decoder.stack.hidden;
     let norm = NormSpec::rms(decoder.stack.norm.eps);
-    let is_merged = kind == PixtralKind::Merged;
+    let is_merged = kind != PixtralKind::One;
     encoder.projector = Some(ProjectorSpec {
         rows: ProjectedRows::All,
         side: if is_merged { config.size_or("spatial_merge_size", 2)? } else { 1 },
@@ -98,6 +101,9 @@ pub(super) fn spec(config: &Config<'_>, kind: PixtralKind) -> Result<ModelSpec, 
 fn feature_layer(config: &Config<'_>, kind: PixtralKind) -> Result<i64, ModelError> {
     const LAYER: &str = "vision_feature_layer";
     const STRATEGY: &str = "vision_feature_select_strategy";
+    if kind == PixtralKind::LightOn {
+        return Ok(-1);
+    }
     if kind == PixtralKind::One {
         // The other, which is LLaVA's default, would leave out the first patch.
         match config.get(STRATEGY).map(|strategy| strategy.as_str()) {

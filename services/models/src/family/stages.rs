@@ -70,7 +70,7 @@ impl Family {
             }
             StemSpec::Wave(wave) => Arc::new(WaveProcessor::from_dir(dir, wave)?),
             StemSpec::Tiles(ref tiles) => Arc::new(TileProcessor::from_dir(dir, tiles)?),
-            StemSpec::Patches { .. } if matches!(self, Self::Llava | Self::Mistral3) => {
+            StemSpec::Patches { .. } if matches!(self, Self::Llava | Self::Mistral3 | Self::LightOnOcr) => {
                 Arc::new(LongestEdgeProcessor::from_dir(dir, spec)?)
             }
             StemSpec::Patches { patch: [_, n_frames, side, _], .. } => {
@@ -136,6 +136,9 @@ impl Family {
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
             Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &llava_placeholder(spec.encoder.as_ref()), limits)?)
+            }
+            Self::LightOnOcr => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LIGHTON_OCR, limits)?)
             }
             Self::Qwen2Audio => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)

@@ -213,6 +213,10 @@ impl PlaceholderSpec {
         video: None,
     };
 
+    /// LightOnOCR.
+    pub const LIGHTON_OCR: Self =
+        Self { image: TokenName { keys: &["image_token_id"], text: "<|image_pad|>" }, ..Self::LLAVA };
+
     /// Qwen2-Audio.
     pub const QWEN_AUDIO: Self = Self {
         modality: Modality::Audio,

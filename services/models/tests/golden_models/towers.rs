@@ -1,4 +1,4 @@
-//! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, Idefics3, SmolVLM, InternVL, Gemma 3,
+//! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, LightOnOCR, Idefics3, SmolVLM, InternVL, Gemma 3,
 //! GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
@@ -15,7 +15,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 37] = [
+pub const CASES: [&str; 40] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -50,6 +50,9 @@ pub const CASES: [&str; 37] = [
     "pixtral_silu",
     "mistral3_merged",
     "mistral3_gelu_biased",
+    "lighton_ocr_qwen3",
+    "lighton_ocr_untied",
+    "lighton_ocr_three_layers",
     "glm_ocr_mrope",
     "glm_ocr_odd_heads",
     "glm_ocr_unbiased_tied",

@@ -274,6 +274,25 @@ fn mistral_small_3_1_24b() {
     check("mistral-small-3.1-24b", &config, &AS_STORED);
 }
 
+#[test]
+fn lighton_ocr_1b() {
+    let config = serde_json::json!({
+        "model_type": "lighton_ocr", "image_token_id": 151_655, "spatial_merge_size": 2,
+        "text_config": {
+            "model_type": "qwen3", "attention_bias": false, "attention_dropout": 0.0, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40_960,
+            "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000, "sliding_window": null, "vocab_size": 151_936,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096, "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10_000.0,
+        },
+    });
+    check("lighton-ocr-1b", &config, &AS_STORED);
+}
+
 /// The layer that predicts a token further is left out.
 #[test]
 fn glm_ocr() {
