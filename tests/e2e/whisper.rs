@@ -5,28 +5,11 @@ use serde_json::Value;
 use triptych_proto::v1;
 use triptych_tests::client::{about_audio, connect, generate};
 use triptych_tests::cluster::Cluster;
+use triptych_tests::samples::{Clips, whisper_tiny_en};
+use triptych_tests::words::word_error_rate;
 
 /// Tolerance of times in seconds: one step of the vocabulary.
 const STEP_S: f64 = 0.02 + 1e-6;
-
-struct Clips {
-    folder: std::path::PathBuf,
-    rows: Vec<Value>,
-}
-
-impl Clips {
-    fn read(repository: &std::path::Path) -> Self {
-        let folder = repository.join("tests/golden/tiny_en");
-        let expected = std::fs::read_to_string(folder.join("expected.json")).expect("the expected texts");
-        let rows: Vec<Value> = serde_json::from_str(&expected).expect("JSON");
-        assert!(rows.len() >= 20, "{} clips", rows.len());
-        Self { folder, rows }
-    }
-
-    fn audio(&self, row: &Value) -> Vec<u8> {
-        std::fs::read(self.folder.join(row["file"].as_str().expect("a file"))).expect("a clip")
-    }
-}
 
 /// Text and times of the segments, and of their words if `words`.
 fn check_segments(file: &Value, found: &[v1::Segment], expected: &Value, words: bool) {
@@ -55,37 +38,12 @@ fn check_segments(file: &Value, found: &[v1::Segment], expected: &Value, words: 
     }
 }
 
-/// Words without case and punctuation.
-fn bare(text: &str) -> Vec<String> {
-    let kept = text.chars().map(|c| if c.is_alphanumeric() { c.to_ascii_lowercase() } else { ' ' });
-    kept.collect::<String>().split_whitespace().map(str::to_owned).collect()
-}
-
-/// Word error rate: edit distance over the number of spoken words.
-fn word_error_rate(spoken: &str, written: &str) -> f64 {
-    let spoken = bare(spoken);
-    let written = bare(written);
-    let mut row: Vec<usize> = (0..=written.len()).collect();
-    for (i, s) in spoken.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, w) in written.iter().enumerate() {
-            let change = diagonal + usize::from(s != w);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[written.len()] as f64 / spoken.len().max(1) as f64
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_tiny_en_transcribes_as_transformers_does() {
-    let repository =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of it");
-    let model = repository.join(".cache/whisper-tiny.en");
-    assert!(model.is_dir(), "{} is missing: run `cargo xtask whisper`", model.display());
+    let model = whisper_tiny_en();
     let cluster = Cluster::start(&["--model", model.to_str().expect("UTF-8")]).await;
     let mut client = connect(&cluster.grpc).await;
-    let clips = Clips::read(repository);
+    let clips = Clips::read();
     let in_sequence = v1::SpeechTask {
         timestamps: true,
         word_timestamps: true,

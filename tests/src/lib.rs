@@ -13,3 +13,4 @@ pub mod process;
 pub mod samples;
 pub mod tap;
 pub mod tools;
+pub mod words;

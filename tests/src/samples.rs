@@ -21,6 +21,36 @@ pub fn list(file: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
+/// The directory of the real Whisper tiny.en.
+pub fn whisper_tiny_en() -> PathBuf {
+    let repository = models_dir().join("../..");
+    let model = repository.join(".cache/whisper-tiny.en");
+    let model = model.canonicalize().unwrap_or(model);
+    assert!(model.is_dir(), "{} is missing: run `cargo xtask whisper`", model.display());
+    model
+}
+
+/// Clips for [`whisper_tiny_en`], and the answers that are expected of it.
+pub struct Clips {
+    folder: PathBuf,
+    pub rows: Vec<Value>,
+}
+
+impl Clips {
+    pub fn read() -> Self {
+        let folder = models_dir().join("../golden/tiny_en");
+        let expected = std::fs::read_to_string(folder.join("expected.json")).expect("the expected texts");
+        let rows: Vec<Value> = serde_json::from_str(&expected).expect("JSON");
+        assert!(rows.len() >= 20, "{} clips", rows.len());
+        Self { folder, rows }
+    }
+
+    /// The file of a row.
+    pub fn audio(&self, row: &Value) -> Vec<u8> {
+        std::fs::read(self.folder.join(row["file"].as_str().expect("a file"))).expect("a clip")
+    }
+}
+
 /// `data:` URL of a PNG.
 pub fn data_url(png: &[u8]) -> String {
     format!("data:image/png;base64,{}", base64::engine::general_purpose::STANDARD.encode(png))
