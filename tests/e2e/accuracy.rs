@@ -18,7 +18,7 @@ const LEAST_SHARES: [(&str, f64); 5] = [
     ("digits-whisper", 0.98),
     ("numbers-t5", 0.96),
     ("plates-trocr", 0.96),
-    ("whisper-tiny.en", 0.9),
+    ("whisper-tiny.en", 0.8),
 ];
 
 /// Answers or words that fewer bits may cost, in a hundred. Of fewer than a hundred it is one.
