@@ -1,5 +1,6 @@
 //! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
+use super::added::{AddedRows, StagedAdded};
 use super::graphs::{
     EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
@@ -38,6 +39,7 @@ pub struct TransformerEncoder<B: Backend> {
     levels: Levels<B>,
     // A grid of positions, resampled to each image.
     grid_positions: Option<B::Table>,
+    added: AddedRows<B>,
     // One under the other, `[n, out]`.
     learned_rows: Vec<f32>,
 }
@@ -59,11 +61,14 @@ struct StagedRows {
     levels: Vec<Indices>,
     // Of the projector, where it has a gated feed-forward.
     gate: Option<StagedGate>,
+    added: StagedAdded,
 }
 
 struct EncoderLayer<B: Backend> {
     attention_norm: Residual<B>,
     attention: SelfAttention<B>,
+    // Of the heads, before the output projection.
+    context_norm: Option<B::Norm>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     full_attention: bool,
@@ -106,6 +111,7 @@ impl<B: Backend> TransformerEncoder<B> {
             projector,
             levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
             grid_positions,
+            added: AddedRows::load(&loader, spec)?,
             learned_rows: learned_rows(spec, weights, backend)?,
             spec: spec.clone(),
             backend: backend.clone(),
@@ -127,7 +133,8 @@ impl<B: Backend> TransformerEncoder<B> {
         let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
         let gate = self.stage_gate(&mut builder, n_tokens)?;
-        let rows = StagedRows { layout, pooled, projected, levels, gate };
+        let added = self.added.stage(&mut builder, run)?;
+        let rows = StagedRows { layout, pooled, projected, levels, gate, added };
         let staged = StagedRun { stem, rows };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
@@ -143,13 +150,14 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places, gate } = rows;
+        let StagedRows { layout, pooled, projected, levels: places, gate, added } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
         if let (Some(table), Some(rows)) = (&self.grid_positions, layout.grid_rows) {
             backend.add(&mut x, &backend.embed_weighted(step, table, rows)?)?;
         }
+        self.added.to_stem((backend, step), &mut x, *added)?;
         x = self.input_layer.forward(backend, step, x, layout.positions)?;
         let mut levels = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
@@ -172,6 +180,7 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(rows) = *projected {
             x = backend.gather_rows(step, &x, rows)?;
         }
+        self.added.to_patches((backend, step), &mut x, *added)?;
         if let Some(projector) = &self.projector {
             x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
         }
@@ -248,7 +257,8 @@ impl<B: Backend> TransformerEncoder<B> {
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
         let gate = self.stage_gate(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate } })
+        let added = self.added.stage(builder, &filled(units, room.max_units))?;
+        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate, added } })
     }
 
     /// Adds what the projector indexes with, for `n_tokens` output rows, to a step.
@@ -420,7 +430,7 @@ fn learned_rows<B: Backend>(
     let width = spec.output_width();
     let mut rows = Vec::with_capacity(spec.extras.learned_rows.len() * width);
     for names in &spec.extras.learned_rows {
-        rows.extend(Loader::new(backend, weights, names).bare_values("", &[width])?);
+        rows.extend(Loader::new(backend, weights, names).row_values("", width)?);
     }
     Ok(rows)
 }
@@ -452,11 +462,20 @@ impl<B: Backend> EncoderLayer<B> {
             let scales = vec![[names.attention.out, attention], [names.feed_forward_outer, feed_forward]];
             loader = loader.scaling(scales);
         }
+        let mut feed_forward = FeedForward::load(&loader, names, stack)?;
+        let mut context_norm = None;
+        if let Some([context, inner]) = spec.extras.sub_norms {
+            let width = stack.attention.shape.widths()[0];
+            context_norm = Some(loader.norm(context, stack.norm, width)?);
+            let norm = loader.norm(inner, stack.norm, stack.feed_forward.width)?;
+            feed_forward = feed_forward.with_inner_norm(norm);
+        }
         Ok(Self {
             attention_norm: Residual::of_attention(&loader, names.attention.norm, stack)?,
             attention: SelfAttention::load(&loader, &names.attention, stack)?,
             feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
-            feed_forward: FeedForward::load(&loader, names, stack)?,
+            feed_forward,
+            context_norm,
             full_attention: spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx)),
             bias: None,
         })
@@ -476,7 +495,10 @@ impl<B: Backend> EncoderLayer<B> {
         let seqs = Varlen { bias, ..rows.seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let rows = AttentionRows { seqs, rotation: rows.rotation };
-            let context = self.attention.inside(backend, step, input, rows)?;
+            let mut context = self.attention.inside(backend, step, input, rows)?;
+            if let Some(norm) = &self.context_norm {
+                context = backend.norm(&context, norm)?;
+            }
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

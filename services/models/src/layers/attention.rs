@@ -97,6 +97,15 @@ impl<B: Backend> SelfAttention<B> {
                 gate = Some(loader.pack_adapted(&heads(1).collect::<Vec<_>>())?);
                 loader.pack_adapted(&heads(0).chain([k, v]).collect::<Vec<_>>())?
             }
+            QkvNames::SplitBiases([q_name, k_name, v_name], [q_bias, v_bias]) => {
+                let part = |name, shape| LinearShape { name, shape, bias: false };
+                let [q, v] = [(part(q_name, &q), q_bias), (part(v_name, &kv), v_bias)];
+                loader.pack_adapted(&[
+                    loader.stored_with_bias(&q.0, q.1)?,
+                    loader.stored(&part(k_name, &kv))?,
+                    loader.stored_with_bias(&v.0, v.1)?,
+                ])?
+            }
             QkvNames::Grouped(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
                 let stored = loader.stored(&LinearShape { name, shape: &all, bias: bias.q })?;
@@ -163,8 +172,30 @@ impl<B: Backend> SelfAttention<B> {
             backend.write_kv(step, to, [&k, &v])?;
             return Ok(q);
         }
-        let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
-        Ok(backend.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: self.shape, rotation })?)
+        self.write_fused(backend, step, &self.fused(on, x)?, CachedRows { to, rotation })
+    }
+
+    /// Query, key and value of `x: [n_tokens, hidden]` as they are packed, neither normalised nor rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn fused<'a>(&self, on: impl Into<Adapted<'a, B>>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        on.into().linear(x, &self.qkv, Activation::None, None)
+    }
+
+    /// Writes keys, rotated, and values of packed rows to a cache, for a layer without norms of heads. Returns the queries,
+    /// rotated.
+    ///
+    /// # Errors
+    /// As [`Self::write_keys_values`].
+    pub fn write_fused(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        rows: &B::Tensor,
+        CachedRows { to, rotation }: CachedRows<'_, B>,
+    ) -> Result<B::Tensor, ModelError> {
+        Ok(backend.write_fused_qkv(step, to, FusedQkv { rows, shape: self.shape, rotation })?)
     }
 
     /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection:

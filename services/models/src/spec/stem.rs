@@ -73,6 +73,14 @@ impl StemSpec {
         }
     }
 
+    /// Patches down and across of every image; `None` if they are as the image is.
+    pub fn fixed_grid(&self) -> Option<[usize; 2]> {
+        match self {
+            Self::PrefixedPatches { grid, .. } => Some(*grid),
+            _ => None,
+        }
+    }
+
     /// Pixels on a side of a patch; `None` if it reads no images.
     pub fn patch_side(&self) -> Option<usize> {
         match self {
