@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from common import (
     MIN_GAP,
+    ROOT,
     byte_bpe,
     case_dir,
     first_good_seed,
@@ -55,7 +56,7 @@ class Shape:
     high: dict
     disk: torch.dtype
     seed: int
-    images: tuple = ((24, 24), (17, 40), (61, 20))
+    images: tuple = ((24, 24), (17, 40), (33, 50))
 
 
 def low(hidden, heads, ffn, layers, image, patch):
@@ -234,7 +235,7 @@ class EvaLarge(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.side**2 + 1, width))
         self.blocks = nn.ModuleList(HighBlock(width, c) for _ in range(c["layers"]))
-        self.norm, self.head = LayerNorm(width, eps=1e-6), nn.Linear(width, 8)
+        self.norm, self.head = LayerNorm(width, eps=1e-6), nn.Linear(width, c.get("embed_dim", 8))
 
     def forward(self, pixels):
         x = self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)
@@ -333,7 +334,7 @@ class Inner(nn.Module):
     def __init__(self, shape):
         super().__init__()
         c = shape.text
-        self.embed_tokens = nn.Embedding(VOCAB, c["hidden_size"])
+        self.embed_tokens = nn.Embedding(c.get("vocab_size", VOCAB), c["hidden_size"])
         self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c["num_hidden_layers"]))
         self.norm = RmsNorm(c["hidden_size"], 1e-5)
         self.vision = LowTower(shape.low, c["hidden_size"], c["intermediate_size"])
@@ -351,9 +352,10 @@ class CogAgent(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
 
     def __init__(self, shape):
-        super().__init__(Config(vocab_size=VOCAB))
+        vocab = shape.text.get("vocab_size", VOCAB)
+        super().__init__(Config(vocab_size=vocab))
         self.model = Inner(shape)
-        self.lm_head = nn.Linear(shape.text["hidden_size"], VOCAB, bias=False)
+        self.lm_head = nn.Linear(shape.text["hidden_size"], vocab, bias=False)
 
     def prepare_inputs_for_generation(self, input_ids, low=None, high=None, **_):
         return {"input_ids": input_ids, "low": low, "high": high}
@@ -510,6 +512,10 @@ def write_model(shape, tok, model, folder):
     write_tensors(folder / "model.safetensors", {k: v.to(shape.disk) for k, v in model.state_dict().items()})
 
 
+def name(image):
+    return f"{image.height}x{image.width}"
+
+
 @torch.no_grad()
 def make_case(shape):
     print(shape.case, flush=True)
@@ -523,9 +529,9 @@ def make_case(shape):
     seen_by_image = {r["image"]: r["seen"] for r in runs}
     (out / "images").mkdir()
     for i, image in enumerate(images):
-        image.save(out / "images" / f"{image.height}x{image.width}.png")
-        for name, settings in (("low", shape.low), ("high", shape.high)):
-            tensors[f"image.{i}.{name}_pixels"] = pixels(image, settings["image_size"])
+        image.save(out / "images" / f"{name(image)}.png")
+        for tower, settings in (("low", shape.low), ("high", shape.high)):
+            tensors[f"image.{i}.{tower}_pixels"] = pixels(image, settings["image_size"])
         tensors[f"image.{i}.rows"] = packed(shape, seen_by_image[i])
     requests = []
     for k, r in enumerate(runs):
@@ -550,12 +556,24 @@ def make_case(shape):
     write_compact(out / "matrix.json", {"rows": [f"image.{i}.rows" for i in range(len(images))], "requests": requests})
     write_tensors(out / "expected.safetensors", tensors)
     write_compact(out / "expected.json", {
-        "seed": seed, "images": [{"file": f"images/{i.height}x{i.width}.png"} for i in images],
-        "prompts": [{"image": r["image"], "history": r["history"], "query": r["query"], "n_low": r["seen"]["low"].shape[1],
+        "seed": seed, "images": {name(i): {"file": f"images/{name(i)}.png"} for i in images},
+        "prompts": [{"images": [name(images[r["image"]])], "image": r["image"], "history": r["history"], "text": r["query"],
                      "next_position": int(positions_of(len(r["ids"]), r["seen"]["low"].shape[1])[0, -1]) + 1,
-                     "smallest_top2_gap": r["gap"], "input_ids": r["ids"]} for r in runs]})
+                     "smallest_top2_gap": r["gap"], "input_ids": r["ids"], "greedy_tokens": r["tokens"],
+                     "greedy_text": tok.decode(r["tokens"], skip_special_tokens=True)} for r in runs]})
+
+
+def write_names():
+    """Names and shapes of this reference at the published sizes: no published file was read."""
+    published = Shape("cogagent-chat-hf", "chat", text(4096, 32, 32, 11008, 1024) | {"vocab_size": 32000},
+                      low(1792, 16, 15360, 63, 224, 14), high(24, 64, 1120, 14) | {"embed_dim": 768}, torch.bfloat16, 0)
+    with torch.device("meta"):
+        state = CogAgent(published).state_dict()
+    write_compact(ROOT / "names" / f"{published.case}.json", dict(sorted((k, list(v.shape)) for k, v in state.items())))
+    print(" ", published.case, len(state), sum(v.numel() for v in state.values()))
 
 
 def make():
     for shape in SHAPES:
         make_case(shape)
+    write_names()

@@ -33,7 +33,7 @@ fn images(case: &Case) -> Vec<EncoderInput> {
         let options = ItemOptions::default();
         processor.preprocess(Modality::Image, &bytes, &options, &Limits::default()).expect("a PNG")
     };
-    case.json["images"].as_array().expect("images").iter().map(prepare).collect()
+    case.json["images"].as_object().expect("images").values().map(prepare).collect()
 }
 
 fn towers(input: &mut EncoderInput) -> [&mut Vec<f32>; 2] {
@@ -84,7 +84,7 @@ fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) 
     for turn in prompt["history"].as_array().expect("turns") {
         messages.extend([text(Role::User, &turn[0]), text(Role::Assistant, &turn[1])]);
     }
-    messages.push(text(Role::User, &prompt["query"]));
+    messages.push(text(Role::User, &prompt["text"]));
     messages[0].parts.insert(0, MessagePart::Item(ItemIdx(0)));
     let items = [encoded(&images[image], Modality::Image, hidden)];
     case.model().prompts().prepare(&Prompt::Chat(messages.into()), &items).expect("a prompt").remove(0)
