@@ -1,7 +1,7 @@
 //! The encode stage: features of items to encoder output rows.
 //!
 //! [`Encoder`] is what a worker drives. [`TransformerEncoder`] implements it over any back end; its spec makes it one
-//! model or another. [`TowersEncoder`] is two of them that read the same item. [`TiledEncoder`] is for models that cut images into tiles, whose rows are not one sequence.
+//! model or another. [`TowersEncoder`] is two of them that read the same item.
 
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
@@ -15,12 +15,12 @@ mod pool;
 mod position_bias;
 mod projector;
 mod stem;
-mod tiled;
+mod second_stack;
+mod tiles;
 mod towers;
 mod transformer;
 
 pub use graphs::EncoderGraphConfig;
-pub use tiled::TiledEncoder;
 pub use towers::TowersEncoder;
 pub use transformer::TransformerEncoder;
 

@@ -10,7 +10,7 @@ pub use inventory::{
 
 use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TiledEncoder, TowersEncoder, TransformerEncoder};
+use crate::encoder::{Encoder, TowersEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::{ItemProcessor, JsonFile};
@@ -226,10 +226,9 @@ impl Model {
         let spec = self.encoder_of(modality)?;
         let weights = &Weights::open(&self.source.dir, self.source.format)?;
         let backend = &backend.for_encoders();
-        Ok(match spec.stem {
-            StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
-            _ if spec.extras.second.is_some() => Box::new(TowersEncoder::load(spec, weights, backend)?),
-            _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),
+        Ok(match spec.extras.second {
+            Some(_) => Box::new(TowersEncoder::load(spec, weights, backend)?),
+            None => Box::new(TransformerEncoder::load(spec, weights, backend)?),
         })
     }
 

@@ -54,6 +54,8 @@ pub(super) struct StagedLayout {
     pub order: Option<[Indices; 2]>,
     /// Rows of a learned grid of positions.
     pub grid_rows: Option<WeightedRows>,
+    /// Rows of the keys; `None`: all, in their order.
+    pub key_rows: Option<Indices>,
 }
 
 impl RowLayout {
@@ -98,7 +100,7 @@ impl RowLayout {
         let rows = self.positions.iter().map(|[.., x]| *x);
         let positions = input.stage(builder, rows, &self.positions)?;
         let grid_rows = self.grid_rows.as_ref().map(|rows| rows.stage(builder)).transpose()?;
-        Ok(StagedLayout { whole, windows, positions, order, grid_rows })
+        Ok(StagedLayout { whole, windows, positions, order, grid_rows, key_rows: None })
     }
 
     /// The layout with rows of padding; offsets stay those of the units.

@@ -7,7 +7,7 @@ use crate::spec::{
 };
 use std::ops::Range;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
+use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, Indices, KvSlots, Qkv, Rotation, Varlen};
 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -33,6 +33,8 @@ pub struct AttentionRows<'a, B: Backend> {
     pub seqs: Varlen<'a, B::Bias, B::Tensor>,
     /// Rotation of queries and keys.
     pub rotation: Option<Rotation>,
+    /// Rows whose keys and values are attended to, which may occur twice; `None`: all, in their order.
+    pub key_rows: Option<Indices>,
 }
 
 /// Rows whose keys and values go to a cache.
@@ -211,12 +213,16 @@ impl<B: Backend> SelfAttention<B> {
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let on @ Adapted { backend, .. } = on.into();
-        let AttentionRows { seqs, rotation } = rows;
-        if rotation.is_none() && self.head_norms.is_none() {
+        let AttentionRows { seqs, rotation, key_rows } = rows;
+        if rotation.is_none() && self.head_norms.is_none() && key_rows.is_none() {
             let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
             return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }
-        let [q, k, v] = &self.project(on, step, x, rotation)?;
+        let [q, mut k, mut v] = self.project(on, step, x, rotation)?;
+        if let Some(rows) = key_rows {
+            [k, v] = [backend.gather_rows(step, &k, rows)?, backend.gather_rows(step, &v, rows)?];
+        }
+        let [q, k, v] = [&q, &k, &v];
         Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
     }
 

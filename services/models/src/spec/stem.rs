@@ -234,6 +234,11 @@ impl TilesSpec {
         self.side * self.side + 1
     }
 
+    /// Rows of an image with all tiles.
+    pub fn image_rows(&self) -> usize {
+        self.max_tiles * self.tile_rows()
+    }
+
     /// Tiles down and across of every way to cut an image, in the order in which tables know them, from 1.
     pub fn arrangements(&self) -> Vec<[usize; 2]> {
         let sides = 1..=self.max_tiles;
