@@ -220,10 +220,18 @@ fn items(case: &str, expected: &Value, prompt: &Value) -> Vec<Value> {
 async fn check_conversations(cluster: &Cluster, case: &str) {
     let expected = read(case, "expected.json");
     for prompt in expected["prompts"].as_array().expect("prompts") {
-        let text = json!({"type": "text", "text": prompt["text"]});
-        let content: Vec<Value> = items(case, &expected, prompt).into_iter().chain([text]).collect();
+        let text = |text: &Value| json!({"type": "text", "text": text});
+        let user = |content: Vec<Value>| json!({"role": "user", "content": content});
+        // The items are in the first message.
+        let mut items = items(case, &expected, prompt);
+        let mut messages = Vec::new();
+        for turn in prompt["history"].as_array().into_iter().flatten() {
+            messages.push(user(items.drain(..).chain([text(&turn[0])]).collect()));
+            messages.push(json!({"role": "assistant", "content": turn[1]}));
+        }
+        messages.push(user(items.into_iter().chain([text(&prompt["text"])]).collect()));
         let body = json!({
-            "model": case, "messages": [{"role": "user", "content": content}], "temperature": 0,
+            "model": case, "messages": messages, "temperature": 0,
             "max_tokens": prompt["greedy_tokens"].as_array().expect("ids").len(),
         });
         let answer = post(cluster, "/v1/chat/completions", &body).await;
@@ -243,6 +251,7 @@ async fn whole_images_and_tiles_answer_as_transformers() {
         "internvl_chat_internlm2",
         "mistral3_merged",
         "glm_ocr_odd_heads",
+        "cogagent_chat",
     ];
     let cluster = cluster_of(&cases).await;
     for case in cases {

@@ -6,7 +6,7 @@
 use crate::blocks::{BlockPair, BlockTable, blocks_for};
 use crate::cross::{CrossKey, CrossShare};
 use crate::request::SequenceId;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SpanRows};
 use crate::states::{StateMove, StateSlot};
 use std::ops::Range;
 use triptych_core::{AdapterId, EncoderOutput};
@@ -102,8 +102,10 @@ pub struct ItemEmbedding {
     pub first_row: usize,
     /// Encoder output of the item.
     pub output: EncoderOutput,
-    /// Range of its rows.
+    /// Range of its rows, a row for each token.
     pub rows: Range<usize>,
+    /// True if the last of them is the last of its span.
+    pub ends_span: bool,
 }
 
 /// Block tables of the chunks, in the layout of `PagedBatch`.
@@ -213,11 +215,11 @@ impl StepPlan {
             self.positions.push(sequence.position(i));
             self.slot_mapping.push(slot);
         }
-        for (token, output, item_rows) in sequence.item_rows(&range) {
-            let first_row = first_row + token - range.start;
+        for SpanRows { first_token, output, rows, ends_span } in sequence.item_rows(&range) {
+            let first_row = first_row + first_token - range.start;
             // A placeholder may lie outside the vocabulary; its row is replaced, so any token does.
-            self.token_ids[first_row..first_row + item_rows.len()].fill(0);
-            self.embeds.push(ItemEmbedding { first_row, output: output.clone(), rows: item_rows });
+            self.token_ids[first_row..first_row + rows.len()].fill(0);
+            self.embeds.push(ItemEmbedding { first_row, output: output.clone(), rows, ends_span });
         }
         self.self_kv.push(range.len(), rows.table.blocks(), range.end);
         let cross = rows.cross.map_or(&[][..], BlockTable::blocks);

@@ -211,6 +211,8 @@ impl SequenceRequest {
 
     fn check_spans(&self, capacity: &Capacity) -> Result<(), Failure> {
         let mut end = 0;
+        let row_parts = u32::try_from(capacity.decoder.row_parts.get()).unwrap_or(u32::MAX);
+        let of_item = |n_rows: u32| n_rows.checked_mul(row_parts);
         // Rows of each item in the spans so far; they come in order and none is left out.
         let mut rows = vec![0_u32; self.items.len()];
         for span in &self.prepared.spans {
@@ -218,7 +220,8 @@ impl SequenceRequest {
             let range = span_of(span);
             let in_order = end <= range.start && range.end <= self.prepared.tokens.len();
             let seen = &mut rows[span.item.0 as usize];
-            let next = seen.checked_add(span.n_tokens).filter(|next| *next <= item.n_tokens);
+            let next = seen.checked_add(span.n_tokens);
+            let next = next.filter(|next| of_item(*next).is_some_and(|n| n <= item.n_tokens));
             match next.filter(|_| in_order && span.first_row == *seen && span.n_tokens > 0) {
                 Some(next) => *seen = next,
                 None => {
@@ -233,9 +236,16 @@ impl SequenceRequest {
             let text = "the prompt ends with an item; this model needs text after the last one";
             return Err(Failure::new(FailureClass::InvalidArgument, text));
         }
-        let short = self.items.iter().zip(&rows).find(|(item, n)| **n > 0 && **n < item.n_tokens);
+        // Rows behind those of the spans may be cross-attended to.
+        let cross_from = |i: usize| match self.prepared.cross {
+            Some(cross) if cross.item.0 as usize == i => Some(cross.first_row),
+            _ => None,
+        };
+        let mut counted = self.items.iter().zip(&rows).enumerate();
+        let short = counted
+            .find(|(i, (item, n))| **n > 0 && of_item(**n) != Some(cross_from(*i).unwrap_or(item.n_tokens)));
         match short {
-            Some((item, n)) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),
+            Some((_, (item, n))) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),
             None => Ok(()),
         }
     }

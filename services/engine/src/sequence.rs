@@ -17,6 +17,7 @@ use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
 use crate::states::{StateMove, StatePool, StateSlot};
 use prompt::SharedPrompt;
+pub(crate) use prompt::SpanRows;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -320,12 +321,8 @@ impl Sequence {
         branches.iter().map(|r| r.n_computed).min().unwrap_or(0)
     }
 
-    /// Item rows among tokens `chunk`: for each span that overlaps it the first token, and the range of rows.
-    /// The chunk ends before the first item that is not loaded.
-    pub fn item_rows(
-        &self,
-        chunk: &Range<usize>,
-    ) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
+    /// Item rows among tokens `chunk`, of each span that overlaps it. The chunk ends before the first item that is not loaded.
+    pub fn item_rows(&self, chunk: &Range<usize>) -> impl Iterator<Item = SpanRows<'_>> {
         self.prompt.item_rows(chunk)
     }
 

@@ -33,9 +33,12 @@ pub struct DecoderInfo {
     pub n_readable: usize,
     /// Width of a row of encoder output it takes.
     pub encoder_hidden: usize,
+    /// Rows of encoder output that together stand for one token of a span; 1 but where such rows are wider than those that are
+    /// cross-attended to.
+    pub row_parts: NonZeroUsize,
     /// Tokens the context holds.
     pub max_context: usize,
-    /// True for cross-attention: items then go to cross blocks, not into the token rows.
+    /// True for cross-attention: items then go to cross blocks, not into the token rows, or their first rows alone do that.
     pub cross_attention: bool,
     /// True if a sequence may have no encoder rows: its tokens then skip the layers that cross-attend.
     pub cross_optional: bool,
@@ -58,8 +61,10 @@ pub struct DecoderInfo {
 pub struct EmbedRows<'a> {
     /// First row of the step they replace.
     pub first_row: usize,
-    /// `[n, encoder_hidden]`, as they are stored.
+    /// `[n · row_parts, encoder_hidden]`, as they are stored.
     pub rows: EncodedRows<'a>,
+    /// True if the last of them is the last of its span.
+    pub ends_span: bool,
 }
 
 /// Rows of a step that an adapter is added to.

@@ -1,12 +1,13 @@
 //! The encode stage: features of items to encoder output rows.
 //!
 //! [`Encoder`] is what a worker drives. [`TransformerEncoder`] implements it over any back end; its spec makes it one
-//! model or another. [`TiledEncoder`] is for models that cut images into tiles, whose rows are not one sequence.
+//! model or another. [`TowersEncoder`] is two of them that read the same item.
 
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
 use triptych_core::graph_stats::GraphStats;
 
+mod added;
 mod graphs;
 mod layout;
 mod units;
@@ -14,11 +15,13 @@ mod pool;
 mod position_bias;
 mod projector;
 mod stem;
-mod tiled;
+mod second_stack;
+mod tiles;
+mod towers;
 mod transformer;
 
 pub use graphs::EncoderGraphConfig;
-pub use tiled::TiledEncoder;
+pub use towers::TowersEncoder;
 pub use transformer::TransformerEncoder;
 
 /// An encoder with its weights on a back end.

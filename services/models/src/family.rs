@@ -8,6 +8,7 @@ use crate::spec::ModelSpec;
 
 mod bart;
 mod causal;
+mod cogagent;
 mod config;
 mod experts;
 mod fairseq;
@@ -59,6 +60,8 @@ pub enum Family {
     Qwen3Moe,
     /// Llama 3.2 Vision.
     Mllama,
+    /// CogAgent of 18 billion parameters.
+    CogAgent,
     /// Moonshine, any size.
     Moonshine,
     /// Qwen2-VL.
@@ -156,6 +159,7 @@ impl Family {
         Self::InternVlChat,
         Self::Gemma3,
         Self::Mllama,
+        Self::CogAgent,
         Self::Llama,
         Self::Mistral,
         Self::Qwen2,
@@ -194,6 +198,7 @@ impl Family {
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
             Self::Mllama => "mllama",
+            Self::CogAgent => "cogagent",
             Self::Moonshine => "moonshine",
             Self::Qwen2Vl => "qwen2_vl",
             Self::Qwen25Vl => "qwen2_5_vl",
@@ -235,6 +240,9 @@ impl Family {
     /// # Errors
     /// [`ModelError::Config`] naming the families that are served.
     pub fn of(config: &Config<'_>) -> Result<Self, ModelError> {
+        if cogagent::is_named_by(config) {
+            return Ok(Self::CogAgent);
+        }
         let model_type = config.text("model_type")?;
         Self::ALL.into_iter().find(|f| f.model_type() == model_type).ok_or_else(|| {
             let all: Vec<&str> = Self::ALL.iter().map(|f| f.model_type()).collect();
@@ -267,6 +275,7 @@ impl Family {
             Self::Qwen2Moe => causal::text_spec(config, CausalKind::Qwen2Moe),
             Self::Qwen3Moe => causal::text_spec(config, CausalKind::Qwen3Moe),
             Self::Mllama => mllama::spec(config),
+            Self::CogAgent => cogagent::spec(config),
             Self::Moonshine => moonshine::spec(config),
             Self::Qwen2Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::Two),
             Self::Qwen25Vl => qwen_vl::spec(config, qwen_vl::QwenVlVersion::TwoAndHalf),

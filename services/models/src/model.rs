@@ -10,7 +10,7 @@ pub use inventory::{
 
 use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
+use crate::encoder::{Encoder, TowersEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::{ItemProcessor, JsonFile};
@@ -226,9 +226,9 @@ impl Model {
         let spec = self.encoder_of(modality)?;
         let weights = &Weights::open(&self.source.dir, self.source.format)?;
         let backend = &backend.for_encoders();
-        Ok(match spec.stem {
-            StemSpec::Tiles(_) => Box::new(TiledEncoder::load(spec, weights, backend)?),
-            _ => Box::new(TransformerEncoder::load(spec, weights, backend)?),
+        Ok(match spec.extras.second {
+            Some(_) => Box::new(TowersEncoder::load(spec, weights, backend)?),
+            None => Box::new(TransformerEncoder::load(spec, weights, backend)?),
         })
     }
 
@@ -260,12 +260,16 @@ fn encoder_settings(
     (encoder, modality): (&EncoderSpec, Modality),
     tokenizer: &Tokenizer,
 ) -> Result<String, ModelError> {
-    // An encoder that reads text, alone or with an image, is the text model's as well.
+    // An encoder that reads text, alone or with an image, is the text model's as well; a second tower has keys outside the
+    // first one's.
     let reads_text = matches!(encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
-    let tower_config = file.get("vision_config").or_else(|| file.get("audio_config")).filter(|_| !reads_text);
+    let is_whole = reads_text || encoder.extras.second.is_some();
+    let tower_config = file.get("vision_config").or_else(|| file.get("audio_config")).filter(|_| !is_whole);
     let encoder_config = tower_config.unwrap_or(file.value());
     let mut processor = match modality {
         Modality::Text => String::new(),
+        // Its two sizes are in the configuration.
+        Modality::Image if encoder.extras.second.is_some() => RESAMPLING.to_owned(),
         Modality::Image => {
             format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
         }

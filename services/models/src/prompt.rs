@@ -1,11 +1,12 @@
 //! A prompt and the metadata of its items, laid out as decoder sequences.
 //!
-//! [`ChatVl`] and [`ChatCross`] serve vision-language models, [`ChatText`] decoders of text alone, [`Seq2SeqPrompt`] encoder-decoder models of text; the
+//! [`ChatVl`], [`ChatCross`] and [`ChatTowers`] serve vision-language models, [`ChatText`] decoders of text alone, [`Seq2SeqPrompt`] encoder-decoder models of text; the
 //! builders of speech models are in [`crate::speech`]. All are made with `from_dir(model directory, tokenizer)`. They read
 //! metadata of items only, never rows or pixels, and know no scheduler.
 
 mod chat_cross;
 mod chat_text;
+mod chat_towers;
 mod chat_vl;
 mod conversation;
 pub(crate) mod generation;
@@ -19,6 +20,7 @@ mod transcription;
 pub use chat_cross::ChatCross;
 pub(crate) use chat_cross::N_INPUT_ONLY;
 pub use chat_text::ChatText;
+pub use chat_towers::{ChatTowers, TowerRows};
 pub use chat_vl::{ChatVl, PromptLimits};
 pub use placeholder::{
     FrameTimes, LineLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName, VideoPlaceholder,

@@ -21,7 +21,7 @@ pub use projector::*;
 pub use recurrent::*;
 pub use stem::*;
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
 
@@ -58,6 +58,9 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Width of an output row.
     pub fn output_width(&self) -> usize {
+        if let Some(second) = &self.extras.second {
+            return second.output_width();
+        }
         let level = match (&self.stem, &self.projector) {
             (_, Some(projector)) => projector.out(self.stack.hidden),
             (StemSpec::Tiles(tiles), None) => tiles.out,
@@ -108,6 +111,10 @@ impl EncoderSpec {
         };
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
         parts.extend(self.extras.learned_rows.iter().copied());
+        if let Some(second) = &self.extras.second {
+            parts.push(second.names.prefixes);
+            parts.extend(second.further_prefixes());
+        }
         parts
     }
 }
@@ -177,6 +184,9 @@ pub struct CrossSpec {
     pub attention: AttentionSpec,
     /// The layers that cross-attend.
     pub layers: CrossLayers,
+    /// Encoder rows that together are one row among the tokens: an encoder output then begins with such rows, and those that are
+    /// cross-attended to follow. `None`: all are cross-attended to.
+    pub row_parts: Option<NonZeroUsize>,
 }
 
 /// The layers of a decoder that cross-attend.
@@ -256,6 +266,9 @@ pub struct LayerSpec {
     pub experts: Option<ExpertsSpec>,
     /// Linear attention in the place of self-attention; `None`: self-attention.
     pub recurrent: Option<GatedDeltaSpec>,
+    /// Names of a visual expert: second weights of self-attention's projections and of the feed-forward, for the rows of a span
+    /// of encoder rows but its last (<https://arxiv.org/abs/2311.03079>); its norms are not read. `None`: there is none.
+    pub visual_expert: Option<&'static StackNames>,
 }
 
 /// Heads and biases of an attention.
@@ -360,6 +373,8 @@ pub enum NormPlacement {
     Pre,
     /// `norm(x + f(x))`.
     Post,
+    /// `x + norm(f(x))`.
+    ResPost,
     /// `x + norm₂(f(norm(x)))`.
     Sandwich {
         /// Names of `norm₂` of attention and of feed-forward, relative to the layer.
@@ -371,7 +386,7 @@ impl NormPlacement {
     /// Names of the second norms of attention and of feed-forward; empty without.
     pub fn second_names(self) -> [&'static str; 2] {
         match self {
-            Self::Pre | Self::Post => [""; 2],
+            Self::Pre | Self::Post | Self::ResPost => [""; 2],
             Self::Sandwich { names } => names,
         }
     }

@@ -193,6 +193,7 @@ mod tests {
             vocab: 100,
             n_readable: 100,
             encoder_hidden: 8,
+            row_parts: NonZeroUsize::MIN,
             max_context: 512,
             cross_attention: true,
             cross_optional: false,

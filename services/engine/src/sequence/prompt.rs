@@ -105,23 +105,34 @@ impl SharedPrompt {
         spans.find(|tokens| tokens.start < end && end < tokens.end).cloned()
     }
 
-    /// Item rows among tokens `chunk`: for each span that overlaps it the first token, and the range of rows.
-    pub fn item_rows(
-        &self,
-        chunk: &Range<usize>,
-    ) -> impl Iterator<Item = (usize, &EncoderOutput, Range<usize>)> {
+    /// Item rows among tokens `chunk`, of each span that overlaps it.
+    pub fn item_rows(&self, chunk: &Range<usize>) -> impl Iterator<Item = SpanRows<'_>> {
         self.spans.iter().filter_map(move |span| {
             let start = span.tokens.start.max(chunk.start);
             let end = span.tokens.end.min(chunk.end);
             match span.item.state() {
                 ItemState::Ready(output) if start < end => {
                     let row = |token: usize| token - span.tokens.start + span.first_row;
-                    Some((start, output, row(start)..row(end)))
+                    let ends_span = end == span.tokens.end;
+                    Some(SpanRows { first_token: start, output, rows: row(start)..row(end), ends_span })
                 }
                 _ => None,
             }
         })
     }
+}
+
+/// Rows of an item in the place of consecutive tokens.
+#[derive(Debug)]
+pub struct SpanRows<'a> {
+    /// The first of the tokens.
+    pub first_token: usize,
+    /// Encoder output of the item.
+    pub output: &'a EncoderOutput,
+    /// Range of its rows, a row for each token.
+    pub rows: Range<usize>,
+    /// True if the last of them is the last of the span.
+    pub ends_span: bool,
 }
 
 impl CrossSource {

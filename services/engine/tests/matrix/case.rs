@@ -31,6 +31,9 @@ pub struct Request {
     /// First token that sees the encoder output.
     #[serde(default)]
     pub first_token: u32,
+    /// First of its rows that are cross-attended to; those before are among the tokens.
+    #[serde(default)]
+    pub cross_first_row: u32,
     /// Encoder outputs among the tokens.
     #[serde(default)]
     pub spans: Vec<Span>,
@@ -193,8 +196,10 @@ impl Case {
             }
         });
         let spans: Vec<ItemSpan> = spans.collect();
-        let n_spanned = firsts.len() as u32;
-        let items: Vec<usize> = firsts.into_iter().chain(request.rows).collect();
+        let shared = request.rows.and_then(|rows| firsts.iter().position(|first| *first == rows));
+        let cross_item = ItemIdx(shared.unwrap_or(firsts.len()) as u32);
+        let more = request.rows.filter(|_| shared.is_none());
+        let items: Vec<usize> = firsts.into_iter().chain(more).collect();
         SequenceRequest {
             ids: (id..id + u64::from(sampling.n)).map(SequenceId).collect(),
             prepared: PreparedSequence {
@@ -203,9 +208,9 @@ impl Case {
                 next_position: request.next_position.unwrap_or(n_prompt),
                 spans,
                 cross: request.rows.map(|rows| CrossInput {
-                    item: ItemIdx(n_spanned),
-                    first_row: 0,
-                    n_rows: self.outputs[rows].item().n_tokens,
+                    item: cross_item,
+                    first_row: request.cross_first_row,
+                    n_rows: self.outputs[rows].item().n_tokens - request.cross_first_row,
                     first_token: request.first_token,
                 }),
                 rules: request.rules(),

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::layers::{
-    Adapted, CachedRows, CrossAttention, FeedForwardLayer, GatedDelta, InputLayer, LayerStates, Loader,
-    Residual, SelfAttention, StackAndNames,
+    Adapted, CachedRows, CrossAttention, FeedForward, FeedForwardLayer, GatedDelta, InputLayer, LayerStates,
+    Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::lora::LoraAdapter;
 use crate::spec::{DecoderSpec, ItemsSpec};
@@ -27,6 +27,7 @@ use triptych_kernels::{Backend, KernelError};
 
 mod adapters;
 mod align_pass;
+mod expert_rows;
 mod graphs;
 mod item_rows;
 mod padded;
@@ -38,6 +39,7 @@ mod staged;
 
 use adapters::{Adapters, StagedAdapters};
 use align_pass::AlignPass;
+use expert_rows::SubLayerRows;
 use graphs::DecodeGraphs;
 use item_rows::ItemRows;
 use staged_step::{StagedStep, StepArrays};
@@ -73,8 +75,15 @@ struct DecoderLayer<B: Backend> {
     cross: Option<(Residual<B>, CrossAttention<B>, usize)>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForwardLayer<B>,
+    visual: Option<VisualExpert<B>>,
     // Keys that a query of self-attention attends to at most.
     window: Option<NonZeroU32>,
+}
+
+/// Second weights of a layer, for rows of images.
+struct VisualExpert<B: Backend> {
+    attention: SelfAttention<B>,
+    feed_forward: FeedForward<B>,
 }
 
 impl<B: Backend> TransformerDecoder<B> {
@@ -142,7 +151,11 @@ impl<B: Backend> TransformerDecoder<B> {
         let mut items = None;
         if let Some(rows) = arrays.embeds {
             let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
-            let values = ItemRows::new(backend.upload_rows(&stored)?, rows, self.spec.stack.hidden);
+            let values = match self.spec.row_parts().get() {
+                1 => backend.upload_rows(&stored)?,
+                parts => backend.merge_rows(backend.upload_rows(&stored)?, parts)?,
+            };
+            let values = ItemRows::new(values, rows, self.spec.stack.hidden);
             values.replace(backend, step, &mut x)?;
             items = Some(values);
         }
@@ -266,6 +279,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             vocab: spec.vocab,
             n_readable: spec.vocab + spec.head.input_only,
             encoder_hidden,
+            row_parts: spec.row_parts(),
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
             cross_optional: self.is_cross_optional(),
@@ -328,7 +342,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
-        match self.is_cross_optional() {
+        match self.is_cross_optional() || self.has_visual_experts() {
             true => Err(adapters::refused()),
             false => self.adapters.load(&self.backend, adapter),
         }
@@ -466,6 +480,13 @@ impl<B: Backend> DecoderLayer<B> {
             )),
             _ => None,
         };
+        let visual = match stack.layer(idx).visual_expert {
+            Some(names) => Some(VisualExpert {
+                attention: SelfAttention::load(&loader, &names.attention, stack)?,
+                feed_forward: FeedForward::load(&loader, names, stack)?,
+            }),
+            None => None,
+        };
         let gate = match instead.filter(|_| attention.is_none()) {
             Some(instead) => loader.gate(instead.names.gates[1])?,
             None => 1.0,
@@ -476,6 +497,7 @@ impl<B: Backend> DecoderLayer<B> {
             cross,
             feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
             feed_forward: FeedForwardLayer::load(&loader, names, stack, (idx, gate))?,
+            visual,
             window: stack.layer(idx).window,
         })
     }
@@ -500,11 +522,31 @@ impl<B: Backend> DecoderLayer<B> {
                 let (layer, seqs) = (*layer, arrays.own);
                 let to = KvSlots { cache: &mut *own, layer, slots: arrays.slots };
                 let rows = CachedRows { to, rotation };
-                let q = attention.write_keys_values(on, step, input, rows)?;
+                let q = match &self.visual {
+                    None => attention.write_keys_values(on, step, input, rows)?,
+                    Some(visual) => {
+                        let parts = SubLayerRows { x: input, residual: None };
+                        let fused = arrays.experts.run(
+                            (backend, step),
+                            parts,
+                            |x, _| attention.fused(on, x),
+                            |x, _| visual.attention.fused(backend, x),
+                        )?;
+                        attention.write_fused(backend, step, &fused, rows)?
+                    }
+                };
                 let kv = KvLayer { cache: &*own, layer, seqs, mask: self.mask(arrays.ahead), bias };
                 let mut context = backend.paged_attention(step, &q, kv, attention.shape())?;
                 attention.apply_gate(on, input, &mut context)?;
-                attention.output(on, &context, residual)
+                match &self.visual {
+                    None => attention.output(on, &context, residual),
+                    Some(visual) => arrays.experts.run(
+                        (backend, step),
+                        SubLayerRows { x: &context, residual },
+                        |x, residual| attention.output(on, x, residual),
+                        |x, residual| visual.attention.output(backend, x, residual),
+                    ),
+                }
             })?;
         }
         if let Some((norm, recurrent, layer)) = &self.recurrent {
@@ -523,8 +565,15 @@ impl<B: Backend> DecoderLayer<B> {
                 cross.output(on, &context, residual)
             })?;
         }
-        self.feed_forward_norm
-            .around(backend, &x, |input, residual| self.feed_forward.forward(on, input, residual))
+        self.feed_forward_norm.around(backend, &x, |input, residual| match &self.visual {
+            None => self.feed_forward.forward(on, input, residual),
+            Some(visual) => arrays.experts.run(
+                (backend, step),
+                SubLayerRows { x: input, residual },
+                |x, residual| self.feed_forward.forward(on, x, residual),
+                |x, residual| visual.feed_forward.forward(backend, x, residual),
+            ),
+        })
     }
 }
 

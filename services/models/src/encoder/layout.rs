@@ -7,7 +7,7 @@
 use super::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{InputLayer, StagedPositions};
-use crate::spec::EncoderSpec;
+use crate::spec::{EncoderSpec, Positions, StemSpec};
 use triptych_kernels::ops::{Indices, Sequences, StageBuilder, WeightedRows};
 use triptych_kernels::{Backend, KernelError};
 
@@ -54,6 +54,8 @@ pub(super) struct StagedLayout {
     pub order: Option<[Indices; 2]>,
     /// Rows of a learned grid of positions.
     pub grid_rows: Option<WeightedRows>,
+    /// Rows of the keys; `None`: all, in their order.
+    pub key_rows: Option<Indices>,
 }
 
 impl RowLayout {
@@ -98,7 +100,7 @@ impl RowLayout {
         let rows = self.positions.iter().map(|[.., x]| *x);
         let positions = input.stage(builder, rows, &self.positions)?;
         let grid_rows = self.grid_rows.as_ref().map(|rows| rows.stage(builder)).transpose()?;
-        Ok(StagedLayout { whole, windows, positions, order, grid_rows })
+        Ok(StagedLayout { whole, windows, positions, order, grid_rows, key_rows: None })
     }
 
     /// The layout with rows of padding; offsets stay those of the units.
@@ -144,6 +146,11 @@ impl RowLayout {
             }
         }
         layout.grid_rows = grid_rows;
+        if let (StemSpec::PrefixedPatches { n_prefix, .. }, Positions::Rotary(_)) =
+            (&spec.stem, &spec.positions)
+        {
+            layout.positions = units.iter().flat_map(|unit| prefixed_positions(unit, *n_prefix)).collect();
+        }
         if spec.windows.is_some() {
             layout.order = Some(WindowOrder::of(stem_order, side * side));
         } else {
@@ -191,6 +198,13 @@ impl MergeGroups {
         let x1 = (x0 + window).min(self.across);
         (y0..(y0 + window).min(self.down)).flat_map(move |y| (x0..x1).map(move |x| (y, x)))
     }
+}
+
+/// Positions of an image's patches by their place, behind rows at the first one's.
+fn prefixed_positions(unit: &EncodeUnit<'_>, n_prefix: usize) -> impl Iterator<Item = [u32; 3]> {
+    let [down, across] = unit.patches.map(|n| n as u32);
+    let patches = (0..down).flat_map(move |y| (0..across).map(move |x| [0, y, x]));
+    std::iter::repeat_n([0; 3], n_prefix).chain(patches)
 }
 
 /// Positions of the rows of one merge group.

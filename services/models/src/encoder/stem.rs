@@ -9,6 +9,7 @@ mod mel;
 mod mel_chunks;
 mod prefixed;
 mod swin;
+mod tiles;
 mod wave;
 mod windows;
 
@@ -26,6 +27,8 @@ use mel::{MelRows, MelShape, MelStem};
 use mel_chunks::{MelChunkRows, MelChunkStem};
 use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
 use swin::{SwinRows, SwinStem};
+use tiles::{StagedTiles, TileStem};
+pub(super) use tiles::{gated_tiles, table_of};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 use wave::{PackedWave, WaveRows, WaveStem};
@@ -40,6 +43,7 @@ pub(super) enum Stem<B: Backend> {
     Prefixed(PrefixedPatchStem<B>),
     Shifted(SwinStem<B>),
     Captioned(Box<CaptionedStem<B>>),
+    Tiles(Box<TileStem<B>>),
 }
 
 /// A stem whose arrays for a run are in a step.
@@ -53,6 +57,7 @@ pub(super) enum StagedStem<'a, B: Backend> {
     Prefixed(&'a PrefixedPatchStem<B>, PrefixedRows),
     Shifted(&'a SwinStem<B>, SwinRows),
     Captioned(&'a CaptionedStem<B>, CaptionedRows),
+    Tiles(&'a TileStem<B>, StagedTiles),
 }
 
 impl<B: Backend> Stem<B> {
@@ -83,8 +88,9 @@ impl<B: Backend> Stem<B> {
                 };
                 Ok(Self::Patches { projection, patch_dim: patch.iter().product() })
             }
-            StemSpec::Tiles(_) => {
-                Err(ModelError::missing_key("config.json", "vision_config", "an encoder without tiles"))
+            StemSpec::Tiles(ref tiles) => {
+                let name = spec.names.stem.first().copied().unwrap_or_default();
+                Ok(Self::Tiles(Box::new(TileStem::load(loader, name, (tiles, hidden))?)))
             }
             StemSpec::Wave(wave) => Ok(Self::Wave(WaveStem::load(loader, spec.names.stem, wave, hidden)?)),
             StemSpec::Tokens { vocab, scale, .. } => {
@@ -127,6 +133,7 @@ impl<B: Backend> Stem<B> {
             Self::Prefixed(stem) => StagedStem::Prefixed(stem, stem.stage(builder, units)?),
             Self::Shifted(stem) => StagedStem::Shifted(stem, stem.stage(builder, units)?),
             Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
+            Self::Tiles(stem) => StagedStem::Tiles(stem, stem.stage(builder, units)?),
         })
     }
 
@@ -146,6 +153,7 @@ impl<B: Backend> Stem<B> {
                 self.stage(builder, units)
             }
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
+            Self::Tiles(stem) => Ok(StagedStem::Tiles(stem, stem.stage_in(builder, units, room.max_units)?)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
             Self::Tokens(table) => {
                 let mut ids: Vec<u32> = units.iter().flat_map(|p| p.values.tokens()).copied().collect();
@@ -166,6 +174,7 @@ impl<B: Backend> Stem<B> {
             Self::Shifted(stem) => (concatenated(), (n_patches, stem.patch_values())),
             Self::Wave(stem) => (stem.packed_samples(units), (stem.n_packed(room), 1)),
             Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
+            Self::Tiles(stem) => stem.features(units, room.max_units),
             // Its forwards are not captured.
             Self::MelChunks(_) | Self::Tokens(_) => (Vec::new(), (0, 0)),
         };
@@ -202,6 +211,7 @@ impl<B: Backend> StagedStem<'_, B> {
             }
             (Self::Wave(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
             (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
+            (Self::Tiles(stem, rows), input) => stem.forward(backend, step, input, *rows),
             (Self::MelChunks(..) | Self::Wave(..), StemInput::Rows(_))
             | (Self::PackedWave(..), StemInput::Units(_)) => {
                 Err(KernelError::NotCapturable { op: "encode" }.into())

@@ -1,5 +1,6 @@
-//! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
+//! The encoder of every family: stem, positions, transformer layers, merger, all by its spec.
 
+use super::added::{AddedRows, StagedAdded};
 use super::graphs::{
     EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
@@ -7,7 +8,9 @@ use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::pool;
 use super::position_bias;
 use super::projector::{Levels, Projector, StagedGate};
+use super::second_stack::SecondStack;
 use super::stem::{StagedStem, Stem, StemInput};
+use super::tiles::{StagedTileSequences, TileRows, TileSequences, images};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
@@ -32,12 +35,15 @@ pub struct TransformerEncoder<B: Backend> {
     spec: EncoderSpec,
     stem: Stem<B>,
     input_layer: InputLayer<B>,
+    // Those of the first stack, then those of the second.
     layers: Vec<EncoderLayer<B>>,
+    second_stack: Option<SecondStack<B>>,
     final_norm: Option<B::Norm>,
     projector: Option<Projector<B>>,
     levels: Levels<B>,
     // A grid of positions, resampled to each image.
     grid_positions: Option<B::Table>,
+    added: AddedRows<B>,
     // One under the other, `[n, out]`.
     learned_rows: Vec<f32>,
 }
@@ -59,11 +65,16 @@ struct StagedRows {
     levels: Vec<Indices>,
     // Of the projector, where it has a gated feed-forward.
     gate: Option<StagedGate>,
+    added: StagedAdded,
+    // Rows of the table between two stacks.
+    second_stack: Option<Indices>,
 }
 
 struct EncoderLayer<B: Backend> {
     attention_norm: Residual<B>,
     attention: SelfAttention<B>,
+    // Of the heads, before the output projection.
+    context_norm: Option<B::Norm>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     full_attention: bool,
@@ -102,10 +113,12 @@ impl<B: Backend> TransformerEncoder<B> {
                 StackAndNames { spec: stack, names },
             )?,
             layers: load_layers(&loader, spec)?,
+            second_stack: SecondStack::load(&loader, weights, spec)?,
             final_norm,
             projector,
             levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
             grid_positions,
+            added: AddedRows::load(&loader, spec)?,
             learned_rows: learned_rows(spec, weights, backend)?,
             spec: spec.clone(),
             backend: backend.clone(),
@@ -122,16 +135,64 @@ impl<B: Backend> TransformerEncoder<B> {
         part();
         let mut builder = StageBuilder::new();
         let stem = self.stem.stage(&mut builder, run)?;
-        let layout = RowLayout::of(&self.spec, run).stage(&mut builder, &self.input_layer)?;
-        let pooled = pool::stage(&self.spec, &mut builder, run, n_tokens)?;
-        let projected = self.stage_projected(&mut builder, run)?;
-        let levels = self.levels.stage(&mut builder, n_tokens)?;
-        let gate = self.stage_gate(&mut builder, n_tokens)?;
-        let rows = StagedRows { layout, pooled, projected, levels, gate };
+        let rows = match &self.spec.stem {
+            StemSpec::Tiles(tiles) => {
+                let rows = TileRows::of(tiles, &images(tiles, run));
+                let sequences = TileSequences::of(&rows).stage(&mut builder)?;
+                self.stage_tiles(&mut builder, &rows, sequences)?
+            }
+            _ => self.stage_rows(&mut builder, run, n_tokens)?,
+        };
         let staged = StagedRun { stem, rows };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
         Ok(backend.take_values(self.layers(backend, step, (x, &staged.rows), &mut part)?)?)
+    }
+
+    /// Adds what the layers of a run of `n_tokens` output rows index with to a step.
+    fn stage_rows(
+        &self,
+        builder: &mut StageBuilder,
+        run: &[EncodeUnit<'_>],
+        n_tokens: usize,
+    ) -> Result<StagedRows, ModelError> {
+        Ok(StagedRows {
+            layout: RowLayout::of(&self.spec, run).stage(builder, &self.input_layer)?,
+            pooled: pool::stage(&self.spec, builder, run, n_tokens)?,
+            projected: self.stage_projected(builder, run)?,
+            levels: self.levels.stage(builder, n_tokens)?,
+            gate: self.stage_gate(builder, n_tokens)?,
+            added: self.added.stage(builder, run)?,
+            second_stack: None,
+        })
+    }
+
+    /// The same of images of tiles.
+    fn stage_tiles(
+        &self,
+        builder: &mut StageBuilder,
+        rows: &TileRows,
+        sequences: StagedTileSequences,
+    ) -> Result<StagedRows, ModelError> {
+        let StagedTileSequences { seqs, key_rows } = sequences;
+        let n_tokens = rows.output.len();
+        let layout = StagedLayout {
+            whole: seqs,
+            windows: seqs,
+            positions: self.input_layer.stage(builder, std::iter::empty(), &[])?,
+            order: None,
+            grid_rows: None,
+            key_rows: Some(key_rows),
+        };
+        Ok(StagedRows {
+            layout,
+            pooled: None,
+            projected: Some(builder.indices(&rows.output)?),
+            levels: self.levels.stage(builder, n_tokens)?,
+            gate: self.stage_gate(builder, n_tokens)?,
+            added: self.added.stage(builder, &[])?,
+            second_stack: Some(builder.indices(&rows.after)?),
+        })
     }
 
     /// Output rows of the stem's rows: the layers, and what follows them. `part` is called before every layer but the first,
@@ -143,24 +204,37 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places, gate } = rows;
+        let StagedRows { layout, pooled, projected, levels: places, gate, added, second_stack } = rows;
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
         if let (Some(table), Some(rows)) = (&self.grid_positions, layout.grid_rows) {
             backend.add(&mut x, &backend.embed_weighted(step, table, rows)?)?;
         }
+        self.added.to_stem((backend, step), &mut x, *added)?;
         x = self.input_layer.forward(backend, step, x, layout.positions)?;
         let mut levels = Vec::new();
+        let mut taps = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
             if i > 0 {
                 part();
             }
+            if let (Some(second), Some(tiles)) = (&self.second_stack, *second_stack)
+                && second.begins_at(i)
+            {
+                x = second.input((backend, step), &x, tiles)?;
+            }
             let seqs = if layer.full_attention { layout.whole } else { layout.windows };
             let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
-            let rows = AttentionRows { seqs, rotation: self.input_layer.rotation(i, layout.positions) };
+            let rotation = self.input_layer.rotation(i, layout.positions);
+            let rows = AttentionRows { seqs, rotation, key_rows: layout.key_rows };
             x = layer.forward(backend, step, &x, rows)?;
             levels.extend(self.levels.of_layer(backend, i, &x)?);
+            for place in self.second_stack.iter().flat_map(|second| second.taps_of(i)) {
+                if let Some(rows) = *projected {
+                    taps.push((place, backend.gather_rows(step, &x, rows)?));
+                }
+            }
         }
         part();
         if let Some(rows) = *pooled {
@@ -172,6 +246,10 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(rows) = *projected {
             x = backend.gather_rows(step, &x, rows)?;
         }
+        if let Some(second) = &self.second_stack {
+            x = second.output(backend, &x, &taps)?;
+        }
+        self.added.to_patches((backend, step), &mut x, *added)?;
         if let Some(projector) = &self.projector {
             x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
         }
@@ -195,7 +273,8 @@ impl<B: Backend> TransformerEncoder<B> {
                 Some(GraphUnits::Ragged)
             }
             StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
-            StemSpec::MelChunks(_) | StemSpec::Tiles(_) => None,
+            StemSpec::Tiles(tiles) => Some(GraphUnits::Fixed(tiles.image_rows().max(1))),
+            StemSpec::MelChunks(_) => None,
         }
     }
 
@@ -236,6 +315,11 @@ impl<B: Backend> TransformerEncoder<B> {
     ) -> Result<StagedRun<'_, B>, ModelError> {
         let room = self.room(shape);
         let stem = self.stem.stage_in(builder, units, room)?;
+        if let StemSpec::Tiles(tiles) = &self.spec.stem {
+            let rows = TileRows::padded(tiles, &images(tiles, units), shape.max_units);
+            let sequences = TileSequences::padded(&rows, tiles.image_rows()).stage(builder)?;
+            return Ok(StagedRun { stem, rows: self.stage_tiles(builder, &rows, sequences)? });
+        }
         // Tables of scores are of whole images, so padding is too.
         let layout = match (self.spec.extras.position_bias.is_some(), shape.grid) {
             (true, _) => {
@@ -248,7 +332,10 @@ impl<B: Backend> TransformerEncoder<B> {
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
         let gate = self.stage_gate(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate } })
+        let added = self.added.stage(builder, &filled(units, room.max_units))?;
+        let second_stack = None;
+        let rows = StagedRows { layout, pooled, projected, levels, gate, added, second_stack };
+        Ok(StagedRun { stem, rows })
     }
 
     /// Adds what the projector indexes with, for `n_tokens` output rows, to a step.
@@ -335,13 +422,21 @@ impl<B: Backend> TransformerEncoder<B> {
 impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
     fn size(&self, unit: &EncodeUnit<'_>) -> UnitSize {
         let n_rows = self.n_tokens(unit);
-        // Frames of an image are sequences of their own.
-        UnitSize { n_tokens: n_rows, n_seqs: unit.grid[0], n_rows }
+        match &self.spec.stem {
+            // An image with few tiles costs as much as one with all.
+            StemSpec::Tiles(tiles) => UnitSize { n_tokens: tiles.image_rows(), n_seqs: 1, n_rows },
+            // Frames of an image are sequences of their own.
+            _ => UnitSize { n_tokens: n_rows, n_seqs: unit.grid[0], n_rows },
+        }
     }
 
     fn eager(&self, units: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
         let mut rows = Vec::new();
-        for run in runs(units, RUN_ROWS) {
+        let rows_of = |unit: &EncodeUnit<'_>| match &self.spec.stem {
+            StemSpec::Tiles(tiles) => tiles.image_rows(),
+            _ => unit.n_rows(),
+        };
+        for run in runs(units, RUN_ROWS, rows_of) {
             append(&mut rows, self.run(run, before)?);
         }
         Ok(rows)
@@ -420,7 +515,7 @@ fn learned_rows<B: Backend>(
     let width = spec.output_width();
     let mut rows = Vec::with_capacity(spec.extras.learned_rows.len() * width);
     for names in &spec.extras.learned_rows {
-        rows.extend(Loader::new(backend, weights, names).bare_values("", &[width])?);
+        rows.extend(Loader::new(backend, weights, names).row_values("", width)?);
     }
     Ok(rows)
 }
@@ -431,7 +526,9 @@ fn load_layers<B: Backend>(
 ) -> Result<Vec<EncoderLayer<B>>, ModelError> {
     let mut layers: Vec<EncoderLayer<B>> = Vec::with_capacity(spec.stack.n_layers);
     for idx in 0..spec.stack.n_layers {
-        let mut layer = EncoderLayer::load(loader, spec, idx)?;
+        let own = loader.layer(spec.names.stack.layers, idx);
+        let full_attention = spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx));
+        let mut layer = EncoderLayer { full_attention, ..EncoderLayer::load(own, spec, None)? };
         if let Some(bias) = &spec.extras.position_bias {
             let own = loader.layer(spec.names.stack.layers, idx);
             let shared = layers.first().and_then(|first| first.bias.as_ref());
@@ -440,24 +537,48 @@ fn load_layers<B: Backend>(
         }
         layers.push(layer);
     }
+    if let StemSpec::Tiles(tiles) = &spec.stem {
+        let names = tiles.names;
+        for idx in 0..tiles.n_global_layers {
+            let own = loader.layer(names.global_layers, idx);
+            layers.push(EncoderLayer::load(own, spec, Some(names.global_gates))?);
+        }
+    }
     Ok(layers)
 }
 
 impl<B: Backend> EncoderLayer<B> {
-    fn load(loader: &Loader<'_, B>, spec: &EncoderSpec, idx: usize) -> Result<Self, ModelError> {
+    /// Loads the layer under `loader`, with the gates of these names, on attention and feed-forward.
+    fn load(
+        mut loader: Loader<'_, B>,
+        spec: &EncoderSpec,
+        gates: Option<[&str; 2]>,
+    ) -> Result<Self, ModelError> {
         let stack = &spec.stack;
         let names = &spec.names.stack;
-        let mut loader = loader.layer(names.layers, idx);
+        let [on_attention, on_feed_forward] = match gates {
+            Some([first, second]) => [loader.gate(first)?, loader.gate(second)?],
+            None => [1.0; 2],
+        };
         if let Some([attention, feed_forward]) = spec.extras.scales {
             let scales = vec![[names.attention.out, attention], [names.feed_forward_outer, feed_forward]];
             loader = loader.scaling(scales);
         }
+        let mut feed_forward = FeedForward::load_gated(&loader, names, stack, on_feed_forward)?;
+        let mut context_norm = None;
+        if let Some([context, inner]) = spec.extras.sub_norms {
+            let width = stack.attention.shape.widths()[0];
+            context_norm = Some(loader.norm(context, stack.norm, width)?);
+            let norm = loader.norm(inner, stack.norm, stack.feed_forward.width)?;
+            feed_forward = feed_forward.with_inner_norm(norm);
+        }
         Ok(Self {
             attention_norm: Residual::of_attention(&loader, names.attention.norm, stack)?,
-            attention: SelfAttention::load(&loader, &names.attention, stack)?,
+            attention: SelfAttention::load_gated(&loader, &names.attention, stack, on_attention)?,
             feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
-            feed_forward: FeedForward::load(&loader, names, stack)?,
-            full_attention: spec.windows.as_ref().is_none_or(|w| w.full_attention_layers.contains(&idx)),
+            feed_forward,
+            context_norm,
+            full_attention: true,
             bias: None,
         })
     }
@@ -475,8 +596,11 @@ impl<B: Backend> EncoderLayer<B> {
         };
         let seqs = Varlen { bias, ..rows.seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
-            let rows = AttentionRows { seqs, rotation: rows.rotation };
-            let context = self.attention.inside(backend, step, input, rows)?;
+            let rows = AttentionRows { seqs, ..rows };
+            let mut context = self.attention.inside(backend, step, input, rows)?;
+            if let Some(norm) = &self.context_norm {
+                context = backend.norm(&context, norm)?;
+            }
             self.attention.output(backend, &context, residual)
         })?;
         self.feed_forward_norm

@@ -290,17 +290,22 @@ pub(super) fn filled<'a>(units: &[EncodeUnit<'a>], n: usize) -> Vec<EncodeUnit<'
     all
 }
 
-/// Splits units into runs of at most `max_rows` rows; a unit that is larger makes a run of its own.
-pub(super) fn runs<'p, 'a>(units: &'p [EncodeUnit<'a>], max_rows: usize) -> Vec<&'p [EncodeUnit<'a>]> {
+/// Splits units of `rows_of` rows into runs of at most `max_rows`; a unit that is larger makes a run of its own.
+pub(super) fn runs<'p, 'a>(
+    units: &'p [EncodeUnit<'a>],
+    max_rows: usize,
+    rows_of: impl Fn(&EncodeUnit<'a>) -> usize,
+) -> Vec<&'p [EncodeUnit<'a>]> {
     let mut runs = Vec::new();
     let mut first = 0;
     let mut n_rows = 0;
     for (i, unit) in units.iter().enumerate() {
-        if i > first && n_rows + unit.n_rows() > max_rows {
+        let of_unit = rows_of(unit);
+        if i > first && n_rows + of_unit > max_rows {
             runs.push(&units[first..i]);
             (first, n_rows) = (i, 0);
         }
-        n_rows += unit.n_rows();
+        n_rows += of_unit;
     }
     if first < units.len() {
         runs.push(&units[first..]);
@@ -322,8 +327,10 @@ mod tests {
         let unit =
             |&n| EncodeUnit { item: 0, grid: [1, 1, n], patches: [0; 2], values: UnitValues::Tokens(&[]) };
         let units: Vec<EncodeUnit<'_>> = sizes.iter().map(unit).collect();
-        let runs: Vec<Vec<usize>> =
-            runs(&units, 4).iter().map(|r| r.iter().map(EncodeUnit::n_rows).collect()).collect();
+        let runs: Vec<Vec<usize>> = runs(&units, 4, EncodeUnit::n_rows)
+            .iter()
+            .map(|r| r.iter().map(EncodeUnit::n_rows).collect())
+            .collect();
         assert_eq!(runs, [vec![3], vec![3], vec![9], vec![1, 1, 1, 1], vec![4]]);
     }
 }

@@ -190,6 +190,7 @@ pub(super) fn decoder(
             encoder_hidden,
             attention: stack.attention,
             layers: CrossLayers::Every,
+            row_parts: None,
         }),
         stack,
         embedding_scale,

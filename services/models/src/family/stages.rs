@@ -6,13 +6,14 @@ use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
     ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
+    TwoSizesProcessor,
 };
 use crate::preprocess::{
     CaptionProcessor, Preprocess, QwenProcessor, TextProcessor, VideoKind, VideoProcessor, VideoSettings,
 };
 use crate::prompt::{
-    ChatCross, ChatText, ChatVl, FrameTimes, PlaceholderSpec, PromptBuilder, PromptLimits, Seq2SeqLimits,
-    Seq2SeqPrompt,
+    ChatCross, ChatText, ChatTowers, ChatVl, FrameTimes, PlaceholderSpec, PromptBuilder, PromptLimits,
+    Seq2SeqLimits, Seq2SeqPrompt, TowerRows,
 };
 use crate::spec::{EncoderSpec, MelWindows, ModelSpec, StemSpec, TilingSpec};
 use crate::speech::audio::{AudioProcessor, AudioSettings, ChunkProcessor, ClipProcessor, WaveProcessor};
@@ -43,6 +44,9 @@ impl Family {
             Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
             None => {}
+        }
+        if let Some(two_sizes) = TwoSizesProcessor::new(spec) {
+            return Ok(Arc::new(two_sizes));
         }
         Ok(match spec.stem {
             StemSpec::Captioned(ref captioned) => {
@@ -115,6 +119,7 @@ impl Family {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
             Self::Mllama => Arc::new(ChatCross::from_dir(dir, tokenizer)?),
+            Self::CogAgent => Arc::new(ChatTowers::from_dir(dir, tokenizer, tower_rows(spec), limits)?),
             Self::Llama
             | Self::Mistral
             | Self::Mixtral
@@ -223,6 +228,20 @@ fn tile_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], u32) {
     };
     let n_rows = spec.and_then(|encoder| encoder.image_tokens(grid)).unwrap_or_default();
     (grid.map(|n| n as u32), n_rows as u32)
+}
+
+/// Rows of an image that two towers read.
+fn tower_rows(spec: &ModelSpec) -> TowerRows {
+    let n_patches = |encoder: &EncoderSpec| {
+        encoder.stem.fixed_grid().and_then(|grid| encoder.image_tokens(grid)).unwrap_or_default() as u32
+    };
+    let first = spec.encoder.as_ref();
+    let second = first.and_then(|encoder| encoder.extras.second.as_deref());
+    TowerRows {
+        n_tokens: first.map_or(0, |encoder| n_patches(encoder) + encoder.extras.learned_rows.len() as u32),
+        row_parts: spec.decoder.row_parts().get() as u32,
+        n_cross: second.map_or(0, n_patches),
+    }
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.

@@ -7,7 +7,7 @@ use crate::spec::{
 };
 use std::ops::Range;
 use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, KvSlots, Qkv, Rotation, Varlen};
+use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, Indices, KvSlots, Qkv, Rotation, Varlen};
 
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
@@ -33,6 +33,8 @@ pub struct AttentionRows<'a, B: Backend> {
     pub seqs: Varlen<'a, B::Bias, B::Tensor>,
     /// Rotation of queries and keys.
     pub rotation: Option<Rotation>,
+    /// Rows whose keys and values are attended to, which may occur twice; `None`: all, in their order.
+    pub key_rows: Option<Indices>,
 }
 
 /// Rows whose keys and values go to a cache.
@@ -96,6 +98,15 @@ impl<B: Backend> SelfAttention<B> {
                 let heads = |second| gated_rows(shape, second).map(|rows| both.outputs(rows));
                 gate = Some(loader.pack_adapted(&heads(1).collect::<Vec<_>>())?);
                 loader.pack_adapted(&heads(0).chain([k, v]).collect::<Vec<_>>())?
+            }
+            QkvNames::SplitBiases([q_name, k_name, v_name], [q_bias, v_bias]) => {
+                let part = |name, shape| LinearShape { name, shape, bias: false };
+                let [q, v] = [(part(q_name, &q), q_bias), (part(v_name, &kv), v_bias)];
+                loader.pack_adapted(&[
+                    loader.stored_with_bias(&q.0, q.1)?,
+                    loader.stored(&part(k_name, &kv))?,
+                    loader.stored_with_bias(&v.0, v.1)?,
+                ])?
             }
             QkvNames::Grouped(name) => {
                 let all = [q[0] + 2 * kv[0], stack.hidden];
@@ -163,8 +174,30 @@ impl<B: Backend> SelfAttention<B> {
             backend.write_kv(step, to, [&k, &v])?;
             return Ok(q);
         }
-        let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
-        Ok(backend.write_fused_qkv(step, to, FusedQkv { rows: &qkv, shape: self.shape, rotation })?)
+        self.write_fused(backend, step, &self.fused(on, x)?, CachedRows { to, rotation })
+    }
+
+    /// Query, key and value of `x: [n_tokens, hidden]` as they are packed, neither normalised nor rotated.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for a wrong width.
+    pub fn fused<'a>(&self, on: impl Into<Adapted<'a, B>>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        on.into().linear(x, &self.qkv, Activation::None, None)
+    }
+
+    /// Writes keys, rotated, and values of packed rows to a cache, for a layer without norms of heads. Returns the queries,
+    /// rotated.
+    ///
+    /// # Errors
+    /// As [`Self::write_keys_values`].
+    pub fn write_fused(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        rows: &B::Tensor,
+        CachedRows { to, rotation }: CachedRows<'_, B>,
+    ) -> Result<B::Tensor, ModelError> {
+        Ok(backend.write_fused_qkv(step, to, FusedQkv { rows, shape: self.shape, rotation })?)
     }
 
     /// Attention inside each sequence of `x: [n_tokens, hidden]`, before the output projection:
@@ -180,12 +213,16 @@ impl<B: Backend> SelfAttention<B> {
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
         let on @ Adapted { backend, .. } = on.into();
-        let AttentionRows { seqs, rotation } = rows;
-        if rotation.is_none() && self.head_norms.is_none() {
+        let AttentionRows { seqs, rotation, key_rows } = rows;
+        if rotation.is_none() && self.head_norms.is_none() && key_rows.is_none() {
             let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
             return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }
-        let [q, k, v] = &self.project(on, step, x, rotation)?;
+        let [q, mut k, mut v] = self.project(on, step, x, rotation)?;
+        if let Some(rows) = key_rows {
+            [k, v] = [backend.gather_rows(step, &k, rows)?, backend.gather_rows(step, &v, rows)?];
+        }
+        let [q, k, v] = [&q, &k, &v];
         Ok(backend.attention(step, Qkv { q, k, v }, self.shape, seqs)?)
     }
 

@@ -11,6 +11,8 @@ pub struct FeedForward<B: Backend> {
     // Plain: the inner matrix. Gated: gate and up side by side.
     inner: AdaptedLinear<B>,
     outer: AdaptedLinear<B>,
+    // Of the values between them.
+    inner_norm: Option<B::Norm>,
     spec: FeedForwardSpec,
 }
 
@@ -57,7 +59,13 @@ impl<B: Backend> FeedForward<B> {
                 loader.adapted(&inner)?
             }
         };
-        Ok(Self { inner, outer, spec: stack.feed_forward })
+        Ok(Self { inner, outer, inner_norm: None, spec: stack.feed_forward })
+    }
+
+    /// The block with a norm of its inner values, `[width]`.
+    #[must_use]
+    pub fn with_inner_norm(self, norm: B::Norm) -> Self {
+        Self { inner_norm: Some(norm), ..self }
     }
 
     /// The block applied to `x`, plus `residual` if there is one. All are `[n_tokens, hidden]`.
@@ -72,12 +80,15 @@ impl<B: Backend> FeedForward<B> {
     ) -> Result<B::Tensor, ModelError> {
         let on: Adapted<'_, B> = on.into();
         let activation = self.spec.activation;
-        let inner = match self.spec.kind {
+        let mut inner = match self.spec.kind {
             FeedForwardKind::Plain => on.linear(x, &self.inner, activation, None)?,
             FeedForwardKind::Gated | FeedForwardKind::UpGate | FeedForwardKind::GateUp => {
                 on.backend.gate(&on.linear(x, &self.inner, Activation::None, None)?, activation)?
             }
         };
+        if let Some(norm) = &self.inner_norm {
+            inner = on.backend.norm(&inner, norm)?;
+        }
         on.linear(&inner, &self.outer, Activation::None, residual)
     }
 }

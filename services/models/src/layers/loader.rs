@@ -399,12 +399,24 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.load_table(WeightView { shape: &[n_rows, width], ..stored.view() }, 1.0)?)
     }
 
-    /// Loads a table of one row that is stored as a bare parameter, `[width]`.
+    /// Loads a table of `n_rows` that is stored as a bare parameter, `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn bare_rows(&self, name: &str, n_rows: usize, width: usize) -> Result<B::Table, ModelError> {
+        let stored = self.bare(name, &[n_rows, width], TensorRole::Matrix)?;
+        Ok(self.backend.load_table(stored.view(), 1.0)?)
+    }
+
+    /// Loads a table of one row that is stored as a bare parameter, `[width]` or `[1, width]`.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn bare_row(&self, name: &str, width: usize) -> Result<B::Table, ModelError> {
-        let stored = self.bare(name, &[width], TensorRole::Matrix)?;
+        let stored = match self.bare(name, &[width], TensorRole::Matrix) {
+            Err(ModelError::TensorShape { .. }) => return self.bare_rows(name, 1, width),
+            flat => flat?,
+        };
         Ok(self.backend.load_table(WeightView { shape: &[1, width], ..stored.view() }, 1.0)?)
     }
 
@@ -414,6 +426,31 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// [`ModelError`] for a tensor that is missing or has another shape.
     pub fn bare_values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         Ok(self.bare(name, shape, TensorRole::Matrix)?.values())
+    }
+
+    /// Elements, as f32, of one row that is a bare parameter, `[width]` or `[1, 1, width]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn row_values(&self, name: &str, width: usize) -> Result<Vec<f32>, ModelError> {
+        match self.bare_values(name, &[width]) {
+            Err(ModelError::TensorShape { .. }) => self.bare_values(name, &[1, 1, width]),
+            flat => flat,
+        }
+    }
+
+    /// Finds a layer whose weight has no bias beside it, with the bias of the bare parameter `bias`, without packing it.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn stored_with_bias(
+        &self,
+        part: &LinearShape<'_>,
+        bias: &str,
+    ) -> Result<StoredLinear<'a>, ModelError> {
+        let out = part.shape.first().copied().unwrap_or_default();
+        let bias = Some(self.bare(bias, &[out], TensorRole::Bias)?);
+        Ok(StoredLinear { bias, ..self.stored(&LinearShape { bias: false, ..*part })? })
     }
 
     /// The factor of a stored gate: the `tanh` of its one value.

@@ -15,6 +15,7 @@ pub struct Residual<B: Backend> {
 enum Placement<B: Backend> {
     Pre,
     Post,
+    ResPost,
     /// With the second norm.
     Sandwich(B::Norm),
 }
@@ -45,6 +46,7 @@ impl<B: Backend> Residual<B> {
         let placement = match stack.placement {
             NormPlacement::Pre => Placement::Pre,
             NormPlacement::Post => Placement::Post,
+            NormPlacement::ResPost => Placement::ResPost,
             NormPlacement::Sandwich { .. } => Placement::Sandwich(load(names[1])?),
         };
         Ok(Self { norm: load(names[0])?, placement })
@@ -64,6 +66,11 @@ impl<B: Backend> Residual<B> {
         match &self.placement {
             Placement::Pre => sub_layer(&backend.norm(x, &self.norm)?, Some(x)),
             Placement::Post => Ok(backend.norm(&sub_layer(x, Some(x))?, &self.norm)?),
+            Placement::ResPost => {
+                let mut sum = backend.norm(&sub_layer(x, None)?, &self.norm)?;
+                backend.add(&mut sum, x)?;
+                Ok(sum)
+            }
             Placement::Sandwich(second) => {
                 let inner = sub_layer(&backend.norm(x, &self.norm)?, None)?;
                 let mut sum = backend.norm(&inner, second)?;
@@ -107,6 +114,7 @@ mod tests {
     fn the_norm_sits_where_the_spec_says() {
         check("pre", |_| Placement::Pre, [3.0 + 0.848_53, 4.0 + 1.131_37]);
         check("post", |_| Placement::Post, [0.848_53, 1.131_37]);
+        check("res-post", |_| Placement::ResPost, [3.0 + 0.848_53, 4.0 + 1.131_37]);
         // The second norm finds nothing to change.
         check("sandwich", Placement::Sandwich, [3.0 + 0.848_53, 4.0 + 1.131_37]);
     }

@@ -5,7 +5,7 @@
 
 use super::{CONFIG, FootprintBackend, Model};
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TiledEncoder, TransformerEncoder};
+use crate::encoder::{Encoder, TowersEncoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
 use crate::quantization::Quantization;
@@ -204,9 +204,9 @@ impl Model {
         let (stage, names) = self.stage(|weights, backend| {
             let backend = &backend.for_encoders();
             // Not behind `dyn` either.
-            hidden = match spec.stem {
-                StemSpec::Tiles(_) => TiledEncoder::load(spec, weights, backend)?.hidden(),
-                _ => TransformerEncoder::load(spec, weights, backend)?.hidden(),
+            hidden = match spec.extras.second {
+                Some(_) => TowersEncoder::load(spec, weights, backend)?.hidden(),
+                None => TransformerEncoder::load(spec, weights, backend)?.hidden(),
             };
             Ok(())
         })?;

@@ -19,6 +19,7 @@ mod settings;
 mod split;
 mod square_tiles;
 mod tiles;
+mod two_sizes;
 
 pub use any_resolution::AnyResolutionProcessor;
 pub(in crate::preprocess) use decode::{decode, on_white};
@@ -37,6 +38,7 @@ pub use resize::smart_resize;
 pub use settings::{ImageSettings, PixelCount, ResizeFilter};
 pub use split::SplitProcessor;
 pub use tiles::TileProcessor;
+pub use two_sizes::TwoSizesProcessor;
 
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, ModelError};

@@ -131,6 +131,15 @@ impl ChatTemplate {
         Ok(Some(Self { content: format, ..template }))
     }
 
+    /// A template that code has where no file of `dir` says it.
+    ///
+    /// # Errors
+    /// [`ModelError::Format`] if it does not compile.
+    pub(super) fn of_code(source: &str, dir: &Path) -> Result<Self, ModelError> {
+        Self::new(source.to_owned().into(), Vec::new(), SystemTime::now)
+            .map_err(|e| ModelError::Format { path: dir.join(NAME), message: format!("{e:#}") })
+    }
+
     /// Compiles a template. `now` is the clock of `strftime_now`.
     fn new(
         sources: TemplateSources,

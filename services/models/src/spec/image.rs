@@ -1,6 +1,6 @@
 //! Parts of encoders beyond a plain stack: hierarchical towers, projectors, position biases.
 
-use super::{AttentionNames, InterpolatedSpec, LevelsSpec, NormSpec, StackNames, StackSpec};
+use super::{AttentionNames, EncoderSpec, InterpolatedSpec, LevelsSpec, NormSpec, StackNames, StackSpec};
 
 /// Parts that few encoders have; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,6 +22,23 @@ pub struct EncoderExtras {
     pub learned_rows: Vec<&'static [&'static str]>,
     /// The cut of an image into tiles, each of which the stack reads by itself; `None`: it reads the whole image.
     pub tiling: Option<TilingSpec>,
+    /// Names of further norms in a layer: of the heads before the output projection, and of the inner values of the feed-forward
+    /// (sub-LN, <https://arxiv.org/abs/2210.06423>).
+    pub sub_norms: Option<[&'static str; 2]>,
+    /// Learned tables that are added row by row.
+    pub added: AddedTables,
+    /// A second tower that reads the same image. Its rows follow, and where they are narrower each row of the first tower becomes
+    /// several of their width.
+    pub second: Option<Box<EncoderSpec>>,
+}
+
+/// Names of learned tables with a row for each row of an image, or for each of its patches; bare parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddedTables {
+    /// Added to the rows of the stem, `[1, n_rows, hidden]`: positions beside rotations.
+    pub stem: Option<&'static str>,
+    /// Added to the patches before the projector, `[n_patches, hidden]`.
+    pub patches: Option<&'static str>,
 }
 
 /// A cut of images into tiles.

@@ -112,6 +112,8 @@ pub enum QkvNames {
     /// Three matrices: query, key, value. That of the query gives each head's query and, below it, a gate: attention is multiplied
     /// with its sigmoid before the output projection.
     SplitGated([&'static str; 3]),
+    /// Three matrices without biases: query, key, value; then the biases of query and value, which are bare parameters.
+    SplitBiases([&'static str; 3], [&'static str; 2]),
     /// One matrix, in which each key head has its query heads, its key and its value on top of each other.
     Grouped(&'static str),
 }

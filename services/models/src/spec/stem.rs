@@ -73,6 +73,14 @@ impl StemSpec {
         }
     }
 
+    /// Patches down and across of every image; `None` if they are as the image is.
+    pub fn fixed_grid(&self) -> Option<[usize; 2]> {
+        match self {
+            Self::PrefixedPatches { grid, .. } => Some(*grid),
+            _ => None,
+        }
+    }
+
     /// Pixels on a side of a patch; `None` if it reads no images.
     pub fn patch_side(&self) -> Option<usize> {
         match self {
@@ -224,6 +232,11 @@ impl TilesSpec {
     /// Rows of a tile: its class and its patches.
     pub fn tile_rows(&self) -> usize {
         self.side * self.side + 1
+    }
+
+    /// Rows of an image with all tiles.
+    pub fn image_rows(&self) -> usize {
+        self.max_tiles * self.tile_rows()
     }
 
     /// Tiles down and across of every way to cut an image, in the order in which tables know them, from 1.

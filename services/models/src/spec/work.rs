@@ -1,7 +1,7 @@
 //! Numbers that follow from a spec: arithmetic of a decoder's parts beside each other, in products with weights, and keys that
 //! its queries see.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, GatedDeltaSpec, ItemsSpec, StackSpec};
 
@@ -23,6 +23,14 @@ impl DecoderSpec {
             + stack.n_layers * stack.feed_forward.n_weights(stack.hidden);
         let row = n_cross * 2 * other.n_kv_heads * other.head_dim * cross.encoder_hidden;
         token.checked_div(row).unwrap_or(1).max(1)
+    }
+
+    /// Encoder rows that together are one row among the tokens.
+    pub fn row_parts(&self) -> NonZeroUsize {
+        match &self.items {
+            ItemsSpec::CrossAttention(cross) => cross.row_parts.unwrap_or(NonZeroUsize::MIN),
+            ItemsSpec::Embedded { .. } => NonZeroUsize::MIN,
+        }
     }
 
     /// The longest window of self-attention; `None` if a layer has none.

@@ -1,226 +1,146 @@
-//! CogAgent's decoder block: image rows among the tokens, and rows of another image by narrower cross-attention.
-//!
-//! Only the block is built, as a spec; the model around it is in no release of transformers, and no family serves it.
+//! CogAgent cases: two towers of one image, rows of the one among the tokens, of the other by cross-attention.
 
-use crate::case::{Case, assert_bf16_close, assert_logits_close, encoded, stored};
-use std::sync::Arc;
-use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_kernels::Backend;
-use triptych_kernels::ops::{Activation, AttentionShape};
-use triptych_kernels::reference::ReferenceBackend;
-use triptych_models::LoadFormat;
-use triptych_models::decoder::{Decoder, EmbedRows, PagedBatch, StepInput, TransformerDecoder};
-use triptych_models::sampling::ChooseBatch;
-use triptych_models::spec::*;
-use triptych_models::weights::Weights;
-
-const CASES: [&str; 3] = ["cogagent_narrow_cross_f32", "cogagent_more_heads_f16", "cogagent_one_head_bf16"];
-
-static NAMES: DecoderNames = DecoderNames {
-    prefixes: &[""],
-    tokens: &["embed_tokens"],
-    positions: "",
-    stack: StackNames {
-        input_norm: "",
-        layers: "layers",
-        attention: AttentionNames {
-            norm: "input_layernorm",
-            qkv: QkvNames::Split(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-            out: "self_attn.o_proj",
-        },
-        cross: Some(CrossNames {
-            norm: "post_cross_attention_layernorm",
-            qkv: ["cross_attn.q_proj", "cross_attn.k_proj", "cross_attn.v_proj"],
-            out: "cross_attn.o_proj",
-        }),
-        feed_forward_norm: "post_attention_layernorm",
-        feed_forward_inner: &["mlp.gate_proj", "mlp.up_proj"],
-        feed_forward_outer: "mlp.down_proj",
-        final_norm: "norm",
-    },
-    head: &["lm_head"],
-    head_bias: None,
+use crate::case::{
+    Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_within, cpu, cuda, max_error,
 };
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
+use crate::pipeline::encoded;
+use serde_json::Value;
+use triptych_core::limits::Limits;
+use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
+use triptych_core::{ItemIdx, ItemOptions, Modality};
+use triptych_kernels::reference::ReferenceBackend;
+use triptych_kernels::{Backend, Precision};
+use triptych_models::decoder::Decoder;
+use triptych_models::preprocess::{EncoderInput, Features};
+use triptych_models::prompt::PreparedSequence;
+use triptych_models::spec::EncoderSpec;
 
-fn attention(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionSpec {
-    AttentionSpec {
-        shape: AttentionShape {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            softcap: None,
-        },
-        bias: AttentionBias { q: false, k: false, v: false, out: false },
-        head_norms: None,
+const CASES: [&str; 3] = ["cogagent_chat", "cogagent_vqa", "cogagent_equal_widths"];
+
+/// Prompts whose logits are in the files.
+const LOGITS_OF: [usize; 2] = [0, 3];
+
+/// A value that is a step of 255 away, after the least standard deviation of the processor.
+const PIXEL_TOLERANCE: f32 = 1.01 / 255.0 / 0.26;
+
+/// Encoder inputs that the processor makes of the images of a case.
+fn images(case: &Case) -> Vec<EncoderInput> {
+    let processor = case.model().preprocess();
+    let prepare = |image: &Value| {
+        let file = case.dir.join(image["file"].as_str().expect("a file"));
+        let bytes = std::fs::read(file).expect("an image");
+        let options = ItemOptions::default();
+        processor.preprocess(Modality::Image, &bytes, &options, &Limits::default()).expect("a PNG")
+    };
+    case.json["images"].as_object().expect("images").values().map(prepare).collect()
+}
+
+fn towers(input: &mut EncoderInput) -> [&mut Vec<f32>; 2] {
+    let Features::Towers(inputs) = &mut input.features else { panic!("inputs of two towers") };
+    inputs.each_mut().map(|input| match &mut input.features {
+        Features::Patches(values) | Features::Tiles { patches: values, .. } => values,
+        other => panic!("{other:?} are no patches"),
+    })
+}
+
+/// Patches of image `i` by the reference's processor, for each tower.
+fn exact_patches(case: &Case, i: usize) -> [Vec<f32>; 2] {
+    let model = case.model();
+    let first = model.spec().encoder.as_ref().expect("an encoder");
+    let second = first.extras.second.as_deref().expect("a second tower");
+    let of = |name: &str, spec: &EncoderSpec| {
+        crate::towers::patches(&case.values(&format!("image.{i}.{name}_pixels")), spec)
+    };
+    [of("low", first), of("high", second)]
+}
+
+/// The images as the reference resized them: a byte of ours that differs by 1 would show in the rows.
+fn exact_images(case: &Case) -> Vec<EncoderInput> {
+    let mut images = images(case);
+    for (i, image) in images.iter_mut().enumerate() {
+        let exact = exact_patches(case, i);
+        towers(image).into_iter().zip(exact).for_each(|(own, exact)| *own = exact);
     }
+    images
 }
 
-fn size(case: &Case, key: &str) -> usize {
-    case.json[key].as_u64().unwrap_or_else(|| panic!("{key}")) as usize
+fn encode<B: Backend>(case: &Case, backend: &B) -> Vec<Vec<f32>> {
+    let mut encoder = case.model().load_encoder(Modality::Image, backend).expect("encoder weights");
+    let images = exact_images(case);
+    let all = encoder.encode(&images.iter().collect::<Vec<_>>()).expect("own inputs fit");
+    assert_eq!(encoder.encode(&[&images[1]]).expect("own inputs fit")[0], all[1], "alone and in a batch");
+    all
 }
 
-fn spec(case: &Case) -> DecoderSpec {
-    let hidden = size(case, "hidden");
-    let heads = size(case, "heads");
-    let cross_heads = size(case, "cross_heads");
-    let number = |key: &str| case.json[key].as_f64().expect("a number") as f32;
-    DecoderSpec {
-        vocab: size(case, "vocab"),
-        max_context: 256,
-        positions: Positions::Rotary(RotarySpec::new(number("rope_theta"), RotaryAxes::Single)),
-        stack: StackSpec {
+/// A prompt of the reference, laid out by us.
+fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) -> PreparedSequence {
+    let image = prompt["image"].as_u64().expect("a number") as usize;
+    let text = |role, text: &Value| {
+        let text = MessagePart::Text(text.as_str().expect("a text").to_owned());
+        Message { role, parts: vec![text] }
+    };
+    let mut messages = Vec::new();
+    for turn in prompt["history"].as_array().expect("turns") {
+        messages.extend([text(Role::User, &turn[0]), text(Role::Assistant, &turn[1])]);
+    }
+    messages.push(text(Role::User, &prompt["text"]));
+    messages[0].parts.insert(0, MessagePart::Item(ItemIdx(0)));
+    let items = [encoded(&images[image], Modality::Image, hidden)];
+    case.model().prompts().prepare(&Prompt::Chat(messages.into()), &items).expect("a prompt").remove(0)
+}
+
+/// Sequences of all prompts, over the rows of their images.
+fn sequences(case: &Case, rows: &[Vec<f32>], hidden: usize) -> Vec<Sequence> {
+    let images = images(case);
+    let prompts = case.json["prompts"].as_array().expect("prompts");
+    let sequence = |prompt: &Value| {
+        let prepared = lay_out(case, prompt, &images, hidden);
+        let rows = &rows[prompt["image"].as_u64().expect("a number") as usize];
+        let cross = prepared.cross.expect("rows to cross-attend to");
+        let (low, high) = rows.split_at(cross.first_row as usize * hidden);
+        assert_eq!(high.len(), cross.n_rows as usize * hidden, "{prompt}");
+        Sequence {
+            adapter: None,
+            embeds: vec![(prepared.spans[0].first_token as usize, low.to_vec())],
+            positions: prepared.positions,
+            next_position: prepared.next_position,
+            prompt: prepared.tokens,
+            cross: high.to_vec(),
             hidden,
-            n_layers: size(case, "layers"),
-            attention: attention(heads, size(case, "kv_heads"), hidden / heads),
-            feed_forward: FeedForwardSpec {
-                width: size(case, "width"),
-                kind: FeedForwardKind::Gated,
-                activation: Activation::Silu,
-                bias: false,
-            },
-            norm: NormSpec::rms(number("rms_norm_eps")),
-            input_norm: InputNorm::Absent,
-            placement: NormPlacement::Pre,
-            final_norm: true,
-            layers: Vec::new(),
-        },
-        items: ItemsSpec::CrossAttention(CrossSpec {
-            encoder_hidden: size(case, "high_hidden"),
-            attention: attention(cross_heads, cross_heads, size(case, "cross_dim")),
-            layers: CrossLayers::Every,
-        }),
-        embedding_scale: 1.0,
-        head: HeadSpec::plain(false),
-        names: &NAMES,
-    }
-}
-
-fn load<B: Backend>(case: &Case, backend: &B) -> TransformerDecoder<B> {
-    let weights = Weights::open(&case.dir.join("model"), LoadFormat::Safetensors).expect("golden weights");
-    TransformerDecoder::load(&spec(case), &weights, backend).expect("every tensor of the spec")
-}
-
-/// A request of a case: rows that stand among the tokens after the first, and rows that are cross-attended to.
-struct Request {
-    low: Arc<[u8]>,
-    high: Arc<[u8]>,
-    tokens: Vec<u32>,
-}
-
-fn requests(case: &Case) -> Vec<Request> {
-    let prompt: Vec<u32> = serde_json::from_value(case.json["prompt"].clone()).expect("tokens");
-    let rows =
-        |i: usize, name: &str, width| stored(&case.values(&format!("{i}.{name}")).1, size(case, width));
-    let request = |i| Request {
-        low: rows(i, "low", "hidden"),
-        high: rows(i, "high", "high_hidden"),
-        tokens: prompt.clone(),
-    };
-    (0..2).map(request).collect()
-}
-
-/// Blocks of every request: enough for any sequence here, one behind the other.
-const BLOCKS: usize = 4;
-
-/// Runs the last `n_tokens` tokens of each request as one step; logits of all its rows.
-fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: usize) -> Vec<f32> {
-    let mut token_ids = vec![];
-    let mut positions = vec![];
-    let mut slots = vec![];
-    let mut embeds = vec![];
-    let mut query_start_loc = vec![0];
-    let mut table_start_loc = vec![0];
-    let mut blocks = vec![];
-    let mut lens = vec![];
-    let mut cross_lens = vec![];
-    for (i, request) in requests.iter().enumerate() {
-        let first = request.tokens.len() - n_tokens;
-        if first == 0 {
-            let rows = encoded(&request.low, size(case, "hidden"));
-            embeds.push(EmbedRows { first_row: token_ids.len() + 1, rows });
         }
-        token_ids.extend_from_slice(&request.tokens[first..]);
-        positions.extend((first..request.tokens.len()).map(|p| [p as u32; 3]));
-        slots.extend((first..request.tokens.len()).map(|p| (i * BLOCKS * KV_BLOCK_TOKENS + p) as u32));
-        query_start_loc.push(token_ids.len() as u32);
-        blocks.extend((i * BLOCKS..(i + 1) * BLOCKS).map(|block| block as u32));
-        table_start_loc.push(blocks.len() as u32);
-        lens.push(request.tokens.len() as u32);
-        cross_lens.push(encoded(&request.high, size(case, "high_hidden")).n_rows() as u32);
-    }
-    let batch = |seq_lens| PagedBatch {
-        query_start_loc: &query_start_loc,
-        table_start_loc: &table_start_loc,
-        block_tables: &blocks,
-        seq_lens,
     };
-    let all: Vec<u32> = (0..token_ids.len() as u32).collect();
-    let mut chosen = decoder
-        .forward(&StepInput {
-            token_ids: &token_ids,
-            positions: &positions,
-            embeds: &embeds,
-            slot_mapping: &slots,
-            self_kv: batch(lens.as_slice()),
-            cross_kv: Some(batch(cross_lens.as_slice())),
-            cross_from: None,
-            state_slots: None,
-            adapters: &[],
-            logit_rows: &all,
-            choose: &ChooseBatch::whole(all.len()),
-        })
-        .expect("a step that fits");
-    chosen.rows.get_mut(0, all.len()).expect("every row").to_vec()
+    prompts.iter().map(sequence).collect()
 }
 
-fn project(decoder: &mut dyn Decoder, case: &Case, requests: &[Request]) {
-    let n_blocks = BLOCKS * requests.len();
-    decoder.allocate_kv(n_blocks, n_blocks).expect("room for caches");
-    for (i, request) in requests.iter().enumerate() {
-        let rows = encoded(&request.high, size(case, "high_hidden"));
-        let n_rows = rows.n_rows();
-        let first = i * BLOCKS * KV_BLOCK_TOKENS;
-        let slots: Vec<u32> = (first..first + n_rows).map(|slot| slot as u32).collect();
-        decoder.project_cross(&[rows], &slots).expect("rows fit");
-    }
+fn load<B: Backend>(case: &Case, backend: &B) -> (Box<dyn Decoder>, Vec<Sequence>) {
+    let decoder = case.model().load_decoder(backend).expect("decoder weights");
+    let sequences = sequences(case, &encode(case, backend), decoder.info().encoder_hidden);
+    (decoder, sequences)
 }
 
-/// Logits of both prompts, run together.
-fn logits<B: Backend>(case: &Case, backend: &B) -> Vec<Vec<f32>> {
-    let mut decoder = load(case, backend);
-    let requests = requests(case);
-    project(&mut decoder, case, &requests);
-    let n_prompt = requests[0].tokens.len();
-    let both = step(&mut decoder, case, &requests, n_prompt);
-    both.chunks_exact(n_prompt * size(case, "vocab")).map(<[f32]>::to_vec).collect()
+/// Logits of the rows that the files have: ours, and those under each of `names`.
+fn known_logits<B: Backend>(case: &Case, backend: &B, names: &[&str]) -> Vec<(Vec<f32>, Vec<Vec<f32>>)> {
+    let (mut decoder, sequences) = load(case, backend);
+    let vocab = decoder.info().vocab;
+    let of_prompt = |k: usize| {
+        let logits = teacher_forced(&mut *decoder, &sequences[k]);
+        let rows = case.ids(&format!("prompt.{k}.logit_rows")).1;
+        let own = rows.iter().flat_map(|r| &logits[*r as usize * vocab..][..vocab]).copied().collect();
+        (own, names.iter().map(|name| case.values(&format!("prompt.{k}.{name}")).1).collect())
+    };
+    LOGITS_OF.map(of_prompt).into()
 }
 
 fn matches_reference<B: Backend>(backend: &B) {
     for name in CASES {
         let case = Case::open(name);
-        for (i, logits) in logits(&case, backend).iter().enumerate() {
-            let what = format!("{name} {} request {i}", backend.name());
-            assert_logits_close(&what, logits, &case.values(&format!("{i}.logits")).1);
+        for (i, rows) in encode(&case, backend).iter().enumerate() {
+            let expected = case.values(&format!("image.{i}.rows")).1;
+            assert_logits_close(&format!("{name} {} image {i}", backend.name()), rows, &expected);
         }
-        let mut decoder = load(&case, backend);
-        let mut requests = requests(&case);
-        project(&mut decoder, &case, &requests);
-        let expected = case.greedy_tokens();
-        let vocab = size(&case, "vocab");
-        let n_prompt = requests[0].tokens.len();
-        let mut n_tokens = n_prompt;
-        for _ in 0..expected[0].len() {
-            let logits = step(&mut decoder, &case, &requests, n_tokens);
-            for (request, rows) in requests.iter_mut().zip(logits.chunks_exact(n_tokens * vocab)) {
-                let last = rows[rows.len() - vocab..].iter().enumerate();
-                let best = last.max_by(|a, b| a.1.total_cmp(b.1)).expect("logits");
-                request.tokens.push(best.0 as u32);
-            }
-            n_tokens = 1;
-        }
-        for (request, expected) in requests.iter().zip(&expected) {
-            assert_eq!(&request.tokens[n_prompt..], expected, "{name}");
+        for (own, expected) in known_logits(&case, backend, &["logits"]) {
+            assert_logits_close(&format!("{name} {} logits", backend.name()), &own, &expected[0]);
         }
     }
 }
@@ -228,22 +148,127 @@ fn matches_reference<B: Backend>(backend: &B) {
 fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
     for name in CASES {
         let case = Case::open(name);
-        for (i, logits) in logits(&case, backend).iter().enumerate() {
-            let [exact, bf16] = ["logits", "logits_bf16"].map(|t| case.values(&format!("{i}.{t}")).1);
-            assert_bf16_close(&format!("{name} request {i}"), logits, &exact, &bf16);
+        for (own, expected) in known_logits(&case, backend, &["logits", "logits_bf16"]) {
+            assert_bf16_close(&format!("{name} logits"), &own, &expected[0], &expected[1]);
         }
     }
 }
 
 crate::case::tests_on_every_back_end!();
 
+#[test]
+fn cpu_in_int8_is_near() {
+    for name in CASES {
+        for (own, expected) in known_logits(&Case::open(name), &cpu(Precision::Int8), &["logits"]) {
+            assert_int8_close(&format!("{name} logits"), &own, &expected[0]);
+        }
+    }
+}
+
+/// In chunks that end inside an image, before its last row and behind it.
+fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
+    for &name in cases {
+        let case = Case::open(name);
+        let (mut decoder, sequences) = load(&case, backend);
+        let expected = case.greedy_tokens();
+        for chunk in [5, 6] {
+            let mix = Mix { stagger: 2, chunk };
+            let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: 2, mix };
+            assert_greedy(&mut *decoder, name, check);
+        }
+    }
+}
+
+#[test]
+fn cpu_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&CASES, &cpu(Precision::F32));
+}
+
+#[test]
+fn cuda_greedy_tokens_are_the_same_alone_and_in_a_batch() {
+    greedy_tokens_match(&CASES[..1], &cuda(Precision::F32));
+}
+
+#[test]
+fn images_become_the_pixels_of_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        for (i, image) in images(&case).iter_mut().enumerate() {
+            let n_rows = case.values(&format!("image.{i}.rows")).0[0];
+            assert_eq!(image.n_tokens as usize, n_rows, "{name} image {i}");
+            for (own, exact) in towers(image).into_iter().zip(exact_patches(&case, i)) {
+                assert_within(&format!("{name} image {i}"), max_error(own, &exact), PIXEL_TOLERANCE);
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_become_the_tokens_and_positions_of_the_reference() {
+    for name in CASES {
+        let case = Case::open(name);
+        let images = images(&case);
+        let hidden = case.model().spec().encoder.as_ref().expect("an encoder").output_width();
+        for (k, prompt) in case.json["prompts"].as_array().expect("prompts").iter().enumerate() {
+            let prepared = lay_out(&case, prompt, &images, hidden);
+            let expected: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
+            assert_eq!(prepared.tokens, expected, "{name} {prompt}");
+            let (shape, ids) = case.ids(&format!("prompt.{k}.position_ids"));
+            let positions: Vec<[u32; 3]> = ids[..shape[1]].iter().map(|p| [*p; 3]).collect();
+            assert_eq!(prepared.positions, positions, "{name} {prompt}");
+            assert_eq!(Some(u64::from(prepared.next_position)), prompt["next_position"].as_u64(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn prompts_that_the_published_code_does_not_know_are_refused() {
+    let case = Case::open("cogagent_vqa");
+    let prompts = case.model().prompts();
+    let item = encoded(&images(&case)[0], Modality::Image, 20);
+    let message = |role, parts| Message { role, parts };
+    let text = |text: &str| MessagePart::Text(text.to_owned());
+    let image = || MessagePart::Item(ItemIdx(0));
+    let check = |prompt: Prompt, n_items: usize, expect: &str| {
+        let items = vec![item.clone(); n_items];
+        let error = prompts.prepare(&prompt, &items).expect_err(expect).to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    let ask = || message(Role::User, vec![image(), text("Why?")]);
+    let chat = |messages: Vec<Message>| Prompt::Chat(messages.into());
+    check(chat(vec![ask()]), 0, "0 items, this model reads one image with every prompt");
+    check(chat(vec![ask()]), 2, "2 items, this model reads one image");
+    check(chat(vec![message(Role::User, vec![text("Why?")])]), 1, "messages name 0 items");
+    check(chat(vec![message(Role::System, vec![text("Be kind.")]), ask()]), 1, "answers one question");
+    let far = TextOrTokens::Tokens(vec![5000]);
+    check(Prompt::Singleton(far), 1, "token 5000");
+    let short = EncoderInput { n_tokens: 7, ..images(&case)[0].clone() };
+    let items = [encoded(&short, Modality::Image, 20)];
+    let error = prompts.prepare(&chat(vec![ask()]), &items).expect_err("other rows").to_string();
+    assert!(error.contains("item 0 has 7 rows, an image of this model has 71"), "{error}");
+}
+
+#[test]
+fn a_prompt_of_tokens_has_the_image_behind_its_start() {
+    let case = Case::open("cogagent_chat");
+    let items = [encoded(&images(&case)[0], Modality::Image, 16)];
+    let prompts = case.model().prompts();
+    let start = case.json["prompts"][0]["input_ids"][0].as_u64().expect("a token") as u32;
+    for tokens in [vec![40, 41], vec![start, 40, 41]] {
+        let prompt = Prompt::Singleton(TextOrTokens::Tokens(tokens));
+        let prepared = prompts.prepare(&prompt, &items).expect("a prompt").remove(0);
+        assert_eq!(prepared.tokens.len(), 1 + 18 + 2);
+        assert_eq!([prepared.tokens[0], prepared.tokens[19], prepared.tokens[20]], [start, 40, 41]);
+        assert_eq!([prepared.positions[19], prepared.positions[20]], [[4; 3], [5; 3]]);
+    }
+}
+
 /// The purpose of narrow cross-attention: its cache is smaller than self-attention's by the widths of their heads.
 #[test]
 fn the_cross_cache_is_as_narrow_as_its_heads() {
-    let case = Case::open(CASES[1]);
-    let info = load(&case, &ReferenceBackend::new()).info();
-    let width = |heads: &str, dim: usize| size(&case, heads) * dim;
-    let own = width("kv_heads", size(&case, "hidden") / size(&case, "heads"));
-    let cross = width("cross_heads", size(&case, "cross_dim"));
-    assert_eq!(info.self_block_bytes * cross, info.cross_block_bytes * own);
+    for (name, parts) in [("cogagent_chat", 2), ("cogagent_equal_widths", 1)] {
+        let info = Case::open(name).model().load_decoder(&ReferenceBackend::new()).expect("weights").info();
+        assert_eq!(info.self_block_bytes, info.cross_block_bytes * parts, "{name}");
+        assert_eq!(info.row_parts.get(), parts, "{name}");
+    }
 }

@@ -17,7 +17,7 @@ pub struct Sequence {
     pub next_position: u32,
     /// Width of encoder rows.
     pub hidden: usize,
-    /// First token and rows of each item in the prompt.
+    /// First token and rows of each item in the prompt; several rows of the encoder are a token where the decoder says so.
     pub embeds: Vec<(usize, Vec<f32>)>,
     /// Encoder rows to cross-attend to.
     pub cross: Vec<f32>,
@@ -51,6 +51,8 @@ struct Running<'a> {
     state_slot: u32,
     /// True if the rows of an item are computed in one step.
     whole_items: bool,
+    /// Values of an item that stand for a token.
+    embed_width: usize,
 }
 
 /// `n_steps` argmax tokens of each sequence.
@@ -194,6 +196,7 @@ fn admit<'a>(
             starts_at,
             state_slot: (sequences.len() - 1 - i) as u32,
             whole_items: info.mutual_items,
+            embed_width: s.hidden * info.row_parts.get(),
         });
     }
     running
@@ -205,7 +208,8 @@ struct Batch {
     n_tokens: Vec<usize>,
     token_ids: Vec<u32>,
     positions: Vec<[u32; 3]>,
-    embeds: Vec<(usize, usize, Arc<[u8]>)>,
+    /// First row, width of rows, the rows, and true if they end their span.
+    embeds: Vec<(usize, usize, Arc<[u8]>, bool)>,
     slots: Vec<u32>,
     query_start_loc: Vec<u32>,
     own: Tables,
@@ -257,7 +261,7 @@ impl Batch {
         let first = s.n_computed;
         let mut end = s.tokens.len().min(s.n_computed.saturating_add(chunk));
         if s.whole_items {
-            let ends = s.own.embeds.iter().map(|(at, rows)| (*at, at + rows.len() / s.own.hidden));
+            let ends = s.own.embeds.iter().map(|(at, rows)| (*at, at + rows.len() / s.embed_width));
             end =
                 ends.filter(|(at, to)| (*at + 1..*to).contains(&end)).map(|(_, to)| to).max().unwrap_or(end);
         }
@@ -280,11 +284,13 @@ impl Batch {
         }
         for (at, rows) in &s.own.embeds {
             let hidden = s.own.hidden;
+            let width = s.embed_width;
             let from = first.max(*at);
-            let to = end.min(at + rows.len() / hidden);
+            let span_end = at + rows.len() / width;
+            let to = end.min(span_end);
             if from < to {
-                let rows = stored(&rows[(from - at) * hidden..(to - at) * hidden], hidden);
-                self.embeds.push((first_row + from - first, hidden, rows));
+                let rows = stored(&rows[(from - at) * width..(to - at) * width], hidden);
+                self.embeds.push((first_row + from - first, hidden, rows, to == span_end));
             }
         }
         self.own.push(&s.blocks, end);
@@ -300,9 +306,10 @@ impl Batch {
         let embeds: Vec<EmbedRows<'_>> = self
             .embeds
             .iter()
-            .map(|(first_row, hidden, rows)| EmbedRows {
+            .map(|(first_row, hidden, rows, ends_span)| EmbedRows {
                 first_row: *first_row,
                 rows: encoded(rows, *hidden),
+                ends_span: *ends_span,
             })
             .collect();
         let adapters: Vec<AdapterRows<'_>> =

@@ -12,10 +12,10 @@ use triptych_core::Modality;
 use triptych_kernels::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
-use triptych_models::encoder::{TiledEncoder, TransformerEncoder};
+use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
-use triptych_models::spec::{ModelSpec, Positions, StemSpec};
+use triptych_models::spec::{ModelSpec, Positions};
 use triptych_models::tokenization::Tokenizer;
 use triptych_models::weights::Weights;
 
@@ -80,10 +80,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     assert_eq!(encoder.modality, modality);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
-    match encoder.stem {
-        StemSpec::Tiles(_) => drop(TiledEncoder::load(encoder, &weights, &backend).expect("encoder")),
-        _ => drop(TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
-    }
+    TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let stored: usize = shapes.values().map(|s| s.iter().product::<usize>()).sum();
     // A token table that is the head as well is handed over twice; a gate becomes part of other tensors.

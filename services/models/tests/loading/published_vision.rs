@@ -6,7 +6,7 @@ use triptych_core::Modality;
 use triptych_kernels::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
-use triptych_models::encoder::TransformerEncoder;
+use triptych_models::encoder::{TowersEncoder, TransformerEncoder};
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
 use triptych_models::weights::Weights;
@@ -29,7 +29,10 @@ fn check(name: &str, config: &serde_json::Value, differences: &LoadDifferences) 
     assert_eq!(encoder.modality, Modality::Image);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
-    TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors");
+    match encoder.extras.second {
+        Some(_) => drop(TowersEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
+        None => drop(TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
+    }
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let as_stored = |name: &str| !differences.not_as_stored.iter().any(|part| name.contains(part));
     let stored = shapes.iter().filter(|(name, _)| as_stored(name));
@@ -469,4 +472,30 @@ fn nougat_base() {
         n_computed: 0,
     };
     check("nougat-base", &config, &differences);
+}
+
+/// The configuration beside the weights has no `model_type`.
+#[test]
+fn cogagent_chat_hf() {
+    let config = serde_json::json!({
+        "architectures": ["CogAgentForCausalLM"], "bos_token_id": 1, "cross_compute_hidden_size": 1024,
+        "cross_hidden_size": 1024, "cross_image_size": 1120, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11_008,
+        "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": 0,
+        "rms_norm_eps": 1e-5, "template_version": "chat", "tie_word_embeddings": false, "use_cache": true,
+        "vision_config": {
+            "dropout_prob": 0.0, "hidden_act": "gelu", "hidden_size": 1792, "image_size": 224, "in_channels": 3,
+            "intermediate_size": 15_360, "layer_norm_eps": 1e-6, "num_heads": 16, "num_hidden_layers": 63,
+            "num_positions": 257, "patch_size": 14,
+        },
+        "vocab_size": 32_000,
+    });
+    let differences = LoadDifferences {
+        // Rows around the image are put there by the host; the last block, its norm and its head are never run.
+        not_as_stored: &["vision.boi", "vision.eoi", "blocks.23.", "vit.model.head.", "vit.model.norm."],
+        more_tables: 0,
+        // The ones that an activation is the gate of.
+        n_computed: 4096,
+    };
+    check("cogagent-chat-hf", &config, &differences);
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::meters::MetricFamilies;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use triptych_core::item::from_f32;
 use triptych_core::{
@@ -48,6 +49,7 @@ impl Decoder for AligningDecoder {
             vocab: 2,
             n_readable: 2,
             encoder_hidden: 1,
+            row_parts: NonZeroUsize::MIN,
             max_context: 64,
             cross_attention: true,
             cross_optional: false,

@@ -6,6 +6,7 @@ use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
 use crate::curves::{Costs, KvSizes};
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use triptych_core::ContentKey;
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -222,6 +223,7 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         vocab,
         n_readable: vocab,
         encoder_hidden: 1,
+        row_parts: NonZeroUsize::MIN,
         max_context: kv.max_context,
         cross_attention: kv.cross_row_bytes > 0,
         cross_optional: true,

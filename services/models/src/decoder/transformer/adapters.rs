@@ -19,13 +19,13 @@ pub(super) struct Adapters<B: Backend> {
 #[derive(Default)]
 pub(super) struct StagedAdapters(Vec<(AdapterId, Indices)>);
 
-/// The refusal of adapters for a decoder whose layers some rows skip.
+/// The refusal of adapters for a decoder whose layers, or some of their weights, some rows skip.
 pub(super) fn refused() -> ModelError {
     ModelError::Config {
         file: "config.json",
         key: "model_type".into(),
-        actual: "a decoder with cross-attention layers that tokens without an image skip".into(),
-        expected: "a decoder of which every token goes through every layer, for LoRA adapters".into(),
+        actual: "a decoder with layers, or a visual expert, that some tokens skip".into(),
+        expected: "a decoder of which every token goes through all weights, for LoRA adapters".into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A step's input as the layers read it: every array on the back end, once.
 
 use super::adapters::StagedAdapters;
+use super::expert_rows::ExpertRows;
 use super::staged_step::{StagedStep, StepArrays, StepBounds};
 use super::{EmbedRows, StepInput, TransformerDecoder};
 use crate::decoder::cross_rows::CrossRows;
@@ -30,11 +31,16 @@ impl<B: Backend> TransformerDecoder<B> {
         bounds: Option<StepBounds>,
     ) -> Result<StepArrays, ModelError> {
         let ids = builder.indices(input.token_ids)?;
-        let embed_rows = embed_rows(input.embeds);
+        let row_parts = self.spec.row_parts().get();
+        let embed_rows = embed_rows(input.embeds, row_parts);
         let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
         let ahead = match self.has_mutual_items() && embeds.is_some() {
             true => Some(builder.indices(&rows_ahead(input))?),
             false => None,
+        };
+        let experts = match self.has_visual_experts() {
+            true => ExpertRows::stage(builder, input.embeds, (input.token_ids.len(), row_parts))?,
+            false => ExpertRows::Nobody,
         };
         let rows = input.positions.iter().map(|[t, ..]| *t);
         let positions = self.input_layer.stage(builder, rows, input.positions)?;
@@ -55,7 +61,7 @@ impl<B: Backend> TransformerDecoder<B> {
                 Some(builder.bounded_recurrent(starts, slots, bounds.own.max_seqlen_q)?)
             }
         };
-        Ok(StepArrays { ids, embeds, ahead, positions, slots, own, cross, states })
+        Ok(StepArrays { ids, embeds, ahead, experts, positions, slots, own, cross, states })
     }
 
     /// An error for a step whose parts do not fit each other.
@@ -72,9 +78,11 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         shape("positions", n_tokens, step.positions.len())?;
         shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
+        let parts = self.spec.row_parts().get();
         let width = self.spec.stack.hidden * (1 + self.n_levels());
         for embed in step.embeds {
-            shape("width of embeds", width, embed.rows.hidden())?;
+            shape("width of embeds", width, embed.rows.hidden().saturating_mul(parts))?;
+            shape("parts of a row of embeds", 0, embed.rows.n_rows() % parts)?;
         }
         let n_seqs = step.self_kv.seq_lens.len();
         if let Some(from) = step.cross_from {
@@ -100,6 +108,11 @@ impl<B: Backend> TransformerDecoder<B> {
         matches!(self.spec.items, ItemsSpec::Embedded { is_mutual: true, .. })
     }
 
+    /// True if layers have second weights for rows of images.
+    pub(super) fn has_visual_experts(&self) -> bool {
+        self.spec.stack.layers.iter().any(|layer| layer.visual_expert.is_some())
+    }
+
     /// True if a sequence may have no encoder rows.
     pub(super) fn is_cross_optional(&self) -> bool {
         matches!(&self.spec.items, ItemsSpec::CrossAttention(cross) if cross.instead().is_some())
@@ -119,8 +132,8 @@ fn rows_ahead(step: &StepInput<'_>) -> Vec<u32> {
     ahead
 }
 
-/// Rows of the step that encoder rows replace.
-fn embed_rows(embeds: &[EmbedRows<'_>]) -> Vec<u32> {
-    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.rows.n_rows();
+/// Rows of the step that encoder rows replace, each by `row_parts` of them.
+fn embed_rows(embeds: &[EmbedRows<'_>], row_parts: usize) -> Vec<u32> {
+    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.rows.n_rows() / row_parts;
     embeds.iter().flat_map(rows).map(|row| row as u32).collect()
 }

@@ -1,6 +1,7 @@
 //! The arrays of a step on a back end, as the layers read them.
 
 use super::adapters::StagedAdapters;
+use super::expert_rows::ExpertRows;
 use crate::decoder::cross_rows::CrossRows;
 use crate::layers::StagedPositions;
 use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences, RecurrentSequences};
@@ -14,6 +15,8 @@ pub(crate) struct StepArrays {
     pub embeds: Option<Indices>,
     /// Rows after its own that each row attends to as well; `None`: none.
     pub ahead: Option<Indices>,
+    /// Rows that go through a visual expert.
+    pub experts: ExpertRows,
     /// Positions of the rows.
     pub positions: StagedPositions,
     /// Self-attention slot of each row.

@@ -107,7 +107,15 @@ impl CanvasSettings {
 
     /// A square of `side` pixels by the bicubic filter, colours as ImageNet has them: what code has where no file says it.
     pub(crate) fn imagenet_square(side: u32) -> Self {
-        let [mean, std] = IMAGENET_DEFAULT;
+        Self::square(side, IMAGENET_DEFAULT)
+    }
+
+    /// The same with CLIP's colours.
+    pub(crate) fn clip_square(side: u32) -> Self {
+        Self::square(side, OPENAI_CLIP)
+    }
+
+    fn square(side: u32, [mean, std]: [[f32; 3]; 2]) -> Self {
         let steps = vec![CanvasStep::Exact(ImageSize { width: side, height: side })];
         Self { steps, filter: ResizeFilter::Bicubic, mean, std, rescale: 1.0 / 255.0 }
     }

@@ -5,15 +5,13 @@
 
 use crate::encoder::units::EncodeUnit;
 use crate::spec::TilesSpec;
-use triptych_kernels::KernelError;
-use triptych_kernels::ops::{Indices, StageBuilder};
 
 /// Rows of a tile are filled up to a multiple of this.
 const FILL: usize = 8;
 
 /// The tiles of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TiledImage {
+pub(in crate::encoder) struct TiledImage {
     /// Tiles of the image.
     pub n_tiles: usize,
     /// Its arrangement as an index into tables, from 1.
@@ -32,7 +30,7 @@ impl TiledImage {
 
 /// Row indices of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct TileRows {
+pub(in crate::encoder) struct TileRows {
     /// All rows, filling included.
     pub n_rows: usize,
     /// For each image: rows of the tiles that it has, and all its rows.
@@ -53,38 +51,8 @@ pub(super) struct TileRows {
     pub output: Vec<u32>,
 }
 
-/// Row indices of a run in a step; the fields are those of [`TileRows`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StagedTileRows {
-    pub n_rows: usize,
-    pub placed: Indices,
-    pub patches: Indices,
-    pub before: Indices,
-    pub places: Indices,
-    pub tile_places: Indices,
-    pub after: Indices,
-    pub output: Indices,
-}
-
 impl TileRows {
-    /// Adds the indices to a step.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the step has no room for them.
-    pub fn stage(&self, builder: &mut StageBuilder) -> Result<StagedTileRows, KernelError> {
-        Ok(StagedTileRows {
-            n_rows: self.n_rows,
-            placed: builder.indices(&self.placed)?,
-            patches: builder.indices(&self.patches)?,
-            before: builder.indices(&self.before)?,
-            places: builder.indices(&self.places)?,
-            tile_places: builder.indices(&self.tile_places)?,
-            after: builder.indices(&self.after)?,
-            output: builder.indices(&self.output)?,
-        })
-    }
-
-    /// The same for a captured forward of `n_images`: padding up to it, patches of the tiles that images do not have too, and as
+    /// Indices for a captured forward of `n_images`: padding up to it, patches of the tiles that images do not have too, and as
     /// many output rows as these images can have.
     pub fn padded(tiles: &TilesSpec, images: &[TiledImage], n_images: usize) -> Self {
         let mut all = images.to_vec();
