@@ -7,6 +7,12 @@
 
 mod adapter;
 mod config;
+mod loaded;
 mod pairs;
+mod settings;
+mod stages;
 
 pub use adapter::LoraAdapter;
+pub(crate) use loaded::{Adapters, no_adapter};
+pub use settings::{LoraSettings, LoraSource, check_adapter_name, refused_by_request};
+pub use stages::{EncoderModules, StageAdapters, adapted_fingerprint};

@@ -2,6 +2,7 @@
 
 mod footprint;
 mod inventory;
+mod modules;
 
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{

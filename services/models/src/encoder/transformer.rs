@@ -1,5 +1,6 @@
 //! The encoder of most families: stem, positions, transformer layers, merger, all by its spec.
 
+use super::adapters::AdaptedRows;
 use super::graphs::{
     EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
 };
@@ -11,11 +12,15 @@ use super::stem::{StagedStem, Stem, StemInput};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
-use crate::layers::{AttentionRows, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames};
+use crate::layers::{
+    Adapted, AttentionRows, FeedForward, InputLayer, LinearSite, Loader, Residual, SelfAttention, StackAndNames,
+};
+use crate::lora::{Adapters, LoraAdapter};
 use crate::preprocess::{EncoderInput, Features};
 use crate::spec::{EncoderSpec, MelWindows, ProjectedRows, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
+use triptych_core::AdapterId;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{CapturedForward, ForwardInputs, Indices, Mask, ScoreBias, StageBuilder, Varlen};
@@ -33,6 +38,7 @@ pub struct TransformerEncoder<B: Backend> {
     stem: Stem<B>,
     input_layer: InputLayer<B>,
     layers: Vec<EncoderLayer<B>>,
+    adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
     projector: Option<Projector<B>>,
     levels: Levels<B>,
@@ -59,6 +65,7 @@ struct StagedRows {
     levels: Vec<Indices>,
     // Of the projector, where it has a gated feed-forward.
     gate: Option<StagedGate>,
+    adapted: AdaptedRows,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -85,13 +92,15 @@ impl<B: Backend> TransformerEncoder<B> {
             false => None,
         };
         let projector = match &spec.projector {
-            Some(projector) => Some(Projector::load(&loader, weights, projector, stack.hidden)?),
+            Some(projector) => Some(Projector::load(&loader, projector, stack.hidden)?),
             None => None,
         };
         let grid_positions = match spec.extras.interpolated {
             Some(grid) => Some(loader.table(grid.name, grid.side * grid.side, stack.hidden)?),
             None => None,
         };
+        let layers = load_layers(&loader, spec)?;
+        let levels = Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?;
         Ok(Self {
             graphs: EncoderGraphs::default(),
             stem: Stem::load(&loader, spec, weights)?,
@@ -101,15 +110,21 @@ impl<B: Backend> TransformerEncoder<B> {
                 spec.names.positions,
                 StackAndNames { spec: stack, names },
             )?,
-            layers: load_layers(&loader, spec)?,
+            layers,
+            adapters: Adapters::new(loader.sites()),
             final_norm,
             projector,
-            levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
+            levels,
             grid_positions,
             learned_rows: learned_rows(spec, weights, backend)?,
             spec: spec.clone(),
             backend: backend.clone(),
         })
+    }
+
+    /// The layers that adapters can be added to.
+    pub(crate) fn sites(&self) -> &[LinearSite] {
+        self.adapters.sites()
     }
 
     /// Output rows of the units of one run, concatenated: `[n_rows, hidden]`. A part is a layer, the first one with what
@@ -127,7 +142,8 @@ impl<B: Backend> TransformerEncoder<B> {
         let projected = self.stage_projected(&mut builder, run)?;
         let levels = self.levels.stage(&mut builder, n_tokens)?;
         let gate = self.stage_gate(&mut builder, n_tokens)?;
-        let rows = StagedRows { layout, pooled, projected, levels, gate };
+        let adapted = AdaptedRows::stage(&mut builder, run, |unit| self.n_tokens(unit))?;
+        let rows = StagedRows { layout, pooled, projected, levels, gate, adapted };
         let staged = StagedRun { stem, rows };
         let step = &backend.stage(builder)?;
         let x = staged.stem.forward(backend, step, StemInput::Units(run))?;
@@ -143,7 +159,9 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places, gate } = rows;
+        let StagedRows { layout, pooled, projected, levels: places, gate, adapted } = rows;
+        let [of_rows, of_outputs] = &adapted.groups(&self.adapters)?;
+        let [on, on_outputs] = [of_rows, of_outputs].map(|groups| Adapted::new(backend, step, groups));
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -159,8 +177,8 @@ impl<B: Backend> TransformerEncoder<B> {
             let seqs = if layer.full_attention { layout.whole } else { layout.windows };
             let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
             let rows = AttentionRows { seqs, rotation: self.input_layer.rotation(i, layout.positions) };
-            x = layer.forward(backend, step, &x, rows)?;
-            levels.extend(self.levels.of_layer(backend, i, &x)?);
+            x = layer.forward(on, step, &x, rows)?;
+            levels.extend(self.levels.of_layer(on_outputs, i, &x)?);
         }
         part();
         if let Some(rows) = *pooled {
@@ -173,7 +191,7 @@ impl<B: Backend> TransformerEncoder<B> {
             x = backend.gather_rows(step, &x, rows)?;
         }
         if let Some(projector) = &self.projector {
-            x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
+            x = projector.forward_staged(on_outputs, step, &x, gate.as_ref())?;
         }
         levels.insert(0, x);
         x = self.levels.side_by_side(backend, step, levels, places)?;
@@ -248,7 +266,9 @@ impl<B: Backend> TransformerEncoder<B> {
         let projected = self.stage_projected(builder, &filled(units, room.max_units))?;
         let levels = self.levels.stage(builder, shape.n_tokens)?;
         let gate = self.stage_gate(builder, shape.n_tokens)?;
-        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate } })
+        // Units with adapters run without graphs.
+        let adapted = AdaptedRows::default();
+        Ok(StagedRun { stem, rows: StagedRows { layout, pooled, projected, levels, gate, adapted } })
     }
 
     /// Adds what the projector indexes with, for `n_tokens` output rows, to a step.
@@ -399,15 +419,33 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
         batch: &[&EncoderInput],
         before: &mut dyn FnMut(usize),
     ) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.encode_adapted(batch, &[], before)
+    }
+
+    fn encode_adapted(
+        &mut self,
+        batch: &[&EncoderInput],
+        adapters: &[Option<AdapterId>],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
-            all.extend(units(&self.spec, i, input)?);
+            let adapter = adapters.get(i).copied().flatten();
+            all.extend(units(&self.spec, i, input)?.into_iter().map(|unit| EncodeUnit { adapter, ..unit }));
         }
         let mut graphs = std::mem::take(&mut self.graphs);
         let rows = graphs.encode(&*self, &all, before);
         self.graphs = graphs;
         let items = by_item(&all, rows?, batch.len());
         Ok(batch.iter().zip(items).map(|(input, rows)| self.assembled(input, rows)).collect())
+    }
+
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        self.adapters.load(&self.backend, adapter)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.unload(id);
     }
 }
 
@@ -464,11 +502,12 @@ impl<B: Backend> EncoderLayer<B> {
 
     fn forward(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         step: &B::Step,
         x: &B::Tensor,
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
+        let backend = on.backend;
         let bias = match &self.bias {
             Some(bias) => ScoreBias::Loaded(bias.as_ref()),
             None => rows.seqs.bias,
@@ -476,10 +515,10 @@ impl<B: Backend> EncoderLayer<B> {
         let seqs = Varlen { bias, ..rows.seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let rows = AttentionRows { seqs, rotation: rows.rotation };
-            let context = self.attention.inside(backend, step, input, rows)?;
-            self.attention.output(backend, &context, residual)
+            let context = self.attention.inside(on, step, input, rows)?;
+            self.attention.output(on, &context, residual)
         })?;
         self.feed_forward_norm
-            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
+            .around(backend, &x, |input, residual| self.feed_forward.forward(on, input, residual))
     }
 }

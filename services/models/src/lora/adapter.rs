@@ -8,6 +8,7 @@ use crate::layers::{LinearSite, LoadedAdapter};
 use crate::weights::{StoredWeights, WeightFormat};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use triptych_core::AdapterId;
 use triptych_kernels::Backend;
 
@@ -23,7 +24,7 @@ const WEIGHTS: [(&str, WeightFormat); 2] =
 pub struct LoraAdapter {
     dir: PathBuf,
     id: AdapterId,
-    weights: StoredWeights,
+    weights: Arc<StoredWeights>,
     // By the name of the module.
     pairs: BTreeMap<String, LowRankPair>,
 }
@@ -45,7 +46,20 @@ impl LoraAdapter {
         let weights = open_weights(dir)?;
         let pairs = pairs_of(dir, &weights, &config, max_rank)?;
         let id = AdapterId::of(id_parts(&weights, &pairs).iter().map(Vec::as_slice));
-        Ok(Self { dir: dir.to_owned(), id, weights, pairs })
+        Ok(Self { dir: dir.to_owned(), id, weights: Arc::new(weights), pairs })
+    }
+
+    /// The part of the modules that `takes` has, if it has any, and the rest. The part has an identity of its own, the rest that
+    /// of the whole.
+    pub(super) fn part(self, takes: impl Fn(&str) -> bool) -> (Option<Self>, Self) {
+        let (taken, pairs): (BTreeMap<_, _>, _) = self.pairs.into_iter().partition(|(module, _)| takes(module));
+        let rest = Self { pairs, ..self };
+        if taken.is_empty() {
+            return (None, rest);
+        }
+        let id = AdapterId::of(id_parts(&rest.weights, &taken).iter().map(Vec::as_slice));
+        let (dir, weights) = (rest.dir.clone(), rest.weights.clone());
+        (Some(Self { dir, id, weights, pairs: taken }), rest)
     }
 
     /// Its identity: what its layers compute depends on.
@@ -90,7 +104,7 @@ impl LoraAdapter {
             Some(module) => Err(refused(
                 "target_modules",
                 module.clone(),
-                "linear layers of the decoder's attention, cross-attention and feed-forward (no embeddings, no head, no experts, no encoder)",
+                "linear layers of attention, cross-attention, feed-forward and projector (no embeddings, no head, no experts, no convolutions, no tower of stages or tiles)",
             )),
         }
     }
