@@ -35,11 +35,7 @@ impl<B: Backend> Projector<B> {
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn load(
-        encoder: &Loader<'_, B>,
-        spec: &ProjectorSpec,
-        hidden: usize,
-    ) -> Result<Self, ModelError> {
+    pub fn load(encoder: &Loader<'_, B>, spec: &ProjectorSpec, hidden: usize) -> Result<Self, ModelError> {
         match spec.names.prefixes {
             Some(prefixes) => Self::at(&encoder.beside(prefixes), spec, hidden),
             None => Self::at(encoder, spec, hidden),

@@ -13,7 +13,8 @@ use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
 use crate::layers::{
-    Adapted, AttentionRows, FeedForward, InputLayer, LinearSite, Loader, Residual, SelfAttention, StackAndNames,
+    Adapted, AttentionRows, FeedForward, InputLayer, LinearSite, Loader, Residual, SelfAttention,
+    StackAndNames,
 };
 use crate::lora::{Adapters, LoraAdapter};
 use crate::preprocess::{EncoderInput, Features};

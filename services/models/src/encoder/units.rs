@@ -112,19 +112,37 @@ pub(super) fn units<'a>(
                 return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
             }
             let grid = [1, 1, ids.len()];
-            Ok(vec![EncodeUnit { item, adapter: None, grid, patches: [0; 2], values: UnitValues::Tokens(ids) }])
+            Ok(vec![EncodeUnit {
+                item,
+                adapter: None,
+                grid,
+                patches: [0; 2],
+                values: UnitValues::Tokens(ids),
+            }])
         }
         (&StemSpec::PrefixedPatches { grid, .. }, Features::Tiles { patches, rows }, Extent::Grid { .. }) => {
             check_tiles(spec, grid, [patches.len(), input.n_tokens as usize], rows)?;
             let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
             let grid_rows = [1, 1, spec.stem.image_rows(grid).unwrap_or(0)];
-            let unit = |v| EncodeUnit { item, adapter: None, grid: grid_rows, patches: grid, values: UnitValues::Floats(v) };
+            let unit = |v| EncodeUnit {
+                item,
+                adapter: None,
+                grid: grid_rows,
+                patches: grid,
+                values: UnitValues::Floats(v),
+            };
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let n_rows = plane_rows(stem, patches, values.len())?;
-            Ok(vec![EncodeUnit { item, adapter: None, grid: [1, 1, n_rows], patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit {
+                item,
+                adapter: None,
+                grid: [1, 1, n_rows],
+                patches,
+                values: UnitValues::Floats(values),
+            }])
         }
         _ => Err(shape("features", vec![], vec![])),
     }
@@ -133,8 +151,13 @@ pub(super) fn units<'a>(
 /// The units of a video whose grid was checked: its frames, which do not attend to each other, so that a long video is no large
 /// unit.
 fn frames(item: usize, [n_frames, h, w]: [usize; 3], values: &[f32]) -> Vec<EncodeUnit<'_>> {
-    let unit =
-        |values| EncodeUnit { item, adapter: None, grid: [1, h, w], patches: [h, w], values: UnitValues::Floats(values) };
+    let unit = |values| EncodeUnit {
+        item,
+        adapter: None,
+        grid: [1, h, w],
+        patches: [h, w],
+        values: UnitValues::Floats(values),
+    };
     values.chunks_exact((values.len() / n_frames.max(1)).max(1)).map(unit).collect()
 }
 
@@ -177,7 +200,8 @@ fn wave_units<'a>(
     (samples, n_windows): (&'a [f32], usize),
 ) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
     let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
-    let unit = |v| EncodeUnit { item, adapter: None, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
+    let unit =
+        |v| EncodeUnit { item, adapter: None, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
     let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
     let n_units = units.len();
     let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
@@ -322,8 +346,13 @@ mod tests {
     #[test]
     fn runs_hold_every_piece_once_and_stay_under_the_limit() {
         let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
-        let unit =
-            |&n| EncodeUnit { item: 0, adapter: None, grid: [1, 1, n], patches: [0; 2], values: UnitValues::Tokens(&[]) };
+        let unit = |&n| EncodeUnit {
+            item: 0,
+            adapter: None,
+            grid: [1, 1, n],
+            patches: [0; 2],
+            values: UnitValues::Tokens(&[]),
+        };
         let units: Vec<EncodeUnit<'_>> = sizes.iter().map(unit).collect();
         let runs: Vec<Vec<usize>> =
             runs(&units, 4).iter().map(|r| r.iter().map(EncodeUnit::n_rows).collect()).collect();

@@ -52,7 +52,8 @@ impl LoraAdapter {
     /// The part of the modules that `takes` has, if it has any, and the rest. The part has an identity of its own, the rest that
     /// of the whole.
     pub(super) fn part(self, takes: impl Fn(&str) -> bool) -> (Option<Self>, Self) {
-        let (taken, pairs): (BTreeMap<_, _>, _) = self.pairs.into_iter().partition(|(module, _)| takes(module));
+        let (taken, pairs): (BTreeMap<_, _>, _) =
+            self.pairs.into_iter().partition(|(module, _)| takes(module));
         let rest = Self { pairs, ..self };
         if taken.is_empty() {
             return (None, rest);
@@ -151,7 +152,9 @@ fn pairs_of(
             return Err(broken(format!("module {module} has one of lora_A and lora_B, expected both")));
         };
         let shape = |name: &str| weights.get(name).map_or(Vec::new(), |tensor| tensor.shape.to_vec());
-        let ([rank, n_in], [n_out, inner]) = (matrix(&shape(&a)), matrix(&shape(&b)));
+        let (Some([rank, n_in]), Some([n_out, inner])) = (matrix(&shape(&a)), matrix(&shape(&b))) else {
+            return Err(refused("target_modules", module, "linear layers (no convolutions)"));
+        };
         let expected = config.rank(&module);
         if rank != expected || inner != expected || n_in == 0 || n_out == 0 {
             return Err(ModelError::TensorShape {
@@ -170,9 +173,9 @@ fn pairs_of(
     halves.into_iter().map(pair).collect()
 }
 
-/// Dimensions of a matrix; zeros of anything else.
-fn matrix(shape: &[usize]) -> [usize; 2] {
-    shape.try_into().unwrap_or_default()
+/// Dimensions of a matrix.
+fn matrix(shape: &[usize]) -> Option<[usize; 2]> {
+    shape.try_into().ok()
 }
 
 /// The module that a tensor belongs to, and its half of the pair. Older versions wrote the adapter's own name before `weight`.
