@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// The source it was opened from.
-    pub(crate) fn source(&self) -> &ModelSource {
+    pub fn source(&self) -> &ModelSource {
         &self.source
     }
 

@@ -4,7 +4,7 @@ use crate::error::CliError;
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use triptych_pd::{LoraSettings, LoraSource};
+use triptych_models::lora::{LoraSettings, LoraSource};
 
 /// LoRA adapters of the models.
 #[derive(Args, Clone, Debug)]
