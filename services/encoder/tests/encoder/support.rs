@@ -94,6 +94,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         grpc: grpc.into(),
         admin: None,
         models: vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")],
+        lora: triptych_encoder::LoraSettings::default(),
         store: Arc::new(Faulty::new(store.clone(), faults.clone())),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         dtype: DType::F32.into(),

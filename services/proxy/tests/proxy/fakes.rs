@@ -38,6 +38,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         chat: None,
         parent: String::new(),
         adapter: Vec::new().into(),
+        adapts_encoder: false,
     }
 }
 
@@ -286,6 +287,20 @@ impl EncoderWorker for Encoder {
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         watch_states(&self.0.states)
+    }
+
+    async fn load_encoder_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_encoder_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
     }
 
     async fn describe(
