@@ -37,6 +37,7 @@ class Speech:
         quantised = self.expected["batch_input_features_u8"][:2].float() / 64 - 2
         self.items = [x[None] for x in quantised]
         self.tokens = self.expected["decoder_input_ids"].reshape(1, -1)
+        self.prompts = {"greedy_tokens": self.tokens}
 
     def rows(self, model):
         dtype = next(model.parameters()).dtype
@@ -57,6 +58,7 @@ class Text:
         inputs = json.loads((folder / "expected.json").read_text())["inputs"]
         self.items = [torch.tensor([ids]) for ids in inputs[:3]]
         self.tokens = expected["decoder_input_ids"].reshape(1, -1)
+        self.prompts = {"greedy_tokens": self.tokens, "tokens_from_start": self.tokens[:, :1]}
 
     def rows(self, model):
         return [model.get_encoder()(x).last_hidden_state[0].float() for x in self.items]
@@ -75,6 +77,7 @@ class Images:
         expected = load_file(folder / "expected.safetensors")
         k = told["many_rows_prompt"]
         self.tokens = expected[f"prompt.{k}.input_ids"].reshape(1, -1)
+        self.prompts = {"greedy_tokens": self.tokens}
         self.pad = json.loads((folder / "model" / "config.json").read_text())["image_token_id"]
         settings = json.loads((folder / "model" / "preprocessor_config.json").read_text())
         process = Qwen2VLImageProcessorPil(min_pixels=settings["min_pixels"], max_pixels=settings["max_pixels"])
@@ -128,8 +131,8 @@ def base_model(case):
     return case.kind.model.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def greedy(inputs, model):
-    tokens, chosen, gap = inputs.tokens, [], float("inf")
+def greedy(inputs, model, tokens):
+    chosen, gap = [], float("inf")
     for _ in range(STEPS):
         row = inputs.logits(model, tokens)[-1:]
         gap = min(gap, smallest_gap(row))
@@ -144,15 +147,17 @@ def attempt(case, inputs, adapter, seed):
     draw(peft, adapter, seed)
     model = peft.base_model.model.eval()
     plain = base_model(case)
-    chosen, gap = greedy(inputs, model)
-    if gap < MIN_GAP:
-        return f"gap {gap:.1e}"
-    if chosen == greedy(inputs, plain)[0]:
-        return "the adapter changes no token"
+    told = {}
+    for name, tokens in inputs.prompts.items():
+        told[name], gap = greedy(inputs, model, tokens)
+        if gap < MIN_GAP:
+            return f"gap {gap:.1e}"
+        if told[name] == greedy(inputs, plain, tokens)[0]:
+            return "the adapter changes no token"
     changes = [float((own - base).abs().max()) for own, base in zip(inputs.rows(model), inputs.rows(plain), strict=True)]
     if min(changes) < MIN_CHANGE:
         return f"changes of rows {changes}"
-    return seed, peft, chosen
+    return seed, peft, told
 
 
 @torch.no_grad()
@@ -173,9 +178,9 @@ def make():
             tensors[f"{adapter.name}.logits"] = inputs.logits(model, inputs.tokens)[-LOGIT_ROWS:]
             narrow = copy.deepcopy(model).to(torch.bfloat16)
             tensors[f"{adapter.name}.logits_bf16"] = inputs.logits(narrow, inputs.tokens)[-LOGIT_ROWS:]
-            told.append({"name": adapter.name, "seed": seed, "greedy_tokens": chosen})
-        plain, _ = greedy(inputs, base_model(case))
+            told.append({"name": adapter.name, "seed": seed, **chosen})
+        plain = {f"base_{name}": greedy(inputs, base_model(case), tokens)[0] for name, tokens in inputs.prompts.items()}
         write_compact(folder / "expected.json", {
-            "base": case.base, "input_ids": inputs.tokens[0].tolist(), "base_greedy_tokens": plain, "adapters": told,
+            "base": case.base, "input_ids": inputs.tokens[0].tolist(), **plain, "adapters": told,
         })
         write_tensors(folder / "expected.safetensors", tensors)

@@ -237,6 +237,11 @@ impl Fleet {
         found.filter_map(|known| Some((known.id.clone(), workers.get(&known.id)?.channel()))).collect()
     }
 
+    /// Connection to a worker.
+    pub fn channel_of(&self, worker: &WorkerId) -> Option<Channel> {
+        Some(self.shared.workers().get(worker)?.channel())
+    }
+
     /// Asks a worker at once what it serves.
     pub fn ask_again(&self, worker: &WorkerId) {
         if let Some(worker) = self.shared.workers().get(worker) {

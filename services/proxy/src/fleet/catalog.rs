@@ -3,6 +3,7 @@
 //! Pure data and functions. A model is ready when a PD worker and, for each modality, an encoder with the *same*
 //! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
 
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
 use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
@@ -132,6 +133,8 @@ pub struct Known {
     pub encodes: bool,
     /// Its health.
     pub health: Health,
+    /// Name of its process; empty: it has none, or none is known.
+    pub instance: Bytes,
     /// Its models.
     pub models: Vec<Served>,
 }

@@ -33,17 +33,17 @@ pub struct NewAdapter {
 
 /// Workers of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pool {
+pub(super) enum Pool {
     Pd,
     Encoder,
 }
 
 /// A worker's half of a change: a worker that holds both has two.
 #[derive(Clone)]
-struct Half {
-    worker: WorkerId,
-    pool: Pool,
-    channel: Channel,
+pub(super) struct Half {
+    pub(super) worker: WorkerId,
+    pub(super) pool: Pool,
+    pub(super) channel: Channel,
 }
 
 /// Halves that loaded an adapter.
@@ -88,7 +88,10 @@ impl Orchestrator {
             }
         }
         match loading.failure {
-            None => Ok(()),
+            None => {
+                self.adapters.insert(&asked, loading.adapts_encoder);
+                Ok(())
+            }
             Some(failure) => Err(self.undo(&name, loading.changed, failure).await),
         }
     }
@@ -115,6 +118,7 @@ impl Orchestrator {
             // Encoder workers that hold it not, such as one that has restarted, need not be asked.
             halves.extend(self.halves(Pool::Encoder, name).unwrap_or_default());
         }
+        self.adapters.remove(name.as_str());
         let unload = v1::UnloadAdapterRequest { name: name.to_string() };
         let asked =
             halves.iter().map(|half| self.ask_half(half, deadline, half.unload(unload.clone(), deadline)));
@@ -189,7 +193,7 @@ impl Orchestrator {
     }
 
     /// Waits for a worker's answer, and learns what it serves from then on.
-    async fn ask_half<T>(
+    pub(super) async fn ask_half<T>(
         &self,
         half: &Half,
         deadline: Instant,
@@ -209,7 +213,7 @@ impl Orchestrator {
 }
 
 impl Half {
-    async fn load(
+    pub(super) async fn load(
         &self,
         request: v1::LoadAdapterRequest,
         deadline: Instant,

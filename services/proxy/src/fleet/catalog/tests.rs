@@ -23,6 +23,7 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         role,
         encodes: false,
         health,
+        instance: Bytes::new(),
         models: models.iter().map(served).collect(),
     }
 }
