@@ -390,6 +390,71 @@ mod tests {
         }
     }
 
+    /// Notes the adapters that are loaded and dropped.
+    struct Adapting(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Encoder for Adapting {
+        fn hidden(&self) -> usize {
+            1
+        }
+
+        fn encode_in_parts(
+            &mut self,
+            batch: &[&EncoderInput],
+            before: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Vec<f32>>, ModelError> {
+            Fake.encode_in_parts(batch, before)
+        }
+
+        fn encode_adapted(
+            &mut self,
+            batch: &[&EncoderInput],
+            _: &[Option<AdapterId>],
+            before: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Vec<f32>>, ModelError> {
+            self.0.lock().push("encode");
+            Fake.encode_in_parts(batch, before)
+        }
+
+        fn load_adapter(&mut self, _: &LoraAdapter) -> Result<(), ModelError> {
+            self.0.lock().push("load");
+            Ok(())
+        }
+
+        fn unload_adapter(&mut self, _: AdapterId) {
+            self.0.lock().push("unload");
+        }
+    }
+
+    /// Two names of one adapter are two parts; a job that waits has the part that it began with.
+    #[tokio::test]
+    async fn an_adapter_is_dropped_with_its_last_part_and_after_its_last_job() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/lora_t5_encoder/encoder");
+        let adapter = || LoraAdapter::open(dir.as_ref(), 8).unwrap();
+        let seen = Arc::<Mutex<Vec<&'static str>>>::default();
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+        let encoder = Box::new(Adapting(Arc::clone(&seen)));
+        let batcher = Batcher::spawn("test".into(), encoder, BatcherConfig::default(), Arc::clone(&meters));
+        let [one, two] = [batcher.load_adapter(adapter()).await, batcher.load_adapter(adapter()).await]
+            .map(|loaded| loaded.unwrap().unwrap());
+        drop(one);
+        let pool = PoolConfig {
+            threads: 1,
+            max_jobs: 1,
+            limits: Limits::default(),
+            watchdog: Watchdog::default(),
+            fault: None,
+        };
+        let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
+        let permit = pool.admit("m", Modality::Image, 1).unwrap();
+        // The only part is the job's.
+        let item = BatchItem { adapter: Some(Arc::new(two)), ..item(3) };
+        batcher.encode(item, &permit).await.unwrap();
+        // Any order lets the thread look.
+        batcher.encode(self::item(1), &permit).await.unwrap();
+        assert_eq!(*seen.lock(), ["load", "load", "encode", "unload", "encode"]);
+    }
+
     #[test]
     fn an_item_that_fails_its_batch_fails_alone() {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
