@@ -1,12 +1,13 @@
-//! LoRA adapters through the whole cluster: several and the base model at once, loaded, used and unloaded while it serves.
+//! LoRA adapters through the whole cluster: several and the base model at once, loaded, used and unloaded while it serves; of
+//! encoders too.
 //!
-//! The adapters are the golden ones, for which `tests/golden/lora.py` has the tokens of PEFT.
+//! The adapters are the golden ones, for which `tests/golden/lora.py` and `lora_encoders.py` have the tokens of PEFT.
 
 use futures::future::join_all;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use triptych_tests::cluster::{Cluster, reqwest_client};
-use triptych_tests::process::eventually;
+use triptych_tests::process::{eventually, signal};
 
 fn golden(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(path)
@@ -136,4 +137,89 @@ async fn nobody_loads_adapters_where_it_is_not_allowed() {
     let (status, text) = post(&cluster, "/v1/load_lora_adapter", &body).await;
     assert_eq!(status, 400, "{text}");
     assert!(text.contains("--lora-updates"), "{text}");
+}
+
+/// What PEFT's T5 answers the first text with, with an adapter or without.
+fn of_t5(name: &str) -> Vec<u64> {
+    let text = std::fs::read(golden("lora_t5_encoder/expected.json")).expect("golden files");
+    let expected: Value = serde_json::from_slice(&text).expect("JSON");
+    let adapters = expected["adapters"].as_array().expect("adapters").iter();
+    let found = adapters.clone().find(|adapter| adapter["name"] == name);
+    ids(found.map_or(&expected["base_tokens_from_start"], |adapter| &adapter["tokens_from_start"]))
+}
+
+/// The tokens that a model or an adapter answers the first text with; the status if it does not.
+async fn t5_tokens(cluster: &Cluster, model: &str) -> Result<Vec<u64>, (u16, String)> {
+    t5_answer(cluster, model, 0).await
+}
+
+async fn t5_answer(cluster: &Cluster, model: &str, text: usize) -> Result<Vec<u64>, (u16, String)> {
+    let input = text;
+    let text = std::fs::read(golden("t5_small/expected.json")).expect("golden files");
+    let case: Value = serde_json::from_slice(&text).expect("JSON");
+    let body = json!({
+        "model": model, "prompt": case["inputs"][input], "temperature": 0, "max_tokens": 24, "ignore_eos": true,
+    });
+    let (status, text) = post(cluster, "/v1/completions", &body).await;
+    if status != 200 {
+        return Err((status, text));
+    }
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    Ok(ids(&answer["choices"][0]["token_ids"]))
+}
+
+/// An encoder with an adapter is another encoder: the same text is encoded once for each, and none takes the rows of another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adapters_of_an_encoder_have_encoder_outputs_of_their_own_and_outlive_its_workers() {
+    let (model, folder) = (golden("t5_small/model"), golden("lora_t5_encoder"));
+    let args = [
+        "--model".to_owned(),
+        format!("t5={}", model.display()),
+        "--lora".to_owned(),
+        format!("both={}", folder.join("both").display()),
+        "--lora-updates".to_owned(),
+        folder.display().to_string(),
+    ];
+    let mut cluster = Cluster::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let load = json!({"lora_name": "late", "lora_path": "encoder"});
+    assert_eq!(post(&cluster, "/v1/load_lora_adapter", &load).await.0, 200);
+    eventually("the proxy knows it", async || t5_tokens(&cluster, "late").await.ok().map(drop)).await;
+    for _ in 0..2 {
+        let names = ["t5", "late", "both", "t5:late", "t5", "both"];
+        let answers = join_all(names.map(|name| t5_tokens(&cluster, name))).await;
+        for (name, answer) in names.iter().zip(answers) {
+            let golden_name = if name.ends_with("late") { "encoder" } else { name };
+            assert_eq!(answer, Ok(of_t5(golden_name)), "{name}");
+        }
+    }
+    let n_encodes = cluster.metric("encoder-0", "triptych_encodes_total").await;
+    assert_eq!(n_encodes, 3.0, "one text, by the encoder and two adapters of it");
+
+    for (field, body) in [
+        ("lora_weight", json!({"lora_name": "late", "lora_path": "encoder", "lora_weight": 1})),
+        ("lora_id", json!({"lora_name": "late", "lora_path": "encoder", "lora_id": 1})),
+    ] {
+        let (status, text) = post(&cluster, "/v1/load_lora_adapter", &body).await;
+        let error: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(field)), "{text}");
+    }
+
+    for (i, role) in ["encoder", "pd"].into_iter().enumerate() {
+        let old = cluster.pid(role);
+        signal(old, "KILL");
+        cluster.wait_replaced(role, old).await;
+        // A text that nobody has encoded.
+        eventually("the adapter is loaded again", async || t5_answer(&cluster, "late", 1 + i).await.ok())
+            .await;
+        for (name, golden_name) in [("late", "encoder"), ("both", "both"), ("t5", "t5")] {
+            assert_eq!(t5_tokens(&cluster, name).await, Ok(of_t5(golden_name)), "after the {role} restarted");
+        }
+    }
+
+    assert_eq!(post(&cluster, "/v1/unload_lora_adapter", &json!({"lora_name": "late"})).await.0, 200);
+    eventually("requests for it are refused", async || {
+        t5_tokens(&cluster, "late").await.is_err_and(|(status, _)| status == 404).then_some(())
+    })
+    .await;
+    assert_eq!(t5_tokens(&cluster, "t5").await, Ok(of_t5("t5")));
 }

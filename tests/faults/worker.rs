@@ -96,6 +96,7 @@ fn encoder(parts: Parts) -> EncoderConfig {
         grpc: parts.listener.into(),
         admin: None,
         models: vec![model()],
+        lora: triptych_encoder::LoraSettings::default(),
         store: parts.store,
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         dtype: DType::F32.into(),

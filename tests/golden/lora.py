@@ -68,15 +68,19 @@ def base_model(case):
     return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+@torch.no_grad()
+def draw(model, adapter, seed):
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            x = generator(seed, f"{adapter.name} {name}").standard_normal(p.shape, dtype=np.float32)
+            # What an adapter adds is smaller than what it adds to, or rounding decides the logits.
+            factor = 0.3 if "lora_B" in name else 1.0
+            p.copy_(torch.from_numpy(factor * x / np.sqrt(p.shape[1])).to(adapter.disk).float())
+
+
 def adapted(case, adapter, seed):
     model = get_peft_model(base_model(case), LoraConfig(**adapter.settings), autocast_adapter_dtype=False)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_" in name:
-                x = generator(seed, f"{adapter.name} {name}").standard_normal(p.shape, dtype=np.float32)
-                # What an adapter adds is smaller than what it adds to, or rounding decides the logits.
-                factor = 0.3 if "lora_B" in name else 1.0
-                p.copy_(torch.from_numpy(factor * x / np.sqrt(p.shape[1])).to(adapter.disk).float())
+    draw(model, adapter, seed)
     return model.eval()
 
 

@@ -37,6 +37,7 @@ def main(groups):
     import internvl_original
     import llava
     import lora
+    import lora_encoders
     import logits
     import mllama
     import moonshine
@@ -76,6 +77,7 @@ def main(groups):
         "voxtral": make_voxtral,
         "llava": llava.make,
         "lora": lora.make,
+        "lora_encoders": lora_encoders.make,
         "gemma": gemma.make,
         "idefics": idefics.make,
         "internvl": lambda: (internvl.make(), internvl_original.make()),

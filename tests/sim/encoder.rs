@@ -109,6 +109,20 @@ impl EncoderWorker for Encoder {
     type EncodeStream = BoxStream<'static, Result<v1::EncodeEvent, Status>>;
     type WatchStream = BoxStream<'static, Result<v1::WorkerState, Status>>;
 
+    async fn load_encoder_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_encoder_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,
@@ -188,6 +202,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         chat: None,
         parent: String::new(),
         adapter: Vec::new().into(),
+        adapts_encoder: false,
     };
     v1::DescribeResponse {
         worker_id: name.into(),

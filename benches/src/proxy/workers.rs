@@ -66,6 +66,7 @@ fn description() -> v1::DescribeResponse {
         chat: None,
         parent: String::new(),
         adapter: Vec::new().into(),
+        adapts_encoder: false,
     };
     v1::DescribeResponse { worker_id: "null".into(), models: vec![model], ..Default::default() }
 }
@@ -94,6 +95,20 @@ fn output(request: &v1::EncodeRequest) -> Option<EncoderOutput> {
 impl EncoderWorker for Null {
     type EncodeStream = Stream<v1::EncodeEvent>;
     type WatchStream = Stream<v1::WorkerState>;
+
+    async fn load_encoder_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_encoder_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
 
     async fn describe(
         &self,

@@ -1918,6 +1918,12 @@ pub struct LoadAdapterResponse {
     /// Its identity, 32 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub adapter: ::prost::bytes::Bytes,
+    /// It was loaded before this request.
+    #[prost(bool, tag = "2")]
+    pub was_loaded: bool,
+    /// It adapts the encoder: encoder workers need it too.
+    #[prost(bool, tag = "3")]
+    pub adapts_encoder: bool,
 }
 /// An adapter to drop.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2051,12 +2057,16 @@ pub struct WorkerModel {
     /// PD workers: format of its conversations; absent of a model without a chat template.
     #[prost(message, optional, tag = "8")]
     pub chat: ::core::option::Option<ChatFormat>,
-    /// Of a LoRA adapter: the name of its base model, whose encoders it has. Empty: it is a model.
+    /// Of a LoRA adapter: the name of its base model. Empty: it is a model.
     #[prost(string, tag = "9")]
     pub parent: ::prost::alloc::string::String,
     /// Of a LoRA adapter: its identity, 32 bytes.
     #[prost(bytes = "bytes", tag = "10")]
     pub adapter: ::prost::bytes::Bytes,
+    /// Of a LoRA adapter: it adapts the encoder, which workers announce under its own name. Else its items go to encoders of the
+    /// parent.
+    #[prost(bool, tag = "11")]
+    pub adapts_encoder: bool,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {
@@ -2607,6 +2617,60 @@ pub mod encoder_worker_client {
                 .insert(GrpcMethod::new("triptych.v1.EncoderWorker", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Loads a LoRA adapter of an encoder, if the worker allows it.
+        pub async fn load_encoder_adapter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadAdapterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.EncoderWorker/LoadEncoderAdapter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("triptych.v1.EncoderWorker", "LoadEncoderAdapter"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Refuses new jobs for an adapter, and drops it when the last running one has ended.
+        pub async fn unload_encoder_adapter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnloadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadAdapterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.EncoderWorker/UnloadEncoderAdapter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("triptych.v1.EncoderWorker", "UnloadEncoderAdapter"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2653,6 +2717,22 @@ pub mod encoder_worker_server {
             &self,
             request: tonic::Request<super::WatchRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
+        /// Loads a LoRA adapter of an encoder, if the worker allows it.
+        async fn load_encoder_adapter(
+            &self,
+            request: tonic::Request<super::LoadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadAdapterResponse>,
+            tonic::Status,
+        >;
+        /// Refuses new jobs for an adapter, and drops it when the last running one has ended.
+        async fn unload_encoder_adapter(
+            &self,
+            request: tonic::Request<super::UnloadAdapterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadAdapterResponse>,
+            tonic::Status,
+        >;
     }
     /// A worker that computes encoder outputs and publishes them to the EC store.
     #[derive(Debug)]
@@ -2864,6 +2944,101 @@ pub mod encoder_worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.EncoderWorker/LoadEncoderAdapter" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadEncoderAdapterSvc<T: EncoderWorker>(pub Arc<T>);
+                    impl<
+                        T: EncoderWorker,
+                    > tonic::server::UnaryService<super::LoadAdapterRequest>
+                    for LoadEncoderAdapterSvc<T> {
+                        type Response = super::LoadAdapterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadAdapterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as EncoderWorker>::load_encoder_adapter(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadEncoderAdapterSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.EncoderWorker/UnloadEncoderAdapter" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnloadEncoderAdapterSvc<T: EncoderWorker>(pub Arc<T>);
+                    impl<
+                        T: EncoderWorker,
+                    > tonic::server::UnaryService<super::UnloadAdapterRequest>
+                    for UnloadEncoderAdapterSvc<T> {
+                        type Response = super::UnloadAdapterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnloadAdapterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as EncoderWorker>::unload_encoder_adapter(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnloadEncoderAdapterSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -7,16 +7,18 @@
 
 use crate::meters::EncoderMeters;
 use crate::pool::JobPermit;
-use std::collections::VecDeque;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
-use triptych_core::Failure;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::timeline::COMPUTE;
+use triptych_core::{AdapterId, Failure};
 use triptych_models::ModelError;
 use triptych_models::encoder::Encoder;
+use triptych_models::lora::LoraAdapter;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
 use triptych_runtime::watchdog::Watchdog;
@@ -61,8 +63,41 @@ pub struct ForwardResult {
     pub share: Duration,
 }
 
+/// An item to encode, with an adapter or without.
+pub struct BatchItem {
+    /// The item, preprocessed.
+    pub input: EncoderInput,
+    /// Its adapter, which stays loaded as long as the item waits.
+    pub adapter: Option<Arc<LoadedPart>>,
+}
+
+/// An adapter's part that is loaded on the thread. Dropping it lets the thread drop the adapter, unless another part of the same
+/// identity is left.
+pub struct LoadedPart {
+    id: AdapterId,
+    batcher: Batcher,
+}
+
+impl Drop for LoadedPart {
+    fn drop(&mut self) {
+        self.batcher.unused.lock().push(self.id);
+        // Where the queue is full the thread looks soon enough.
+        let _ = self.batcher.orders.try_send(Order::Tidy);
+    }
+}
+
+/// Orders to the thread.
+enum Order {
+    /// Encode an item.
+    Encode(BatchJob),
+    /// Load an adapter.
+    Load(Box<LoraAdapter>, LoadedPart, oneshot::Sender<Result<LoadedPart, ModelError>>),
+    /// Drop adapters that are not used any more.
+    Tidy,
+}
+
 struct BatchJob {
-    input: EncoderInput,
+    item: BatchItem,
     /// Marked as started when the forward begins; dangling when the caller is gone.
     permit: Weak<JobPermit>,
     since: Instant,
@@ -72,7 +107,9 @@ struct BatchJob {
 /// Handle of the thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Batcher {
-    jobs: mpsc::Sender<BatchJob>,
+    orders: mpsc::Sender<Order>,
+    /// Adapters whose parts were dropped, once for each. At most as many as were loaded.
+    unused: Arc<Mutex<Vec<AdapterId>>>,
     hidden: usize,
 }
 
@@ -87,21 +124,30 @@ impl Batcher {
         let BatcherConfig { limits, arbiter, watchdog } = config;
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.
-        let (sender, jobs) = mpsc::channel(limits.max_items.clamp(1, 1024));
+        let (orders, inbox) = mpsc::channel(limits.max_items.clamp(1, 1024));
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
-        let waiting = VecDeque::new();
-        let graphs = GraphStats::default();
+        let unused = Arc::<Mutex<Vec<AdapterId>>>::default();
+        let mut batches = BatcherThread {
+            encoder,
+            limits,
+            arbiter,
+            meters,
+            watchdog,
+            waiting: VecDeque::new(),
+            graphs: GraphStats::default(),
+            adapters: HashMap::new(),
+            unused: Arc::clone(&unused),
+        };
         let work = move || {
-            let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs };
-            thread.report_graphs();
-            thread.run(jobs);
+            batches.report_graphs();
+            batches.run(inbox);
         };
         if let Err(e) = thread.spawn(work) {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
         }
-        Self { jobs: sender, hidden }
+        Self { orders, unused, hidden }
     }
 
     /// Width of the rows.
@@ -113,17 +159,30 @@ impl Batcher {
     ///
     /// # Errors
     /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed.
-    pub async fn encode(
-        &self,
-        input: EncoderInput,
-        permit: &Arc<JobPermit>,
-    ) -> Result<ForwardResult, Failure> {
-        let gone = || Failure::unavailable("the encoder is stopping");
+    pub async fn encode(&self, item: BatchItem, permit: &Arc<JobPermit>) -> Result<ForwardResult, Failure> {
         let (reply, answer) = oneshot::channel();
-        let job = BatchJob { input, permit: Arc::downgrade(permit), since: Instant::now(), reply };
-        self.jobs.send(job).await.map_err(|_| gone())?;
+        let job = BatchJob { item, permit: Arc::downgrade(permit), since: Instant::now(), reply };
+        self.orders.send(Order::Encode(job)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
+
+    /// Loads an adapter between two batches; it stays until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Failure`] Unavailable when the thread is gone; the result is that of [`Encoder::load_adapter`].
+    pub async fn load_adapter(
+        &self,
+        adapter: LoraAdapter,
+    ) -> Result<Result<LoadedPart, ModelError>, Failure> {
+        let part = LoadedPart { id: adapter.id(), batcher: self.clone() };
+        let (done, loaded) = oneshot::channel();
+        self.orders.send(Order::Load(Box::new(adapter), part, done)).await.map_err(|_| gone())?;
+        loaded.await.map_err(|_| gone())
+    }
+}
+
+fn gone() -> Failure {
+    Failure::unavailable("the encoder is stopping")
 }
 
 struct BatcherThread {
@@ -135,6 +194,9 @@ struct BatcherThread {
     waiting: VecDeque<BatchJob>,
     /// The encoder's graphs at the last report.
     graphs: GraphStats,
+    /// Loaded adapters, with the number of their parts.
+    adapters: HashMap<AdapterId, usize>,
+    unused: Arc<Mutex<Vec<AdapterId>>>,
 }
 
 impl BatcherThread {
@@ -145,18 +207,19 @@ impl BatcherThread {
         self.graphs = stats;
     }
 
-    fn run(mut self, mut jobs: mpsc::Receiver<BatchJob>) {
+    fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         loop {
             if self.waiting.is_empty() {
-                match jobs.blocking_recv() {
-                    Some(job) => self.waiting.push_back(job),
+                match orders.blocking_recv() {
+                    Some(order) => self.take(order),
                     None => return,
                 }
             }
-            while let Ok(job) = jobs.try_recv() {
-                self.waiting.push_back(job);
+            while let Ok(order) = orders.try_recv() {
+                self.take(order);
             }
             self.waiting.retain(|job| !job.reply.is_closed());
+            self.drop_unused_adapters();
             let batch = take_batch(&mut self.waiting, self.limits);
             if !batch.is_empty() {
                 self.encode(batch);
@@ -164,14 +227,42 @@ impl BatcherThread {
         }
     }
 
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Encode(job) => self.waiting.push_back(job),
+            Order::Load(adapter, part, done) => {
+                *self.adapters.entry(part.id).or_default() += 1;
+                let loaded = self.encoder.load_adapter(&adapter);
+                // A part that was not loaded, or that nobody waits for, is dropped here.
+                let _ = done.send(loaded.map(|()| part));
+            }
+            Order::Tidy => {}
+        }
+    }
+
+    /// Drops adapters whose last part was dropped.
+    fn drop_unused_adapters(&mut self) {
+        for id in std::mem::take(&mut *self.unused.lock()) {
+            let Some(n_parts) = self.adapters.get_mut(&id) else { continue };
+            *n_parts -= 1;
+            if *n_parts == 0 {
+                self.adapters.remove(&id);
+                self.encoder.unload_adapter(id);
+            }
+        }
+    }
+
     /// Runs a forward, through the compute arbiter if there is one.
-    fn forward(&mut self, inputs: &[&EncoderInput]) -> Result<Vec<Vec<f32>>, ModelError> {
+    fn forward(&mut self, batch: &[BatchJob]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.item.input).collect();
+        let adapters: Vec<Option<AdapterId>> =
+            batch.iter().map(|job| job.item.adapter.as_ref().map(|part| part.id)).collect();
         let watched = self.watchdog.begin("an encoder forward");
         match &self.arbiter {
-            None => self.encoder.encode(inputs),
+            None => self.encoder.encode_adapted(&inputs, &adapters, &mut |_| ()),
             Some(arbiter) => {
                 let mut forward = arbiter.forward();
-                self.encoder.encode_in_parts(inputs, &mut |tokens| {
+                self.encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
                     forward.part(tokens);
                     watched.progress();
                 })
@@ -184,10 +275,9 @@ impl BatcherThread {
             permit.load().started();
         }
         let start = Instant::now();
-        let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.input).collect();
-        let n_tokens: usize = inputs.iter().map(|i| i.n_tokens as usize).sum();
-        let span = tracing::trace_span!(target: COMPUTE, "forward", items = inputs.len(), tokens = n_tokens);
-        let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&inputs))));
+        let n_tokens: usize = batch.iter().map(|job| job.item.input.n_tokens as usize).sum();
+        let span = tracing::trace_span!(target: COMPUTE, "forward", items = batch.len(), tokens = n_tokens);
+        let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&batch))));
         let encode = start.elapsed();
         self.meters.batch(batch.len(), n_tokens, encode);
         self.report_graphs();
@@ -206,7 +296,7 @@ impl BatcherThread {
         };
         for (job, rows) in batch.into_iter().zip(rows) {
             let queue = start.saturating_duration_since(job.since);
-            let share = encode.mul_f64(f64::from(job.input.n_tokens) / n_tokens.max(1) as f64);
+            let share = encode.mul_f64(f64::from(job.item.input.n_tokens) / n_tokens.max(1) as f64);
             // The send fails if the caller went away meanwhile.
             let _ = job.reply.send(Ok(ForwardResult { rows, queue, encode, share }));
         }
@@ -237,7 +327,7 @@ pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> us
 }
 
 fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits) -> Vec<BatchJob> {
-    let n = n_in_batch(waiting.iter().map(|job| job.input.n_tokens as usize), limits);
+    let n = n_in_batch(waiting.iter().map(|job| job.item.input.n_tokens as usize), limits);
     waiting.drain(..n).collect()
 }
 
@@ -259,9 +349,13 @@ mod tests {
         }
     }
 
+    fn item(n_tokens: u32) -> BatchItem {
+        BatchItem { input: input(n_tokens), adapter: None }
+    }
+
     fn queue(sizes: &[u32]) -> VecDeque<BatchJob> {
         let job = |&n| BatchJob {
-            input: input(n),
+            item: item(n),
             permit: Weak::new(),
             since: Instant::now(),
             reply: oneshot::channel().0,
@@ -296,18 +390,85 @@ mod tests {
         }
     }
 
+    /// Notes the adapters that are loaded and dropped.
+    struct Adapting(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Encoder for Adapting {
+        fn hidden(&self) -> usize {
+            1
+        }
+
+        fn encode_in_parts(
+            &mut self,
+            batch: &[&EncoderInput],
+            before: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Vec<f32>>, ModelError> {
+            Fake.encode_in_parts(batch, before)
+        }
+
+        fn encode_adapted(
+            &mut self,
+            batch: &[&EncoderInput],
+            _: &[Option<AdapterId>],
+            before: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Vec<f32>>, ModelError> {
+            self.0.lock().push("encode");
+            Fake.encode_in_parts(batch, before)
+        }
+
+        fn load_adapter(&mut self, _: &LoraAdapter) -> Result<(), ModelError> {
+            self.0.lock().push("load");
+            Ok(())
+        }
+
+        fn unload_adapter(&mut self, _: AdapterId) {
+            self.0.lock().push("unload");
+        }
+    }
+
+    /// Two names of one adapter are two parts; a job that waits has the part that it began with.
+    #[tokio::test]
+    async fn an_adapter_is_dropped_with_its_last_part_and_after_its_last_job() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/lora_t5_encoder/encoder");
+        let adapter = || LoraAdapter::open(dir.as_ref(), 8).unwrap();
+        let seen = Arc::<Mutex<Vec<&'static str>>>::default();
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+        let encoder = Box::new(Adapting(Arc::clone(&seen)));
+        let batcher = Batcher::spawn("test".into(), encoder, BatcherConfig::default(), Arc::clone(&meters));
+        let [one, two] = [batcher.load_adapter(adapter()).await, batcher.load_adapter(adapter()).await]
+            .map(|loaded| loaded.unwrap().unwrap());
+        drop(one);
+        let pool = PoolConfig {
+            threads: 1,
+            max_jobs: 1,
+            limits: Limits::default(),
+            watchdog: Watchdog::default(),
+            fault: None,
+        };
+        let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
+        let permit = pool.admit("m", Modality::Image, 1).unwrap();
+        // The only part is the job's.
+        let item = BatchItem { adapter: Some(Arc::new(two)), ..item(3) };
+        batcher.encode(item, &permit).await.unwrap();
+        // Any order lets the thread look.
+        batcher.encode(self::item(1), &permit).await.unwrap();
+        assert_eq!(*seen.lock(), ["load", "load", "encode", "unload", "encode"]);
+    }
+
     #[test]
     fn an_item_that_fails_its_batch_fails_alone() {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
         let (encoder, limits, watchdog) = (Box::new(Fake), BatchLimits::default(), Watchdog::default());
         let (arbiter, waiting) = (None, VecDeque::new());
         let graphs = GraphStats::default();
-        let mut thread = BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs };
+        let (adapters, unused) = (HashMap::new(), Arc::default());
+        let mut thread =
+            BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs, adapters, unused };
         let (jobs, answers): (Vec<_>, Vec<_>) = [3, 13, 5]
             .map(|n| {
                 let (reply, answer) = oneshot::channel();
                 let (permit, since) = (Weak::new(), Instant::now());
-                (BatchJob { input: input(n), permit, since, reply }, answer)
+                (BatchJob { item: item(n), permit, since, reply }, answer)
             })
             .into_iter()
             .unzip();
@@ -330,8 +491,8 @@ mod tests {
         let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
         let permit = pool.admit("m", Modality::Image, 1).unwrap();
         let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);
-        let failed = batcher.encode(input(13), &permit).await.unwrap_err();
+        let failed = batcher.encode(item(13), &permit).await.unwrap_err();
         assert_eq!(failed.class, triptych_core::FailureClass::Internal);
-        assert_eq!(batcher.encode(input(3), &permit).await.unwrap().rows, [0.5; 3]);
+        assert_eq!(batcher.encode(item(3), &permit).await.unwrap().rows, [0.5; 3]);
     }
 }

@@ -1,13 +1,14 @@
 //! Encode jobs: from item bytes to a READY object, one for all concurrent requests of a key.
 
-use crate::batcher::Batcher;
+use crate::adapters::ServedAdapters;
+use crate::batcher::{BatchItem, Batcher, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
@@ -18,6 +19,7 @@ use triptych_core::{
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
+use triptych_models::lora::LoraSettings;
 use triptych_models::preprocess::Preprocess;
 use triptych_proto::{convert, v1};
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
@@ -38,6 +40,8 @@ pub struct ServedEncoder {
     pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
     /// Element type of its published rows.
     pub dtype: DType,
+    /// Adapters of the encoder.
+    pub adapters: ServedAdapters,
     /// Load time.
     pub created: SystemTime,
 }
@@ -48,6 +52,10 @@ pub struct EncoderWorkerState {
     pub worker_id: WorkerId,
     /// Models by served name.
     pub models: HashMap<String, ServedEncoder>,
+    /// Limits on adapters.
+    pub lora: LoraSettings,
+    /// Held while an adapter is loaded or unloaded.
+    pub adapter_updates: Mutex<()>,
     /// Admission and preprocessing.
     pub pool: PreprocessPool,
     /// Connector that publishes outputs.
@@ -85,6 +93,7 @@ struct CheckedJob<'a> {
     key: ContentKey,
     fingerprint: Fingerprint,
     batcher: &'a Batcher,
+    adapter: Option<Arc<LoadedPart>>,
 }
 
 impl EncoderWorkerState {
@@ -144,13 +153,14 @@ impl EncoderWorkerState {
                 reads.join(" and ")
             ))
         })?;
-        if wanted != *fingerprint {
+        let adapter = model.adapters.of_fingerprint(modality, &wanted);
+        if wanted != *fingerprint && adapter.is_none() {
             let detail = format!("asked for encoder {wanted}, this worker has {fingerprint}");
             return Err(
                 Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
             );
         }
-        Ok(CheckedJob { model, modality, key, fingerprint: wanted, batcher })
+        Ok(CheckedJob { model, modality, key, fingerprint: wanted, batcher, adapter })
     }
 
     async fn encode(
@@ -183,7 +193,7 @@ impl EncoderWorkerState {
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded = job
             .batcher
-            .encode(input, &permit)
+            .encode(BatchItem { input, adapter: job.adapter.clone() }, &permit)
             .instrument(tracing::info_span!("forward", n_tokens = i64::from(n_tokens)))
             .await?;
         drop(starting);

@@ -15,6 +15,7 @@
 
 mod service;
 mod job;
+mod adapters;
 mod fences;
 
 mod pool;
@@ -29,4 +30,5 @@ mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
 pub use pool::ItemHook;
+pub use triptych_models::lora::LoraSettings;
 pub use worker::{EmbeddedConfig, EncoderConfig, EncoderError, embedded, run};

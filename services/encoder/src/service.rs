@@ -1,5 +1,6 @@
 //! The gRPC service: description, jobs as streams of events, and load.
 
+use crate::adapters::ServedAdapter;
 use crate::job::{EncoderWorkerState, JobProgress, ServedEncoder};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
@@ -39,11 +40,30 @@ impl EncoderService {
             chat: None,
             parent: String::new(),
             adapter: Vec::new().into(),
+            adapts_encoder: false,
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        };
+        let of_adapter =
+            |m: &ServedEncoder, (name, of): (String, Arc<ServedAdapter>), base: &v1::WorkerModel| {
+                let encoders = of.encoders.iter().map(|(modality, f)| encoder(m, modality, f));
+                v1::WorkerModel {
+                    name,
+                    encoders: encoders.collect(),
+                    parent: base.name.clone(),
+                    adapter: of.id.as_bytes().to_vec().into(),
+                    adapts_encoder: true,
+                    created_s: of.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                    ..base.clone()
+                }
+            };
+        let with_adapters = |(name, m): (&String, &ServedEncoder)| {
+            let base = model((name, m));
+            let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(m, of, &base)).collect();
+            std::iter::once(base).chain(adapters)
         };
         v1::DescribeResponse {
             worker_id: self.0.worker_id.to_string(),
-            models: self.0.models.iter().map(model).collect(),
+            models: self.0.models.iter().flat_map(with_adapters).collect(),
             ec_store: self.0.store.describe(),
             encodes: true,
             instance: self.0.journal.instance(),
@@ -81,6 +101,23 @@ impl EncoderWorker for EncoderService {
         });
         let (subscription, role) = started.map_err(|failure| status::to_status(&failure))?;
         Ok(Response::new(events(subscription, role)))
+    }
+
+    async fn load_encoder_adapter(
+        &self,
+        request: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        let loaded = self.0.load_adapter(request.into_inner()).await;
+        Ok(Response::new(loaded.map_err(|failure| status::to_status(&failure))?))
+    }
+
+    async fn unload_encoder_adapter(
+        &self,
+        request: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        let unloaded = self.0.unload_adapter(&request.into_inner().name).await;
+        unloaded.map_err(|failure| status::to_status(&failure))?;
+        Ok(Response::new(v1::UnloadAdapterResponse {}))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

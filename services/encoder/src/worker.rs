@@ -1,5 +1,6 @@
 //! The encoder worker's process: load, serve, drain.
 
+use crate::adapters::ServedAdapters;
 use crate::batcher::{BatchLimits, Batcher, BatcherConfig};
 use crate::fences::FenceTable;
 use crate::job::{EncoderWorkerState, ServedEncoder};
@@ -14,8 +15,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 use triptych_core::limits::Limits;
-use triptych_core::{DType, RowTypes, WorkerId};
+use triptych_core::{DType, Failure, RowTypes, WorkerId};
 use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
 use triptych_ec::object::MacKeys;
 use triptych_ec::server::EcObjectsService;
@@ -23,6 +25,7 @@ use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::{PeerCache, PeerCacheSettings};
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::encoder::EncoderGraphConfig;
+use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
@@ -44,6 +47,8 @@ pub struct EncoderConfig {
     pub admin: Option<TcpListener>,
     /// Models to serve.
     pub models: Vec<ModelSource>,
+    /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
+    pub lora: LoraSettings,
     /// Store for encoder outputs.
     pub store: Arc<dyn EcStore>,
     /// Compute settings.
@@ -89,6 +94,24 @@ pub enum EncoderError {
         /// Cause.
         source: ModelError,
     },
+    /// An adapter that cannot be served.
+    #[error("cannot load the adapter {name}: {source}")]
+    Adapter {
+        /// Its name.
+        name: String,
+        /// Cause.
+        source: ModelError,
+    },
+    /// An encoder that does not take an adapter.
+    #[error("cannot load the adapter {name} on the encoder of {model}: {}", failure.message)]
+    AdapterOfEncoder {
+        /// Its name.
+        name: String,
+        /// Name of the base model.
+        model: String,
+        /// Cause.
+        failure: Failure,
+    },
     /// End of the gRPC server.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -103,6 +126,8 @@ pub struct EmbeddedConfig {
     pub worker_id: WorkerId,
     /// Models to serve.
     pub models: Vec<ModelSource>,
+    /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
+    pub lora: LoraSettings,
     /// Store below the connector, for the description.
     pub store: Arc<dyn EcStore>,
     /// Compute settings; an engine beside it takes the same threads in turn.
@@ -202,6 +227,7 @@ async fn run_to_drain(
     let parts = EmbeddedConfig {
         worker_id: config.worker_id,
         models: config.models,
+        lora: config.lora,
         store: config.store,
         compute: config.compute,
         dtype: config.dtype,
@@ -232,8 +258,13 @@ impl EmbeddedConfig {
         drain: Drain,
         without: WithoutEncoder,
     ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
-        let settings =
-            LoadSettings { compute: self.compute, dtype: self.dtype, graphs: self.graphs, without };
+        let settings = LoadSettings {
+            compute: self.compute,
+            dtype: self.dtype,
+            graphs: self.graphs,
+            without,
+            lora: self.lora.clone(),
+        };
         let sources = self.models;
         let loading = tokio::task::spawn_blocking(move || settings.load_all(&sources));
         let models = tokio::select! {
@@ -247,7 +278,12 @@ impl EmbeddedConfig {
         };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
         let batcher = BatcherConfig { limits: self.batch, arbiter, watchdog: self.watchdog.clone() };
-        let models = models.into_iter().map(|m| m.start(&batcher, &meters)).collect::<HashMap<_, _>>();
+        let mut started = HashMap::new();
+        for model in models {
+            let (name, served) = model.start(&batcher, &meters).await?;
+            started.insert(name, served);
+        }
+        let models = started;
         for name in models.keys() {
             tracing::info!(model = %name, "encoder ready");
         }
@@ -263,6 +299,8 @@ impl EmbeddedConfig {
         let service = EncoderService::new(EncoderWorkerState {
             worker_id: self.worker_id,
             models,
+            lora: self.lora,
+            adapter_updates: Mutex::default(),
             pool,
             connector,
             store: self.store,
@@ -287,6 +325,10 @@ struct LoadedModel {
     kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
     encoder: Box<dyn triptych_models::encoder::Encoder>,
     dtype: DType,
+    /// Layers that adapters may be of.
+    modules: EncoderModules,
+    /// Adapters of the start, by name.
+    adapters: Vec<(String, StageAdapters)>,
 }
 
 /// Treatment of a model that has no encoder.
@@ -304,6 +346,7 @@ struct LoadSettings {
     dtype: RowTypes,
     graphs: Option<EncoderGraphConfig>,
     without: WithoutEncoder,
+    lora: LoraSettings,
 }
 
 impl LoadSettings {
@@ -314,7 +357,8 @@ impl LoadSettings {
         };
         let mut loaded = Vec::new();
         for source in sources {
-            loaded.extend(self.load(source).map_err(failed(source))?);
+            let Some(model) = self.load(source).map_err(failed(source))? else { continue };
+            loaded.push(self.with_adapters(model)?);
         }
         Ok(loaded)
     }
@@ -339,7 +383,19 @@ impl LoadSettings {
             encoder.use_graphs(graphs);
         }
         warm_up(&mut *encoder, &*model.preprocess(), first);
-        Ok(Some(LoadedModel { model, kinds, encoder, dtype }))
+        let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
+        Ok(Some(LoadedModel { model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
+    }
+
+    /// Opens the adapters of a model.
+    fn with_adapters(&self, mut model: LoadedModel) -> Result<LoadedModel, EncoderError> {
+        let name = model.model.name().clone();
+        for source in self.lora.adapters.iter().filter(|source| source.is_of(name.as_str())) {
+            let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank)
+                .map_err(|error| EncoderError::Adapter { name: source.name.clone(), source: error })?;
+            model.adapters.push((source.name.clone(), model.modules.split(adapter)));
+        }
+        Ok(model)
     }
 }
 
@@ -355,7 +411,11 @@ fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
 }
 
 impl LoadedModel {
-    fn start(self, batcher: &BatcherConfig, meters: &Arc<EncoderMeters>) -> (String, ServedEncoder) {
+    async fn start(
+        self,
+        batcher: &BatcherConfig,
+        meters: &Arc<EncoderMeters>,
+    ) -> Result<(String, ServedEncoder), EncoderError> {
         let name = self.model.name().to_string();
         let labels: Vec<&str> = self.kinds.iter().map(|(modality, _)| modality.as_str()).collect();
         let label = format!("{name}-{}", labels.join("-"));
@@ -366,8 +426,16 @@ impl LoadedModel {
             preprocess: self.model.preprocess(),
             encoders: encoders.collect(),
             dtype: self.dtype,
+            adapters: ServedAdapters::new(self.modules),
             created: SystemTime::now(),
         };
-        (name, served)
+        for (adapter, parts) in self.adapters {
+            served.load_adapter(&adapter, parts).await.map_err(|failure| EncoderError::AdapterOfEncoder {
+                name: adapter.clone(),
+                model: name.clone(),
+                failure,
+            })?;
+        }
+        Ok((name, served))
     }
 }

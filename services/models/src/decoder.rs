@@ -6,7 +6,7 @@
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
-use crate::lora::LoraAdapter;
+use crate::lora::{LoraAdapter, no_adapter};
 use std::num::{NonZeroU32, NonZeroUsize};
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::{AdapterId, EncodedRows};
@@ -119,11 +119,6 @@ pub struct AlignInput<'a> {
     pub heads: &'a [(u32, u32)],
     /// Adapter of the tokens.
     pub adapter: Option<AdapterId>,
-}
-
-/// The refusal of an adapter that is not loaded.
-fn no_adapter(id: AdapterId) -> ModelError {
-    KernelError::Library { op: "adapter", message: format!("{id} is not loaded") }.into()
 }
 
 /// The refusal of a pass for cross-attention weights.

@@ -4,10 +4,13 @@
 //! model or another. [`TowersEncoder`] is two of them that read the same item.
 
 use crate::error::ModelError;
+use crate::lora::{LoraAdapter, no_adapter};
 use crate::preprocess::EncoderInput;
+use triptych_core::AdapterId;
 use triptych_core::graph_stats::GraphStats;
 
 mod added;
+mod adapters;
 mod graphs;
 mod layout;
 mod units;
@@ -59,6 +62,35 @@ pub trait Encoder: Send {
         batch: &[&EncoderInput],
         before: &mut dyn FnMut(usize),
     ) -> Result<Vec<Vec<f32>>, ModelError>;
+
+    /// The same of items with adapters: `adapters[i]` is that of `batch[i]`. The rows of an item do not depend on the adapters
+    /// of others.
+    ///
+    /// # Errors
+    /// As [`Self::encode`], and [`ModelError::Kernel`] for an adapter that is not loaded.
+    fn encode_adapted(
+        &mut self,
+        batch: &[&EncoderInput],
+        adapters: &[Option<AdapterId>],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        match adapters.iter().flatten().next() {
+            None => self.encode_in_parts(batch, before),
+            Some(id) => Err(no_adapter(*id)),
+        }
+    }
+
+    /// Loads an adapter's part for the encoder; items may name it from then on. One that is loaded stays as it is.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for an adapter of layers that the encoder does not have, [`ModelError::TensorShape`], or
+    /// [`ModelError::Kernel`] without memory or for an encoder that takes none.
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        Err(no_adapter(adapter.id()))
+    }
+
+    /// Drops an adapter.
+    fn unload_adapter(&mut self, _id: AdapterId) {}
 }
 
 /// Splits `n_tokens` into `n_parts` integer shares that differ by at most 1.

@@ -136,7 +136,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,

@@ -2,6 +2,7 @@
 
 mod footprint;
 mod inventory;
+mod modules;
 
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
@@ -106,7 +107,7 @@ impl Model {
     }
 
     /// The source it was opened from.
-    pub(crate) fn source(&self) -> &ModelSource {
+    pub fn source(&self) -> &ModelSource {
         &self.source
     }
 

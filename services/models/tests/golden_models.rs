@@ -17,6 +17,8 @@ mod graphs;
 mod greedy;
 #[path = "golden_models/lora.rs"]
 mod lora;
+#[path = "golden_models/lora_encoders.rs"]
+mod lora_encoders;
 #[path = "golden_models/mllama.rs"]
 mod mllama;
 #[path = "golden_models/moonshine.rs"]

@@ -4,45 +4,17 @@
 
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::SystemTime;
-use triptych_core::AdapterId;
-
-/// Adapters of a worker.
-#[derive(Clone, Debug)]
-pub struct LoraSettings {
-    /// Adapters to load at the start.
-    pub adapters: Vec<LoraSource>,
-    /// Highest rank of an adapter. Default 16.
-    pub max_rank: usize,
-    /// Most adapters of a model that are loaded at once. Default 32. 0: none.
-    pub max_loaded: usize,
-    /// Directory below which requests may name adapters to load. Default `None`: requests load and unload none.
-    pub updates: Option<PathBuf>,
-}
-
-impl Default for LoraSettings {
-    fn default() -> Self {
-        Self { adapters: Vec::new(), max_rank: 16, max_loaded: 32, updates: None }
-    }
-}
-
-/// An adapter to load at the start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoraSource {
-    /// The name that clients use.
-    pub name: String,
-    /// Name of its base model; `None`: the only model of the worker.
-    pub model: Option<String>,
-    /// Directory that PEFT wrote.
-    pub dir: PathBuf,
-}
+use triptych_core::{AdapterId, Fingerprint, Modality};
+use triptych_models::lora::{StageAdapters, adapted_fingerprint};
 
 /// An adapter that requests may use.
 #[derive(Clone, Copy, Debug)]
 pub struct ServedAdapter {
     /// Its identity.
     pub id: AdapterId,
+    /// Identity of its part for the encoder; `None`: the encoder is that of the base model.
+    pub encoder_part: Option<AdapterId>,
     /// Time of loading.
     pub created: SystemTime,
 }
@@ -51,12 +23,26 @@ pub struct ServedAdapter {
 #[derive(Debug, Default)]
 pub struct ServedAdapters(RwLock<BTreeMap<String, ServedAdapter>>);
 
+impl ServedAdapter {
+    /// An adapter that was loaded a moment ago.
+    pub fn of(parts: &StageAdapters) -> Self {
+        Self { id: parts.id(), encoder_part: parts.encoder_id(), created: SystemTime::now() }
+    }
+
+    /// Fingerprints of the encoders whose outputs it takes, from those of its base model.
+    pub fn encoders(&self, base: &BTreeMap<Modality, Fingerprint>) -> BTreeMap<Modality, Fingerprint> {
+        let of = |fingerprint: &Fingerprint| match self.encoder_part {
+            Some(part) => adapted_fingerprint(fingerprint, part),
+            None => *fingerprint,
+        };
+        base.iter().map(|(modality, fingerprint)| (*modality, of(fingerprint))).collect()
+    }
+}
+
 impl ServedAdapters {
     /// The adapters that were loaded at the start.
-    pub fn new(loaded: impl IntoIterator<Item = (String, AdapterId)>) -> Self {
-        let created = SystemTime::now();
-        let loaded = loaded.into_iter().map(|(name, id)| (name, ServedAdapter { id, created }));
-        Self(RwLock::new(loaded.collect()))
+    pub fn new(loaded: impl IntoIterator<Item = (String, ServedAdapter)>) -> Self {
+        Self(RwLock::new(loaded.into_iter().collect()))
     }
 
     /// The adapter of a name.
@@ -70,8 +56,8 @@ impl ServedAdapters {
     }
 
     /// Lets requests use an adapter.
-    pub fn insert(&self, name: String, id: AdapterId) {
-        self.0.write().insert(name, ServedAdapter { id, created: SystemTime::now() });
+    pub fn insert(&self, name: String, adapter: ServedAdapter) {
+        self.0.write().insert(name, adapter);
     }
 
     /// Takes a name away; the identity if no other name has it.
@@ -89,10 +75,24 @@ mod tests {
     #[test]
     fn an_identity_goes_with_its_last_name() {
         let [one, two] = [[1; 32], [2; 32]].map(AdapterId::from_bytes);
-        let names = ServedAdapters::new([("a".into(), one), ("b".into(), one), ("c".into(), two)]);
+        let of = |id| ServedAdapter { id, encoder_part: None, created: SystemTime::UNIX_EPOCH };
+        let names =
+            ServedAdapters::new([("a".into(), of(one)), ("b".into(), of(one)), ("c".into(), of(two))]);
         assert_eq!(names.remove("a"), None);
         assert_eq!(names.remove("a"), None);
         assert_eq!(names.remove("b"), Some(one));
         assert_eq!(names.get("c").map(|c| c.id), Some(two));
+    }
+
+    #[test]
+    fn only_a_part_for_the_encoder_makes_another_encoder() {
+        let base = BTreeMap::from([(Modality::Image, Fingerprint::from_bytes([7; 32]))]);
+        let of = |encoder_part| {
+            let id = AdapterId::from_bytes([1; 32]);
+            ServedAdapter { id, encoder_part, created: SystemTime::UNIX_EPOCH }.encoders(&base)
+        };
+        assert_eq!(of(None), base);
+        let [one, two] = [2, 3].map(|part| of(Some(AdapterId::from_bytes([part; 32]))));
+        assert!(one != base && two != base && one != two);
     }
 }

@@ -30,7 +30,7 @@ pub mod watch;
 mod engine_settings;
 mod worker;
 
-pub use adapters::{LoraSettings, LoraSource};
 pub use driver::SequenceHook;
 pub use engine_settings::EngineSettings;
+pub use triptych_models::lora::LoraSettings;
 pub use worker::{ColocatedFuture, MakeColocated, PdConfig, PdError, run};

@@ -8,6 +8,7 @@ use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
 use crate::state::{PdWorkerState, ServedDecoder};
 use crate::{resume, watch};
 use futures::FutureExt;
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
@@ -71,7 +72,8 @@ impl PdWorkerState {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
         let starting = Some(self.journal.begin(id));
-        let items = pending(model.items(request.items, &self.limits)?, &request.hints);
+        let takes = model.encoders_with(adapter.as_ref());
+        let items = pending(model.items(request.items, &takes, &self.limits)?, &request.hints);
         let hints = request.hints.into_iter().take(items.len());
         let hints = hints.map(|hint| hint_from_wire(hint, deadline)).collect();
         let prompt =
@@ -99,7 +101,7 @@ impl PdWorkerState {
             sampling,
             constraint,
             prior,
-            adapter,
+            adapter: adapter.map(|adapter| adapter.id),
             tenant,
             priority: request.priority,
             arrived,
@@ -138,17 +140,26 @@ impl PdWorkerState {
             chat: m.chat.map(Into::into),
             parent: String::new(),
             adapter: Vec::new().into(),
+            adapts_encoder: false,
         };
-        let of_adapter = |(name, of): (String, ServedAdapter), base: &v1::WorkerModel| v1::WorkerModel {
-            name,
-            parent: base.name.clone(),
-            adapter: of.id.as_bytes().to_vec().into(),
-            created_s: of.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            ..base.clone()
+        let of_adapter = |m: &ServedDecoder, (name, of): (String, ServedAdapter), base: &v1::WorkerModel| {
+            v1::WorkerModel {
+                name,
+                encoders: of
+                    .encoders(&m.encoders)
+                    .iter()
+                    .map(|(modality, f)| encoder(m, modality, f))
+                    .collect(),
+                adapts_encoder: of.encoder_part.is_some(),
+                parent: base.name.clone(),
+                adapter: of.id.as_bytes().to_vec().into(),
+                created_s: of.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+                ..base.clone()
+            }
         };
         let with_adapters = |(name, m): (&String, &ServedDecoder)| {
             let model = base((name, m));
-            let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(of, &model)).collect();
+            let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(m, of, &model)).collect();
             std::iter::once(model).chain(adapters)
         };
         v1::DescribeResponse {
@@ -203,8 +214,18 @@ fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
 }
 
 impl ServedDecoder {
+    /// Fingerprints of the encoders whose outputs it takes, with an adapter or without.
+    fn encoders_with(&self, adapter: Option<&ServedAdapter>) -> BTreeMap<Modality, Fingerprint> {
+        adapter.map_or_else(|| self.encoders.clone(), |adapter| adapter.encoders(&self.encoders))
+    }
+
     /// Reads the items, and refuses those of another encoder before anything is loaded.
-    fn items(&self, wire: Vec<v1::EncodedItem>, limits: &Limits) -> Result<Vec<EncodedItem>, Failure> {
+    fn items(
+        &self,
+        wire: Vec<v1::EncodedItem>,
+        takes: &BTreeMap<Modality, Fingerprint>,
+        limits: &Limits,
+    ) -> Result<Vec<EncodedItem>, Failure> {
         if wire.len() > limits.max_items {
             let message = format!("{} items, the limit is {}", wire.len(), limits.max_items);
             return Err(Failure::new(FailureClass::TooLarge, message).with_param("items"));
@@ -221,7 +242,7 @@ impl ServedDecoder {
             if let Extent::Windows { n_windows, .. } = item.extent {
                 self.check_live(n_windows as usize)?;
             }
-            let expected = self.encoders.get(&item.modality);
+            let expected = takes.get(&item.modality);
             if expected != Some(&item.fingerprint) {
                 let detail = format!("item of encoder {}, this worker takes {expected:?}", item.fingerprint);
                 return Err(

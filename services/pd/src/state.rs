@@ -1,6 +1,6 @@
 //! State that the requests of a PD worker share: its models, its connector, and the bounds on requests.
 
-use crate::adapters::{LoraSettings, ServedAdapters};
+use crate::adapters::ServedAdapters;
 use crate::driver::Driver;
 use crate::grammar::GrammarCompiler;
 use crate::loads::EcLoads;
@@ -13,6 +13,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::ChatFormat;
 use triptych_core::{Fingerprint, Modality, WorkerId};
 use triptych_ec::store::EcStore;
+use triptych_models::lora::{EncoderModules, LoraSettings};
 use triptych_models::prompt::PromptBuilder;
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::Drain;
@@ -34,6 +35,8 @@ pub struct ServedDecoder {
     pub grammars: GrammarCompiler,
     /// Its adapters.
     pub adapters: ServedAdapters,
+    /// Layers of its encoder that adapters may have a part for.
+    pub encoder_modules: EncoderModules,
     /// Driver of the engine.
     pub driver: Driver,
     /// Metrics.

@@ -1,6 +1,6 @@
 //! The PD worker's process: load, serve, drain.
 
-use crate::adapters::{LoraSettings, LoraSource, ServedAdapters};
+use crate::adapters::{ServedAdapter, ServedAdapters};
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
 use crate::engine_settings::{CrossShortage, EngineSettings};
 use crate::grammar::{CompilePool, GrammarCompiler, TrialProgram};
@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{ChatFormat, ToolSyntax};
-use triptych_core::{AdapterId, Fingerprint, Modality, ModelName, RowTypes, WorkerId};
+use triptych_core::{Fingerprint, Modality, ModelName, RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
@@ -28,7 +28,7 @@ use triptych_engine::constraint::Constraints;
 use triptych_engine::{Engine, EngineError, Pipelining, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::decoder::Decoder;
-use triptych_models::lora::LoraAdapter;
+use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, LoraSource};
 use triptych_models::prompt::ChatTemplate;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
@@ -273,7 +273,9 @@ struct LoadedDecoder {
     vocab: usize,
     encoders: BTreeMap<Modality, Fingerprint>,
     /// Its adapters by name.
-    adapters: Vec<(String, AdapterId)>,
+    adapters: Vec<(String, ServedAdapter)>,
+    /// Layers of its encoder that adapters may have a part for.
+    encoder_modules: EncoderModules,
 }
 
 impl DecoderLoader {
@@ -355,27 +357,34 @@ impl DecoderLoader {
             let kv = settings.for_decoder(&decoder.info(), max_rows).kv;
             engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
         }
-        let adapters = self.load_adapters(&mut engine, model.name())?;
+        let encoder_modules = self.encoder_modules(&model).map_err(Self::failed(model.source()))?;
+        let adapters = self.load_adapters(&mut engine, model.name(), &encoder_modules)?;
         if let Err(failure) = warm_up(&mut engine, &info) {
             tracing::warn!(model = %model.name(), %failure, "the warm-up request failed; serving all the same");
         }
-        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders, adapters })
+        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders, adapters, encoder_modules })
     }
 
-    /// Loads the adapters of a model; returns their identities by name.
+    /// Layers of a model's encoder that adapters may have a part for; none where no adapter is ever loaded.
+    fn encoder_modules(&self, model: &Model) -> Result<EncoderModules, ModelError> {
+        if self.lora.is_used() { model.encoder_modules() } else { Ok(EncoderModules::default()) }
+    }
+
+    /// Loads the adapters of a model; returns them by name.
     fn load_adapters(
         &self,
         engine: &mut Engine,
         model: &ModelName,
-    ) -> Result<Vec<(String, AdapterId)>, PdError> {
-        let own =
-            self.lora.adapters.iter().filter(|a| a.model.as_deref().is_none_or(|m| m == model.as_str()));
+        modules: &EncoderModules,
+    ) -> Result<Vec<(String, ServedAdapter)>, PdError> {
+        let own = self.lora.adapters.iter().filter(|source| source.is_of(model.as_str()));
         let load = |source: &LoraSource| {
             let failed = |error| PdError::Adapter { name: source.name.clone(), source: error };
             let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank).map_err(failed)?;
-            engine.load_adapter(&adapter).map_err(failed)?;
-            tracing::info!(%model, adapter = %source.name, id = ?adapter.id(), "adapter loaded");
-            Ok((source.name.clone(), adapter.id()))
+            let parts = modules.split(adapter);
+            engine.load_adapter(&parts.decoder).map_err(failed)?;
+            tracing::info!(%model, adapter = %source.name, id = ?parts.id(), "adapter loaded");
+            Ok((source.name.clone(), ServedAdapter::of(&parts)))
         };
         own.map(load).collect()
     }
@@ -428,14 +437,14 @@ impl EngineStarter {
 
 impl LoadedDecoder {
     fn start(self, with: &EngineStarter) -> std::io::Result<ServedDecoder> {
-        let Self { model, engine, vocab, encoders, adapters } = self;
+        let Self { model, engine, vocab, encoders, adapters, encoder_modules } = self;
         let max_live = with.max_live;
         let died = with.died.clone();
         let meters = with.families.of_model(model.name().as_str());
         let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
         let setup = DriverSetup {
             engine,
-            adapter_names: adapters.iter().map(|(name, id)| (*id, name.clone())).collect(),
+            adapter_names: adapters.iter().map(|(name, adapter)| (adapter.id, name.clone())).collect(),
             meters: meters.clone(),
             arbitration,
             watchdog: with.watchdog.clone(),
@@ -451,6 +460,7 @@ impl LoadedDecoder {
                 with.pool.clone(),
             ),
             adapters: ServedAdapters::new(adapters),
+            encoder_modules,
             driver: Driver::spawn(model.name().as_str(), setup, died)?,
             meters,
             encoders,

@@ -17,7 +17,7 @@ use crate::grpc::{GrpcApi, admit::Admit};
 use crate::items::Materials;
 use crate::observe::Observer;
 use crate::openai;
-use crate::orchestrate::Orchestrator;
+use crate::orchestrate::{LoadedAdapters, Orchestrator};
 use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
 use crate::rows::RowLoader;
@@ -105,6 +105,7 @@ impl Embedded {
             table: RequestTable::default(),
             accounting: Accounting::start(None, metrics)
                 .map_err(|source| ProxyError::Accounting { path: Default::default(), source })?,
+            adapters: LoadedAdapters::default(),
         });
         let admission = Admission::new(config.max_in_flight);
         Ok(Self { api: GrpcApi { orchestrator, limits, admission, auth }, registry: metrics.clone() })

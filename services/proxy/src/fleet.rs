@@ -214,14 +214,32 @@ impl Fleet {
 
     /// Connections to the PD workers that serve a model, adapters of it included, and are not down.
     pub fn decoders_of(&self, model: &ModelName) -> Vec<(WorkerId, Channel)> {
+        self.workers_of(model, |known| known.role == Role::Pd)
+    }
+
+    /// Connections to the workers that hold the encoders of a model, or of an adapter, and are not down.
+    pub fn encoders_of(&self, model: &ModelName) -> Vec<(WorkerId, Channel)> {
+        self.workers_of(model, catalog::Known::is_encoder)
+    }
+
+    fn workers_of(
+        &self,
+        model: &ModelName,
+        is_one: impl Fn(&catalog::Known) -> bool,
+    ) -> Vec<(WorkerId, Channel)> {
         let catalog = self.catalog();
         let serves = |known: &&catalog::Known| {
             let is_up = known.health != catalog::Health::Down;
-            is_up && known.role == Role::Pd && known.models.iter().any(|served| served.name == *model)
+            is_up && is_one(known) && known.models.iter().any(|served| served.name == *model)
         };
         let workers = self.shared.workers();
         let found = catalog.workers.iter().filter(serves);
         found.filter_map(|known| Some((known.id.clone(), workers.get(&known.id)?.channel()))).collect()
+    }
+
+    /// Connection to a worker.
+    pub fn channel_of(&self, worker: &WorkerId) -> Option<Channel> {
+        Some(self.shared.workers().get(worker)?.channel())
     }
 
     /// Asks a worker at once what it serves.

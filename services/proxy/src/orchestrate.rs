@@ -9,6 +9,7 @@ mod answer;
 mod chat_format;
 mod decode;
 mod fingerprint;
+mod restores;
 mod rows;
 mod sequence;
 mod sent;
@@ -19,6 +20,7 @@ mod work;
 
 pub use adapters::NewAdapter;
 pub use answer::{Answer, Piece};
+pub use restores::LoadedAdapters;
 pub use rows::Rows;
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;

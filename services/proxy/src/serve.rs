@@ -14,7 +14,7 @@ use crate::fetch::Fetcher;
 use crate::fleet::{Fleet, FleetSettings};
 use crate::items::Materials;
 use crate::observe::Observer;
-use crate::orchestrate::Orchestrator;
+use crate::orchestrate::{LoadedAdapters, Orchestrator};
 use crate::request_machine::policy::EncodePolicy;
 use crate::rows::RowLoader;
 use crate::running::RequestTable;
@@ -82,7 +82,9 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         bounds: config.bounds,
         table: RequestTable::default(),
         accounting,
+        adapters: LoadedAdapters::default(),
     });
+    drain.tasks().spawn(Arc::clone(&orchestrator).restore_adapters());
     let grpc_api = grpc::GrpcApi {
         orchestrator: Arc::clone(&orchestrator),
         limits: limits.clone(),

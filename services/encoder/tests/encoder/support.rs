@@ -13,7 +13,7 @@ use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::peer::PeerCacheSettings;
-use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -94,6 +94,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         grpc: grpc.into(),
         admin: None,
         models: vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")],
+        lora: LoraSettings { updates: Some(golden("")), ..LoraSettings::default() },
         store: Arc::new(Faulty::new(store.clone(), faults.clone())),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         dtype: DType::F32.into(),

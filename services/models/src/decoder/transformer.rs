@@ -11,7 +11,7 @@ use crate::layers::{
     Adapted, CachedRows, CrossAttention, FeedForward, FeedForwardLayer, GatedDelta, InputLayer, LayerStates,
     Loader, Residual, SelfAttention, StackAndNames,
 };
-use crate::lora::LoraAdapter;
+use crate::lora::{Adapters, LoraAdapter};
 use crate::spec::{DecoderSpec, ItemsSpec};
 use crate::weights::Weights;
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ mod align;
 mod replay;
 mod staged;
 
-use adapters::{Adapters, StagedAdapters};
+use adapters::StagedAdapters;
 use align_pass::AlignPass;
 use expert_rows::SubLayerRows;
 use graphs::DecodeGraphs;
@@ -145,7 +145,7 @@ impl<B: Backend> TransformerDecoder<B> {
         (arrays, adapters): (StepArrays, &StagedAdapters),
         embeds: &[EmbedRows<'_>],
     ) -> Result<B::Tensor, ModelError> {
-        let groups = self.adapters.groups(adapters)?;
+        let groups = adapters.groups(&self.adapters)?;
         let on = Adapted::new(backend, step, &groups);
         let mut x = backend.embed(step, &self.tokens, arrays.ids)?;
         let mut items = None;

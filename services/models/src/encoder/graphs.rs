@@ -158,7 +158,7 @@ impl EncoderGraphs {
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let sizes: Vec<UnitSize> = units.iter().map(|unit| encoder.size(unit)).collect();
         let mut rows = vec![Vec::new(); units.len()];
-        let (packs, mut eager) = packs(&sizes, self.largest());
+        let (packs, mut eager) = packs(&sizes, self.largest(), |i| units[i].adapter.is_none());
         for pack in packs {
             let Some(slot) = self.slot(&sizes, units, &pack) else {
                 eager.extend(pack);

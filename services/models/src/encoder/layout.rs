@@ -236,7 +236,13 @@ mod tests {
     }
 
     fn unit(grid: [usize; 3]) -> EncodeUnit<'static> {
-        EncodeUnit { item: 0, grid, patches: [grid[1], grid[2]], values: UnitValues::Floats(&[]) }
+        EncodeUnit {
+            item: 0,
+            adapter: None,
+            grid,
+            patches: [grid[1], grid[2]],
+            values: UnitValues::Floats(&[]),
+        }
     }
 
     #[test]

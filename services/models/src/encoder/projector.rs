@@ -4,9 +4,8 @@ mod gated;
 
 use super::stem::joined;
 use crate::error::ModelError;
-use crate::layers::{LinearShape, Loader};
+use crate::layers::{Adapted, AdaptedLinear, LinearShape, Loader};
 use crate::spec::{LevelsSpec, MergingForm, MergingSpec, NormSpec, ProjectorSpec, RowMerge};
-use crate::weights::Weights;
 use gated::Gated;
 pub(super) use gated::StagedGate;
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
@@ -16,7 +15,7 @@ use triptych_kernels::{Backend, KernelError};
 pub(super) struct Projector<B: Backend> {
     norm: Option<ProjectorNorm<B>>,
     merging: Option<B::Linear>,
-    linears: Vec<B::Linear>,
+    linears: Vec<AdaptedLinear<B>>,
     gated: Option<Gated<B>>,
     activation: Activation,
     /// Rows that become one.
@@ -36,14 +35,9 @@ impl<B: Backend> Projector<B> {
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or has another shape.
-    pub fn load(
-        encoder: &Loader<'_, B>,
-        weights: &Weights,
-        spec: &ProjectorSpec,
-        hidden: usize,
-    ) -> Result<Self, ModelError> {
+    pub fn load(encoder: &Loader<'_, B>, spec: &ProjectorSpec, hidden: usize) -> Result<Self, ModelError> {
         match spec.names.prefixes {
-            Some(prefixes) => Self::at(&Loader::new(encoder.backend(), weights, prefixes), spec, hidden),
+            Some(prefixes) => Self::at(&encoder.beside(prefixes), spec, hidden),
             None => Self::at(encoder, spec, hidden),
         }
     }
@@ -58,8 +52,9 @@ impl<B: Backend> Projector<B> {
         let mut linears = Vec::with_capacity(spec.widths.len());
         for (name, &out) in spec.names.layers.iter().zip(&spec.widths) {
             linears.push(match spec.transposed {
-                true => loader.transposed_linear(name, [out, width])?,
-                false => loader.linear(&[LinearShape { name, shape: &[out, width], bias: spec.bias }])?,
+                // A bare parameter is no module that an adapter could name.
+                true => AdaptedLinear::fixed(loader.transposed_linear(name, [out, width])?),
+                false => loader.adapted(&[LinearShape { name, shape: &[out, width], bias: spec.bias }])?,
             });
             width = out;
         }
@@ -100,14 +95,14 @@ impl<B: Backend> Projector<B> {
     /// As [`Self::forward`].
     pub fn forward_staged(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         step: &B::Step,
         x: &B::Tensor,
         staged: Option<&StagedGate>,
     ) -> Result<B::Tensor, ModelError> {
-        let x = self.forward(backend, x)?;
+        let x = self.forward(on, x)?;
         match (&self.gated, staged) {
-            (Some(gated), Some(staged)) => gated.forward(backend, step, x, staged),
+            (Some(gated), Some(staged)) => gated.forward(on, step, x, staged),
             _ => Ok(x),
         }
     }
@@ -116,7 +111,8 @@ impl<B: Backend> Projector<B> {
     ///
     /// # Errors
     /// [`ModelError::Kernel`] for a wrong width, or rows that make no whole squares.
-    fn forward(&self, backend: &B, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+    fn forward(&self, on: Adapted<'_, B>, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let Adapted { backend, .. } = on;
         let mut x = match &self.norm {
             Some(ProjectorNorm { norm, of_joined: false }) => backend.norm(x, norm)?,
             _ => x.clone(),
@@ -136,7 +132,7 @@ impl<B: Backend> Projector<B> {
         for (i, linear) in self.linears.iter().enumerate() {
             let is_last = i + 1 == self.linears.len();
             let activation = if is_last { Activation::None } else { self.activation };
-            x = backend.linear(&x, linear, activation, None)?;
+            x = on.linear(&x, linear, activation, None)?;
         }
         Ok(x)
     }
@@ -238,12 +234,12 @@ impl<B: Backend> Levels<B> {
     /// As [`Projector::forward`].
     pub fn of_layer(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         layer: usize,
         x: &B::Tensor,
     ) -> Result<Option<B::Tensor>, ModelError> {
         let found = self.projectors.iter().find(|(of, _)| *of == layer);
-        found.map(|(_, projector)| projector.forward(backend, x)).transpose()
+        found.map(|(_, projector)| projector.forward(on, x)).transpose()
     }
 
     /// Rows of several levels, `[n_rows, width]` each, as one row of all: `[n_rows, n_levels · width]`.

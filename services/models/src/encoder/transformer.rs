@@ -1,5 +1,6 @@
 //! The encoder of every family: stem, positions, transformer layers, merger, all by its spec.
 
+use super::adapters::AdaptedRows;
 use super::added::{AddedRows, StagedAdded};
 use super::graphs::{
     EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
@@ -14,11 +15,16 @@ use super::tiles::{StagedTileSequences, TileRows, TileSequences, images};
 use super::units::{EncodeUnit, filled, runs, units};
 use super::{Encoder, shares};
 use crate::error::ModelError;
-use crate::layers::{AttentionRows, FeedForward, InputLayer, Loader, Residual, SelfAttention, StackAndNames};
+use crate::layers::{
+    Adapted, AttentionRows, FeedForward, InputLayer, LinearSite, Loader, Residual, SelfAttention,
+    StackAndNames,
+};
+use crate::lora::{Adapters, LoraAdapter};
 use crate::preprocess::{EncoderInput, Features};
 use crate::spec::{EncoderSpec, MelWindows, ProjectedRows, StemSpec};
 use crate::weights::Weights;
 use std::sync::Arc;
+use triptych_core::AdapterId;
 use triptych_core::graph_stats::GraphStats;
 use triptych_kernels::Backend;
 use triptych_kernels::ops::{CapturedForward, ForwardInputs, Indices, Mask, ScoreBias, StageBuilder, Varlen};
@@ -38,6 +44,7 @@ pub struct TransformerEncoder<B: Backend> {
     // Those of the first stack, then those of the second.
     layers: Vec<EncoderLayer<B>>,
     second_stack: Option<SecondStack<B>>,
+    adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
     projector: Option<Projector<B>>,
     levels: Levels<B>,
@@ -68,6 +75,7 @@ struct StagedRows {
     added: StagedAdded,
     // Rows of the table between two stacks.
     second_stack: Option<Indices>,
+    adapted: AdaptedRows,
 }
 
 struct EncoderLayer<B: Backend> {
@@ -96,13 +104,16 @@ impl<B: Backend> TransformerEncoder<B> {
             false => None,
         };
         let projector = match &spec.projector {
-            Some(projector) => Some(Projector::load(&loader, weights, projector, stack.hidden)?),
+            Some(projector) => Some(Projector::load(&loader, projector, stack.hidden)?),
             None => None,
         };
         let grid_positions = match spec.extras.interpolated {
             Some(grid) => Some(loader.table(grid.name, grid.side * grid.side, stack.hidden)?),
             None => None,
         };
+        let layers = load_layers(&loader, spec)?;
+        let levels = Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?;
+        let second_stack = SecondStack::load(&loader, weights, spec)?;
         Ok(Self {
             graphs: EncoderGraphs::default(),
             stem: Stem::load(&loader, spec, weights)?,
@@ -112,17 +123,24 @@ impl<B: Backend> TransformerEncoder<B> {
                 spec.names.positions,
                 StackAndNames { spec: stack, names },
             )?,
-            layers: load_layers(&loader, spec)?,
-            second_stack: SecondStack::load(&loader, weights, spec)?,
+            layers,
+            // Adapters of images of tiles are refused.
+            adapters: Adapters::new(if second_stack.is_some() { Vec::new() } else { loader.sites() }),
+            second_stack,
             final_norm,
             projector,
-            levels: Levels::load(&loader, spec.extras.levels.as_ref(), stack.hidden)?,
+            levels,
             grid_positions,
             added: AddedRows::load(&loader, spec)?,
             learned_rows: learned_rows(spec, weights, backend)?,
             spec: spec.clone(),
             backend: backend.clone(),
         })
+    }
+
+    /// The layers that adapters can be added to.
+    pub(crate) fn sites(&self) -> &[LinearSite] {
+        self.adapters.sites()
     }
 
     /// Output rows of the units of one run, concatenated: `[n_rows, hidden]`. A part is a layer, the first one with what
@@ -164,6 +182,7 @@ impl<B: Backend> TransformerEncoder<B> {
             gate: self.stage_gate(builder, n_tokens)?,
             added: self.added.stage(builder, run)?,
             second_stack: None,
+            adapted: AdaptedRows::stage(builder, run, |unit| self.n_tokens(unit))?,
         })
     }
 
@@ -192,6 +211,7 @@ impl<B: Backend> TransformerEncoder<B> {
             gate: self.stage_gate(builder, n_tokens)?,
             added: self.added.stage(builder, &[])?,
             second_stack: Some(builder.indices(&rows.after)?),
+            adapted: AdaptedRows::default(),
         })
     }
 
@@ -204,7 +224,10 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places, gate, added, second_stack } = rows;
+        let StagedRows { layout, pooled, projected, levels: places, gate, added, second_stack, adapted } =
+            rows;
+        let [of_rows, of_outputs] = &adapted.groups(&self.adapters)?;
+        let [on, on_outputs] = [of_rows, of_outputs].map(|groups| Adapted::new(backend, step, groups));
         if let Some([stem_rows, _]) = layout.order {
             x = backend.gather_rows(step, &x, stem_rows)?;
         }
@@ -228,8 +251,8 @@ impl<B: Backend> TransformerEncoder<B> {
             let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
             let rotation = self.input_layer.rotation(i, layout.positions);
             let rows = AttentionRows { seqs, rotation, key_rows: layout.key_rows };
-            x = layer.forward(backend, step, &x, rows)?;
-            levels.extend(self.levels.of_layer(backend, i, &x)?);
+            x = layer.forward(on, step, &x, rows)?;
+            levels.extend(self.levels.of_layer(on_outputs, i, &x)?);
             for place in self.second_stack.iter().flat_map(|second| second.taps_of(i)) {
                 if let Some(rows) = *projected {
                     taps.push((place, backend.gather_rows(step, &x, rows)?));
@@ -251,7 +274,7 @@ impl<B: Backend> TransformerEncoder<B> {
         }
         self.added.to_patches((backend, step), &mut x, *added)?;
         if let Some(projector) = &self.projector {
-            x = projector.forward_staged(backend, step, &x, gate.as_ref())?;
+            x = projector.forward_staged(on_outputs, step, &x, gate.as_ref())?;
         }
         levels.insert(0, x);
         x = self.levels.side_by_side(backend, step, levels, places)?;
@@ -334,7 +357,9 @@ impl<B: Backend> TransformerEncoder<B> {
         let gate = self.stage_gate(builder, shape.n_tokens)?;
         let added = self.added.stage(builder, &filled(units, room.max_units))?;
         let second_stack = None;
-        let rows = StagedRows { layout, pooled, projected, levels, gate, added, second_stack };
+        // Units with adapters run without graphs.
+        let adapted = AdaptedRows::default();
+        let rows = StagedRows { layout, pooled, projected, levels, gate, added, second_stack, adapted };
         Ok(StagedRun { stem, rows })
     }
 
@@ -494,15 +519,33 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
         batch: &[&EncoderInput],
         before: &mut dyn FnMut(usize),
     ) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.encode_adapted(batch, &[], before)
+    }
+
+    fn encode_adapted(
+        &mut self,
+        batch: &[&EncoderInput],
+        adapters: &[Option<AdapterId>],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
         let mut all = Vec::new();
         for (i, input) in batch.iter().enumerate() {
-            all.extend(units(&self.spec, i, input)?);
+            let adapter = adapters.get(i).copied().flatten();
+            all.extend(units(&self.spec, i, input)?.into_iter().map(|unit| EncodeUnit { adapter, ..unit }));
         }
         let mut graphs = std::mem::take(&mut self.graphs);
         let rows = graphs.encode(&*self, &all, before);
         self.graphs = graphs;
         let items = by_item(&all, rows?, batch.len());
         Ok(batch.iter().zip(items).map(|(input, rows)| self.assembled(input, rows)).collect())
+    }
+
+    fn load_adapter(&mut self, adapter: &LoraAdapter) -> Result<(), ModelError> {
+        self.adapters.load(&self.backend, adapter)
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.unload(id);
     }
 }
 
@@ -585,11 +628,12 @@ impl<B: Backend> EncoderLayer<B> {
 
     fn forward(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         step: &B::Step,
         x: &B::Tensor,
         rows: AttentionRows<'_, B>,
     ) -> Result<B::Tensor, ModelError> {
+        let backend = on.backend;
         let bias = match &self.bias {
             Some(bias) => ScoreBias::Loaded(bias.as_ref()),
             None => rows.seqs.bias,
@@ -597,13 +641,13 @@ impl<B: Backend> EncoderLayer<B> {
         let seqs = Varlen { bias, ..rows.seqs };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let rows = AttentionRows { seqs, ..rows };
-            let mut context = self.attention.inside(backend, step, input, rows)?;
+            let mut context = self.attention.inside(on, step, input, rows)?;
             if let Some(norm) = &self.context_norm {
                 context = backend.norm(&context, norm)?;
             }
-            self.attention.output(backend, &context, residual)
+            self.attention.output(on, &context, residual)
         })?;
         self.feed_forward_norm
-            .around(backend, &x, |input, residual| self.feed_forward.forward(backend, input, residual))
+            .around(backend, &x, |input, residual| self.feed_forward.forward(on, input, residual))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::preprocess::{EncoderInput, Features, TileRows};
 use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, StemSpec, TilesSpec, WaveSpec};
-use triptych_core::Extent;
+use triptych_core::{AdapterId, Extent};
 use triptych_kernels::KernelError;
 
 /// The smallest part of an item that no other part attends to: an image, a frame of a video, an audio window, or a text.
@@ -10,6 +10,8 @@ use triptych_kernels::KernelError;
 pub(super) struct EncodeUnit<'a> {
     /// Index of its item in the batch.
     pub item: usize,
+    /// Adapter of its item.
+    pub adapter: Option<AdapterId>,
     /// Rows as (temporal, height, width). An audio window, a text, and an image whose rows are not its patches are
     /// `(1, 1, n_rows)`; a tiled image is (tiles down, tiles across, rows of a tile).
     pub grid: [usize; 3],
@@ -69,7 +71,7 @@ pub(super) fn units<'a>(
             let grid = [t as usize, h as usize, w as usize];
             check_grid(spec, grid, patch, values.len())?;
             let patches = [grid[1], grid[2]];
-            Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit { item, adapter: None, grid, patches, values: UnitValues::Floats(values) }])
         }
         (StemSpec::Patches { patch, .. }, Features::Patches(values), &Extent::Video { t, h, w, .. }) => {
             let grid = [t as usize, h as usize, w as usize];
@@ -87,7 +89,7 @@ pub(super) fn units<'a>(
                 return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
             }
             let values = UnitValues::Both(patches, tokens);
-            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches: grid, values }])
+            Ok(vec![EncodeUnit { item, adapter: None, grid: [1, 1, n_rows], patches: grid, values }])
         }
         (
             &StemSpec::Mel { n_mels, n_frames, .. },
@@ -100,7 +102,7 @@ pub(super) fn units<'a>(
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let grid = tiles_grid(tiles, patches, values.len())?;
-            Ok(vec![EncodeUnit { item, grid, patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit { item, adapter: None, grid, patches, values: UnitValues::Floats(values) }])
         }
         (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
             wave_units(wave, (item, input), (samples, n_windows as usize))
@@ -110,19 +112,37 @@ pub(super) fn units<'a>(
                 return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
             }
             let grid = [1, 1, ids.len()];
-            Ok(vec![EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Tokens(ids) }])
+            Ok(vec![EncodeUnit {
+                item,
+                adapter: None,
+                grid,
+                patches: [0; 2],
+                values: UnitValues::Tokens(ids),
+            }])
         }
         (&StemSpec::PrefixedPatches { grid, .. }, Features::Tiles { patches, rows }, Extent::Grid { .. }) => {
             check_tiles(spec, grid, [patches.len(), input.n_tokens as usize], rows)?;
             let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
             let grid_rows = [1, 1, spec.stem.image_rows(grid).unwrap_or(0)];
-            let unit = |v| EncodeUnit { item, grid: grid_rows, patches: grid, values: UnitValues::Floats(v) };
+            let unit = |v| EncodeUnit {
+                item,
+                adapter: None,
+                grid: grid_rows,
+                patches: grid,
+                values: UnitValues::Floats(v),
+            };
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let n_rows = plane_rows(stem, patches, values.len())?;
-            Ok(vec![EncodeUnit { item, grid: [1, 1, n_rows], patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit {
+                item,
+                adapter: None,
+                grid: [1, 1, n_rows],
+                patches,
+                values: UnitValues::Floats(values),
+            }])
         }
         _ => Err(shape("features", vec![], vec![])),
     }
@@ -131,8 +151,13 @@ pub(super) fn units<'a>(
 /// The units of a video whose grid was checked: its frames, which do not attend to each other, so that a long video is no large
 /// unit.
 fn frames(item: usize, [n_frames, h, w]: [usize; 3], values: &[f32]) -> Vec<EncodeUnit<'_>> {
-    let unit =
-        |values| EncodeUnit { item, grid: [1, h, w], patches: [h, w], values: UnitValues::Floats(values) };
+    let unit = |values| EncodeUnit {
+        item,
+        adapter: None,
+        grid: [1, h, w],
+        patches: [h, w],
+        values: UnitValues::Floats(values),
+    };
     values.chunks_exact((values.len() / n_frames.max(1)).max(1)).map(unit).collect()
 }
 
@@ -160,6 +185,7 @@ fn mel_units<'a>(
     }
     let unit = |values| EncodeUnit {
         item,
+        adapter: None,
         grid: [1, 1, n_rows],
         patches: [0; 2],
         values: UnitValues::Floats(values),
@@ -174,7 +200,8 @@ fn wave_units<'a>(
     (samples, n_windows): (&'a [f32], usize),
 ) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
     let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
-    let unit = |v| EncodeUnit { item, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
+    let unit =
+        |v| EncodeUnit { item, adapter: None, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
     let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
     let n_units = units.len();
     let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
@@ -199,7 +226,7 @@ fn chunk_units<'a>(
     let unit = |(i, values): (usize, &'a [f32])| {
         let n_rows = chunks.n_rows((n_valid - i * n_frames).min(n_frames));
         let grid = [1, 1, n_rows];
-        EncodeUnit { item, grid, patches: [0; 2], values: UnitValues::Floats(values) }
+        EncodeUnit { item, adapter: None, grid, patches: [0; 2], values: UnitValues::Floats(values) }
     };
     Ok(mel.chunks((n_frames * chunks.n_mels).max(1)).enumerate().map(unit).collect())
 }
@@ -324,8 +351,13 @@ mod tests {
     #[test]
     fn runs_hold_every_piece_once_and_stay_under_the_limit() {
         let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
-        let unit =
-            |&n| EncodeUnit { item: 0, grid: [1, 1, n], patches: [0; 2], values: UnitValues::Tokens(&[]) };
+        let unit = |&n| EncodeUnit {
+            item: 0,
+            adapter: None,
+            grid: [1, 1, n],
+            patches: [0; 2],
+            values: UnitValues::Tokens(&[]),
+        };
         let units: Vec<EncodeUnit<'_>> = sizes.iter().map(unit).collect();
         let runs: Vec<Vec<usize>> = runs(&units, 4, EncodeUnit::n_rows)
             .iter()

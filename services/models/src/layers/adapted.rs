@@ -13,7 +13,8 @@ use triptych_kernels::ops::{Activation, Indices, LinearPart};
 /// A linear layer, and its number among those of its loader.
 pub struct AdaptedLinear<B: Backend> {
     base: B::Linear,
-    site: Site,
+    // `None`: no adapter is added to it.
+    site: Option<Site>,
 }
 
 /// The matrices of an adapter for one layer: `a: [rank, in]`, `b: [out, rank]`, scaled.
@@ -62,7 +63,12 @@ impl<'a, B: Backend> From<&'a B> for Adapted<'a, B> {
 impl<B: Backend> AdaptedLinear<B> {
     /// A layer that adapters find under `site`.
     pub(super) fn new(base: B::Linear, site: Site) -> Self {
-        Self { base, site }
+        Self { base, site: Some(site) }
+    }
+
+    /// A layer that adapters do not find.
+    pub fn fixed(base: B::Linear) -> Self {
+        Self { base, site: None }
     }
 }
 
@@ -82,8 +88,8 @@ impl<B: Backend> LoadedAdapter<B> {
         Self { layers }
     }
 
-    fn layer(&self, site: Site) -> Option<&LowRank<B>> {
-        self.layers.get(site.0)?.as_ref()
+    fn layer(&self, site: Option<Site>) -> Option<&LowRank<B>> {
+        self.layers.get(site?.0)?.as_ref()
     }
 }
 
@@ -138,22 +144,18 @@ fn adapted<B: Backend>(
     // The sum comes before the activation, which the layer without its adapter has applied already.
     let y = backend.linear(x, &w.base, Activation::None, None)?;
     let sum = backend.linear(&low, &pair.b, Activation::None, Some(&y))?;
-    let mut y = activated(backend, sum, act)?;
+    let mut y = activated(backend, &sum, act)?;
     if let Some(residual) = residual {
         backend.add(&mut y, residual)?;
     }
     Ok(y)
 }
 
-/// An activation by itself, as the gate of ones: rows `[x | 1]` are made in host memory, which a back end with a device waits
-/// for. Only feed-forwards without a gate ask for it, and of those only ones whose first layer is adapted.
-fn activated<B: Backend>(backend: &B, x: B::Tensor, act: Activation) -> Result<B::Tensor, ModelError> {
-    let (n_tokens, width) = backend.dims(&x);
-    let values = backend.take_values(x)?;
-    let mut rows = Vec::with_capacity(values.len() * 2);
-    for row in values.chunks(width.max(1)) {
-        rows.extend_from_slice(row);
-        rows.resize(rows.len() + width, 1.0);
-    }
-    Ok(backend.gate(&backend.upload(rows, n_tokens, width * 2)?, act)?)
+/// An activation by itself: ones, multiplied with it. Only feed-forwards without a gate ask for it, and of those only ones whose
+/// first layer is adapted.
+fn activated<B: Backend>(backend: &B, x: &B::Tensor, act: Activation) -> Result<B::Tensor, ModelError> {
+    let (n_tokens, width) = backend.dims(x);
+    let mut ones = backend.upload(vec![1.0; n_tokens * width], n_tokens, width)?;
+    backend.multiply_gated(&mut ones, x, act)?;
+    Ok(ones)
 }

@@ -157,6 +157,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.under(|p| format!("{p}{idx}.{part}."))
     }
 
+    /// A loader of names under any of `prefixes`, whose layers are among the sites of this one.
+    #[must_use]
+    pub fn beside(&self, prefixes: &[&str]) -> Self {
+        Self { sites: self.sites.clone(), ..Self::new(self.backend, self.weights, prefixes) }
+    }
+
     fn under(&self, prefix: impl Fn(&String) -> String) -> Self {
         Self {
             backend: self.backend,

@@ -8,6 +8,7 @@ use crate::layers::{LinearSite, LoadedAdapter};
 use crate::weights::{StoredWeights, WeightFormat};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use triptych_core::AdapterId;
 use triptych_kernels::Backend;
 
@@ -23,7 +24,7 @@ const WEIGHTS: [(&str, WeightFormat); 2] =
 pub struct LoraAdapter {
     dir: PathBuf,
     id: AdapterId,
-    weights: StoredWeights,
+    weights: Arc<StoredWeights>,
     // By the name of the module.
     pairs: BTreeMap<String, LowRankPair>,
 }
@@ -45,7 +46,21 @@ impl LoraAdapter {
         let weights = open_weights(dir)?;
         let pairs = pairs_of(dir, &weights, &config, max_rank)?;
         let id = AdapterId::of(id_parts(&weights, &pairs).iter().map(Vec::as_slice));
-        Ok(Self { dir: dir.to_owned(), id, weights, pairs })
+        Ok(Self { dir: dir.to_owned(), id, weights: Arc::new(weights), pairs })
+    }
+
+    /// The part of the modules that `takes` has, if it has any, and the rest. The part has an identity of its own, the rest that
+    /// of the whole.
+    pub(super) fn part(self, takes: impl Fn(&str) -> bool) -> (Option<Self>, Self) {
+        let (taken, pairs): (BTreeMap<_, _>, _) =
+            self.pairs.into_iter().partition(|(module, _)| takes(module));
+        let rest = Self { pairs, ..self };
+        if taken.is_empty() {
+            return (None, rest);
+        }
+        let id = AdapterId::of(id_parts(&rest.weights, &taken).iter().map(Vec::as_slice));
+        let (dir, weights) = (rest.dir.clone(), rest.weights.clone());
+        (Some(Self { dir, id, weights, pairs: taken }), rest)
     }
 
     /// Its identity: what its layers compute depends on.
@@ -90,7 +105,7 @@ impl LoraAdapter {
             Some(module) => Err(refused(
                 "target_modules",
                 module.clone(),
-                "linear layers of the decoder's attention, cross-attention and feed-forward (no embeddings, no head, no experts, no encoder)",
+                "linear layers of attention, cross-attention, feed-forward and projector (no embeddings, no head, no experts, no convolutions, no tower of stages or tiles)",
             )),
         }
     }
@@ -137,7 +152,9 @@ fn pairs_of(
             return Err(broken(format!("module {module} has one of lora_A and lora_B, expected both")));
         };
         let shape = |name: &str| weights.get(name).map_or(Vec::new(), |tensor| tensor.shape.to_vec());
-        let ([rank, n_in], [n_out, inner]) = (matrix(&shape(&a)), matrix(&shape(&b)));
+        let (Some([rank, n_in]), Some([n_out, inner])) = (matrix(&shape(&a)), matrix(&shape(&b))) else {
+            return Err(refused("target_modules", module, "linear layers (no convolutions)"));
+        };
         let expected = config.rank(&module);
         if rank != expected || inner != expected || n_in == 0 || n_out == 0 {
             return Err(ModelError::TensorShape {
@@ -156,9 +173,9 @@ fn pairs_of(
     halves.into_iter().map(pair).collect()
 }
 
-/// Dimensions of a matrix; zeros of anything else.
-fn matrix(shape: &[usize]) -> [usize; 2] {
-    shape.try_into().unwrap_or_default()
+/// Dimensions of a matrix.
+fn matrix(shape: &[usize]) -> Option<[usize; 2]> {
+    shape.try_into().ok()
 }
 
 /// The module that a tensor belongs to, and its half of the pair. Older versions wrote the adapter's own name before `weight`.

@@ -60,21 +60,21 @@ fn images(case: &Case, model_dir_config: &serde_json::Value) -> BTreeMap<String,
         .collect()
 }
 
-struct Loaded {
+pub struct Loaded {
     case: Case,
     model: Model,
-    images: BTreeMap<String, EncoderInput>,
+    pub images: BTreeMap<String, EncoderInput>,
 }
 
-fn load(name: &str) -> Loaded {
+pub fn load(name: &str) -> Loaded {
     let case = Case::open(name);
     let config = std::fs::read(case.dir.join("model/preprocessor_config.json")).expect("processor config");
     let images = images(&case, &serde_json::from_slice(&config).expect("JSON"));
     Loaded { model: case.model(), images, case }
 }
 
-/// The sequence of prompt `k`, and which logits of it are known.
-fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
+/// The sequence of prompt `k`.
+pub fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
     let case = &loaded.case;
     let prompt = &case.json["prompts"][k];
     let config = std::fs::read(case.dir.join("model/config.json")).expect("config");

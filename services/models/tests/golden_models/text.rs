@@ -53,7 +53,7 @@ fn lists(case: &Case, key: &str) -> Vec<Vec<u32>> {
     serde_json::from_value(case.json[key].clone()).expect("lists of tokens")
 }
 
-fn inputs(case: &Case) -> Vec<EncoderInput> {
+pub fn inputs(case: &Case) -> Vec<EncoderInput> {
     lists(case, "inputs").into_iter().map(input).collect()
 }
 

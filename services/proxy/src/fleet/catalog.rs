@@ -3,6 +3,7 @@
 //! Pure data and functions. A model is ready when a PD worker and, for each modality, an encoder with the *same*
 //! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
 
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
 use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
@@ -72,12 +73,19 @@ pub struct Served {
     pub chat: Option<ChatFormat>,
     /// Its base model, and its identity, if it is a LoRA adapter.
     pub adapter: Option<(ModelName, AdapterId)>,
+    /// True of an adapter of the encoder too: encoder workers announce it.
+    pub adapts_encoder: bool,
 }
 
 impl Served {
-    /// The model whose encoders it takes: its own, or its base model's.
+    /// The model that encoders are asked for: its own name, or its base model's. The fingerprint tells encoders of adapters apart.
     pub fn encoder_model(&self) -> &ModelName {
         self.adapter.as_ref().map_or(&self.name, |(base, _)| base)
+    }
+
+    /// The name under which encoder workers announce its encoders: of an adapter that has some, its own.
+    fn encoders_name(&self) -> &ModelName {
+        if self.adapts_encoder { &self.name } else { self.encoder_model() }
     }
 
     /// The PD workers that serve the same.
@@ -105,6 +113,7 @@ impl TryFrom<v1::WorkerModel> for Served {
             created_s: m.created_s,
             reads_encoder_prompt: m.reads_encoder_prompt,
             chat: m.chat.map(Into::into),
+            adapts_encoder: m.adapts_encoder,
             adapter: match m.parent.is_empty() {
                 true => None,
                 false => Some((ModelName::new(m.parent), convert::adapter(&m.adapter, "adapter")?)),
@@ -124,6 +133,8 @@ pub struct Known {
     pub encodes: bool,
     /// Its health.
     pub health: Health,
+    /// Name of its process; empty: it has none, or none is known.
+    pub instance: Bytes,
     /// Its models.
     pub models: Vec<Served>,
 }
@@ -187,7 +198,7 @@ pub struct Catalog {
 
 impl Known {
     /// True if items may be encoded here: by an encoder worker, or by a PD worker that holds the encoders.
-    fn is_encoder(&self) -> bool {
+    pub fn is_encoder(&self) -> bool {
         self.role == Role::Encoder || self.encodes
     }
 
@@ -196,7 +207,7 @@ impl Known {
         self.models.iter().any(|served| match want {
             Want::Encoder { model, modality, fingerprint } => {
                 self.is_encoder()
-                    && served.name == *model
+                    && served.encoder_model() == model
                     && served.edition.get(modality) == Some(fingerprint)
             }
             Want::Pd { model, edition, adapter } => {
@@ -231,9 +242,11 @@ impl Catalog {
         self.pds().map(|(_, m)| (&m.name, m)).collect()
     }
 
-    /// True if every model that any worker serves can be used with every kind of item it reads.
+    /// True if every model that any worker serves can be used with every kind of item it reads. Adapters do not count: they come
+    /// and go, worker by worker.
     pub fn is_ready(&self) -> bool {
-        let names: BTreeSet<_> = self.workers.iter().flat_map(|w| &w.models).map(|m| &m.name).collect();
+        let models = self.workers.iter().flat_map(|w| &w.models).filter(|m| m.adapter.is_none());
+        let names: BTreeSet<_> = models.map(|m| &m.name).collect();
         !names.is_empty() && names.into_iter().all(|name| self.is_model_ready(name))
     }
 
@@ -249,7 +262,7 @@ impl Catalog {
     pub fn disagreements(&self) -> BTreeSet<Disagreement> {
         let mut found = BTreeSet::new();
         for (pd, needs) in self.pds() {
-            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == *needs.encoder_model()) {
+            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == *needs.encoders_name()) {
                 for (modality, wanted) in &needs.edition {
                     if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
                         found.insert(Disagreement {
@@ -309,7 +322,7 @@ impl Catalog {
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
-            let announced = self.encoders().filter(|(_, m)| m.name == *served.encoder_model());
+            let announced = self.encoders().filter(|(_, m)| m.name == *served.encoders_name());
             let announced = announced.filter_map(|(w, m)| Some((w.health, m.edition.get(modality)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {

@@ -7,6 +7,7 @@ use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
+use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::StdRng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +64,7 @@ impl FleetState {
                 role: w.role(),
                 encodes: false,
                 health: Health::Down,
+                instance: Bytes::new(),
                 models: Vec::new(),
             }));
             catalog.workers.sort_by(|a, b| a.id.cmp(&b.id));
@@ -84,7 +86,7 @@ impl FleetState {
         let (health, life) = {
             let mut view = worker.view();
             view.is_up = true;
-            (view.health(), view.identify(description.instance))
+            (view.health(), view.identify(description.instance.clone()))
         };
         if life == Life::Other {
             let suspects = description.suspects.len();
@@ -93,7 +95,8 @@ impl FleetState {
         self.deaths().lives(&worker.id, life, &description.suspects);
         let encodes = worker.role() == Role::Pd && description.encodes;
         self.change(worker, |known| {
-            *known = Known { health, encodes, models: description.models, ..known.clone() };
+            let Description { instance, models, .. } = description;
+            *known = Known { health, encodes, instance, models, ..known.clone() };
         });
     }
 

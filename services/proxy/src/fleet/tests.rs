@@ -51,6 +51,7 @@ fn describe(encodes: bool) -> description::Description {
         reads_encoder_prompt: false,
         chat: None,
         adapter: None,
+        adapts_encoder: false,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }

@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use triptych_core::{Failure, ModelName};
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct LoadBody {
     lora_name: Option<String>,
     lora_path: Option<String>,
@@ -17,6 +18,7 @@ struct LoadBody {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct UnloadBody {
     lora_name: Option<String>,
 }

@@ -31,6 +31,10 @@ pub(super) fn failure(error: &Error<serde_json::Error>) -> Failure {
     let place = format!(" at line {} column {}", cause.line(), cause.column());
     let text = cause.to_string();
     let text = text.strip_suffix(&place).unwrap_or(&text);
+    if let Some((name, allowed)) = unknown_field(text) {
+        let message = format!("{} is no field of this request, which has {allowed}{place}", quoted(name));
+        return Failure::invalid(message).with_param(quoted(name).trim_matches('"'));
+    }
     // A single dot is the path of the body itself, a question mark one that is not known.
     let param = Some(path).filter(|path| path != "." && path != "?");
     let message = if cause.is_eof() {
@@ -45,6 +49,13 @@ pub(super) fn failure(error: &Error<serde_json::Error>) -> Failure {
         Some(param) => failure.with_param(param),
         None => failure,
     }
+}
+
+/// Name of a field that is not known, and those that are, from serde's words.
+fn unknown_field(text: &str) -> Option<(&str, String)> {
+    let (name, allowed) = text.strip_prefix("unknown field `")?.rsplit_once("`, expected ")?;
+    let allowed = allowed.strip_prefix("one of ").unwrap_or(allowed);
+    Some((name, allowed.replace('`', "")))
 }
 
 /// The text for a value of the wrong type, from serde's.
@@ -111,6 +122,7 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
     #[allow(dead_code, reason = "parsed for the errors")]
     struct Message {
         role: Option<String>,
@@ -145,6 +157,11 @@ mod tests {
                 r#"{"messages": [{"role": true}]}"#,
                 "messages[0].role",
                 "messages[0].role is true, expected is a string",
+            ),
+            (
+                r#"{"messages": [{"rolle": "user"}]}"#,
+                "rolle",
+                "\"rolle\" is no field of this request, which has role or name at line 1",
             ),
             (r#"{"bias": []}"#, "bias", "bias is an array, expected is an object"),
             (

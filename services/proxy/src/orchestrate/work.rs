@@ -1,5 +1,6 @@
 //! A request that is worked on, and what it is worked on with.
 
+use super::restores::LoadedAdapters;
 use crate::accounting::{Accounting, EndedUse};
 use crate::bounds::RequestBounds;
 use crate::budget::RetryBudget;
@@ -45,6 +46,8 @@ pub struct Orchestrator {
     pub table: RequestTable,
     /// Usage of tenants.
     pub accounting: Accounting,
+    /// Adapters that requests loaded.
+    pub adapters: LoadedAdapters,
 }
 
 /// A request that is worked on.

@@ -38,6 +38,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         chat: None,
         parent: String::new(),
         adapter: Vec::new().into(),
+        adapts_encoder: false,
     }
 }
 
@@ -288,6 +289,20 @@ impl EncoderWorker for Encoder {
         watch_states(&self.0.states)
     }
 
+    async fn load_encoder_adapter(
+        &self,
+        _: Request<v1::LoadAdapterRequest>,
+    ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_encoder_adapter(
+        &self,
+        _: Request<v1::UnloadAdapterRequest>,
+    ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,
@@ -365,6 +380,7 @@ pub struct Pd(Arc<PdState>);
 
 struct PdState {
     models: Vec<v1::WorkerModel>,
+    adapter_changes: Mutex<Vec<String>>,
     requests: Mutex<Vec<v1::PdGenerateRequest>>,
     script: Mutex<VecDeque<GenerateStep>>,
     released: Arc<Semaphore>,
@@ -381,10 +397,16 @@ impl Pd {
         Self(Arc::new(PdState {
             models,
             requests: Mutex::default(),
+            adapter_changes: Mutex::default(),
             script: Mutex::default(),
             released: Arc::new(Semaphore::new(0)),
             states: StateSender::default(),
         }))
+    }
+
+    /// Loads and unloads of adapters that it was asked for, once.
+    pub fn take_adapter_changes(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.adapter_changes.lock().unwrap())
     }
 
     pub fn serve(&self) -> Process {
@@ -481,18 +503,26 @@ impl PrefillDecodeWorker for Pd {
         }))
     }
 
+    /// Adapters whose path says so have a part for the encoder, or were loaded before.
     async fn load_adapter(
         &self,
-        _: Request<v1::LoadAdapterRequest>,
+        request: Request<v1::LoadAdapterRequest>,
     ) -> Result<Response<v1::LoadAdapterResponse>, Status> {
-        Err(Status::unimplemented("it has no adapters"))
+        let v1::LoadAdapterRequest { name, path, .. } = request.into_inner();
+        self.0.adapter_changes.lock().unwrap().push(format!("load {name}"));
+        Ok(Response::new(v1::LoadAdapterResponse {
+            adapter: vec![1; 32].into(),
+            was_loaded: path.contains("known"),
+            adapts_encoder: path.contains("encoder"),
+        }))
     }
 
     async fn unload_adapter(
         &self,
-        _: Request<v1::UnloadAdapterRequest>,
+        request: Request<v1::UnloadAdapterRequest>,
     ) -> Result<Response<v1::UnloadAdapterResponse>, Status> {
-        Err(Status::unimplemented("it has no adapters"))
+        self.0.adapter_changes.lock().unwrap().push(format!("unload {}", request.into_inner().name));
+        Ok(Response::new(v1::UnloadAdapterResponse {}))
     }
 
     async fn detokenize(

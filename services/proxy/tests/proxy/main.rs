@@ -1,5 +1,6 @@
 //! The proxy over HTTP and gRPC, between clients and fake workers: in process, on free ports, without sleeps for ordering.
 
+mod adapters;
 mod admin;
 mod attacks;
 mod bad_input;

@@ -4,20 +4,29 @@ use crate::error::CliError;
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use triptych_pd::{LoraSettings, LoraSource};
+use triptych_models::lora::{LoraSettings, LoraSource};
 
-/// LoRA adapters of the models.
+/// LoRA adapters of the models of a PD worker.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "LoRA adapters")]
 pub struct LoraArgs {
-    /// A LoRA adapter, as PEFT saves one, that requests name as their model; repeat, or part by commas. With several models say
-    /// whose it is
-    #[arg(long = "lora", value_name = "[MODEL:]NAME=DIR", env = "TRIPTYCH_LORA", value_delimiter = ',')]
-    pub adapters: Vec<String>,
+    /// The adapters
+    #[command(flatten)]
+    pub loaded: AdapterArgs,
     /// Distinct adapters among the sequences that run at once; sequences of others wait
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_LORAS", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=256))]
     pub max_loras: u32,
+}
+
+/// LoRA adapters of the models of any worker.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "LoRA adapters")]
+pub struct AdapterArgs {
+    /// A LoRA adapter, as PEFT saves one, that requests name as their model; repeat, or part by commas. With several models say
+    /// whose it is
+    #[arg(long = "lora", value_name = "[MODEL:]NAME=DIR", env = "TRIPTYCH_LORA", value_delimiter = ',')]
+    pub adapters: Vec<String>,
     /// Highest rank of an adapter
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_LORA_RANK", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=512))]
@@ -33,7 +42,16 @@ pub struct LoraArgs {
 }
 
 impl LoraArgs {
-    /// Settings of a PD worker.
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let mut flags = self.loaded.to_flags();
+        flags.extend(["--max-loras".into(), self.max_loras.to_string().into()]);
+        flags
+    }
+}
+
+impl AdapterArgs {
+    /// Settings of a worker.
     ///
     /// # Errors
     /// [`CliError::Setting`] for an adapter without a name or a directory.
@@ -49,14 +67,11 @@ impl LoraArgs {
 
     /// The flags, for a child.
     pub fn to_flags(&self) -> Vec<OsString> {
-        let mut flags: Vec<OsString> = [
-            ("--max-loras", self.max_loras),
-            ("--max-lora-rank", self.max_lora_rank),
-            ("--max-loaded-loras", self.max_loaded_loras),
-        ]
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.into(), value.to_string().into()])
-        .collect();
+        let mut flags: Vec<OsString> =
+            [("--max-lora-rank", self.max_lora_rank), ("--max-loaded-loras", self.max_loaded_loras)]
+                .into_iter()
+                .flat_map(|(flag, value)| [flag.into(), value.to_string().into()])
+                .collect();
         for adapter in &self.adapters {
             flags.extend(["--lora".into(), adapter.into()]);
         }

@@ -4,6 +4,7 @@ use super::{Process, bind_admin, journal, worker_id};
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
+use crate::args::lora::AdapterArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs};
@@ -48,6 +49,9 @@ pub struct EncoderArgs {
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,
+    /// Adapters
+    #[command(flatten)]
+    pub lora: AdapterArgs,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -79,6 +83,7 @@ impl EncoderArgs {
     pub fn check(&self) -> Result<(), CliError> {
         self.plaintext.check(&self.tls, &self.grpc)?;
         self.models.check()?;
+        self.lora.settings()?;
         self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
     }
 }
@@ -102,6 +107,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         grpc: links.listener(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
+        lora: args.lora.settings()?,
         store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         compute: args.models.compute.config(),
         dtype: args.models.row_types(),
@@ -120,7 +126,9 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         fault: None,
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
-        EncoderError::Model { .. } => CliError::Setting(chain(&e)),
+        EncoderError::Model { .. } | EncoderError::Adapter { .. } | EncoderError::AdapterOfEncoder { .. } => {
+            CliError::Setting(chain(&e))
+        }
         other => CliError::Failed(chain(&other)),
     })
 }

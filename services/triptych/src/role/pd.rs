@@ -181,6 +181,7 @@ fn encoders(
     let config = EmbeddedConfig {
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
+        lora: config.lora.clone(),
         store: config.store.clone(),
         compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
         dtype: config.encoder_dtype.clone(),
@@ -212,7 +213,7 @@ impl PdArgs {
     pub fn check(&self) -> Result<(), CliError> {
         self.plaintext.check(&self.tls, &self.grpc)?;
         self.models.check()?;
-        self.lora.settings()?;
+        self.lora.loaded.settings()?;
         self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
     }
 }
@@ -237,7 +238,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
-        lora: args.lora.settings()?,
+        lora: args.lora.loaded.settings()?,
         tool_syntax: args.tool_parser.map(Into::into),
         store,
         dialer: links.dialer(),

@@ -137,9 +137,10 @@ impl ClusterPlan {
                 worker.flags.extend(model_flags(&args.models, models));
                 worker.flags.extend(args.watchdog.to_flags());
                 worker.flags.extend(args.limits.to_flags());
-                if role == Role::Pd {
-                    worker.flags.extend(args.lora.to_flags());
-                }
+                worker.flags.extend(match role {
+                    Role::Pd => args.lora.to_flags(),
+                    _ => args.lora.loaded.to_flags(),
+                });
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
                 }

@@ -12,11 +12,15 @@ pub(in crate::encoder) struct UnitSize {
 }
 
 /// Indices of the units of each pack, in ascending order of their tokens, as many in a pack as `most` holds; then the units
-/// that it does not hold alone.
-pub(super) fn packs(sizes: &[UnitSize], most: UnitSize) -> (Vec<Vec<usize>>, Vec<usize>) {
+/// that it does not hold alone, or that are not `capturable`.
+pub(super) fn packs(
+    sizes: &[UnitSize],
+    most: UnitSize,
+    capturable: impl Fn(usize) -> bool,
+) -> (Vec<Vec<usize>>, Vec<usize>) {
     let fits = |n_tokens: usize, n_seqs: usize| n_tokens <= most.n_tokens && n_seqs <= most.n_seqs;
-    let (mut order, too_large): (Vec<usize>, Vec<usize>) =
-        (0..sizes.len()).partition(|&i| fits(sizes[i].n_tokens, sizes[i].n_seqs));
+    let (mut order, alone): (Vec<usize>, Vec<usize>) =
+        (0..sizes.len()).partition(|&i| capturable(i) && fits(sizes[i].n_tokens, sizes[i].n_seqs));
     order.sort_by_key(|&i| sizes[i].n_tokens);
     let mut packs: Vec<Vec<usize>> = Vec::new();
     let mut n_tokens = 0;
@@ -34,7 +38,7 @@ pub(super) fn packs(sizes: &[UnitSize], most: UnitSize) -> (Vec<Vec<usize>>, Vec
             }
         }
     }
-    (packs, too_large)
+    (packs, alone)
 }
 
 #[cfg(test)]
@@ -47,13 +51,15 @@ mod tests {
             let size = |&n_tokens: &usize| UnitSize { n_tokens, n_seqs: 1, n_rows: n_tokens };
             let sizes: Vec<UnitSize> = tokens.iter().map(size).collect();
             let [n_tokens, n_seqs] = most;
-            let (packs, too_large) = packs(&sizes, UnitSize { n_tokens, n_seqs, n_rows: 0 });
+            let most = UnitSize { n_tokens, n_seqs, n_rows: 0 };
+            let (packs, alone) = packs(&sizes, most, |i| tokens[i] != 7);
             assert_eq!(packs, expect, "{tokens:?}");
-            assert_eq!(too_large, eager, "{tokens:?}");
+            assert_eq!(alone, eager, "{tokens:?}");
         };
         check(&[], [8, 4], &[], &[]);
         check(&[5, 1, 9, 2, 8], [8, 4], &[&[1, 3, 0], &[4]], &[2]);
         check(&[1, 1, 1, 1, 1], [8, 2], &[&[0, 1], &[2, 3], &[4]], &[]);
         check(&[1, 2], [0, 0], &[], &[0, 1]);
+        check(&[7, 1, 7, 2], [8, 4], &[&[1, 3]], &[0, 2]);
     }
 }

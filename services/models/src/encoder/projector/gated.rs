@@ -4,7 +4,7 @@
 
 use crate::encoder::stem::joined;
 use crate::error::ModelError;
-use crate::layers::{LinearShape, Loader};
+use crate::layers::{Adapted, AdaptedLinear, LinearShape, Loader};
 use crate::spec::GatedSpec;
 use triptych_core::DType;
 use triptych_kernels::ops::{Activation, Indices, StageBuilder, WeightView};
@@ -17,8 +17,8 @@ pub(super) struct Gated<B: Backend> {
     // One row of ones.
     ones: B::Table,
     // Gate and up side by side.
-    inner: B::Linear,
-    outer: B::Linear,
+    inner: AdaptedLinear<B>,
+    outer: AdaptedLinear<B>,
     activation: Activation,
 }
 
@@ -59,8 +59,8 @@ impl<B: Backend> Gated<B> {
             norm: loader.norm(norm, spec.norm, width)?,
             normed: spec.normed,
             ones: loader.backend().load_table(ones, 1.0)?,
-            inner: loader.linear(&inner)?,
-            outer: loader.linear(&[outer])?,
+            inner: loader.adapted(&inner)?,
+            outer: loader.adapted(&[outer])?,
             activation: spec.activation,
         })
     }
@@ -71,16 +71,17 @@ impl<B: Backend> Gated<B> {
     /// [`ModelError::Kernel`] for a wrong width or another number of rows.
     pub fn forward(
         &self,
-        backend: &B,
+        on: Adapted<'_, B>,
         step: &B::Step,
         x: B::Tensor,
         staged: &StagedGate,
     ) -> Result<B::Tensor, ModelError> {
+        let Adapted { backend, .. } = on;
         let ones = backend.embed(step, &self.ones, staged.ones)?;
         let both = joined(backend, step, vec![backend.norm(&x, &self.norm)?, ones], &staged.places)?;
         let x = backend.gate(&backend.merge_rows(both, 2)?, self.normed)?;
-        let inner = backend.linear(&x, &self.inner, Activation::None, None)?;
+        let inner = on.linear(&x, &self.inner, Activation::None, None)?;
         let inner = backend.gate(&inner, self.activation)?;
-        Ok(backend.linear(&inner, &self.outer, Activation::None, None)?)
+        on.linear(&inner, &self.outer, Activation::None, None)
     }
 }

@@ -16,12 +16,14 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         reads_encoder_prompt: false,
         chat: None,
         adapter: None,
+        adapts_encoder: false,
     };
     Known {
         id: WorkerId::new("w"),
         role,
         encodes: false,
         health,
+        instance: Bytes::new(),
         models: models.iter().map(served).collect(),
     }
 }
@@ -163,4 +165,42 @@ fn a_pd_worker_with_encoders_is_an_encoder_and_who_drains_takes_nothing() {
         assert_eq!(whole(health).can_do(&want), expect, "{health:?}");
         assert_eq!(Catalog { workers: vec![encoder(health, vl), pd(Ready, vl)] }.is_ready(), expect);
     }
+}
+
+/// An adapter of the encoder has encoders of its own, under the name of its base model; one of the decoder alone has those of
+/// the base.
+#[test]
+fn items_go_to_encoders_that_have_the_adapter() {
+    let adapter = |mut known: Known, name: &str, (image, adapts_encoder): (u8, bool)| {
+        let id = AdapterId::from_bytes([9; 32]);
+        let base = known.models[0].clone();
+        known.models.push(Served {
+            name: ModelName::new(name),
+            edition: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
+            adapter: Some((base.name.clone(), id)),
+            adapts_encoder,
+            ..base
+        });
+        known
+    };
+    let vl: &[(&str, &[(Modality, u8)])] = &[("vl", &[(Image, 1)])];
+    let decoders = || adapter(adapter(pd(Ready, vl), "tower", (2, true)), "text", (1, false));
+    let plain = encoder(Ready, vl);
+    let adapted = adapter(encoder(Ready, vl), "tower", (2, true));
+    let choose = |encoders: &[&Known], name: &str| {
+        let workers = encoders.iter().map(|known| (*known).clone()).chain([decoders()]).collect();
+        let catalog = Catalog { workers };
+        assert!(catalog.is_ready(), "adapters do not count");
+        assert!(catalog.disagreements().is_empty());
+        let route = catalog.choose(Some(&ModelName::new(name)), &needs(&[Image])).unwrap();
+        let fingerprint = route.fingerprint(Image).unwrap();
+        let want =
+            Want::Encoder { model: route.served.encoder_model().clone(), modality: Image, fingerprint };
+        let able: Vec<bool> = encoders.iter().map(|known| known.can_do(&want)).collect();
+        (fingerprint.as_bytes()[0], able)
+    };
+    assert_eq!(choose(&[&plain, &adapted], "vl"), (1, vec![true, true]));
+    assert_eq!(choose(&[&plain, &adapted], "text"), (1, vec![true, true]));
+    assert_eq!(choose(&[&plain, &adapted], "tower"), (2, vec![false, true]));
+    assert_eq!(choose(&[&plain], "tower"), (2, vec![false]));
 }
