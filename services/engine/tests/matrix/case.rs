@@ -31,6 +31,9 @@ pub struct Request {
     /// First token that sees the encoder output.
     #[serde(default)]
     pub first_token: u32,
+    /// Of several encoder outputs that it cross-attends to the index and the first token of each, in the place of `rows`.
+    #[serde(default)]
+    pub images: Vec<(usize, u32)>,
     /// Encoder outputs among the tokens.
     #[serde(default)]
     pub spans: Vec<Span>,
@@ -194,7 +197,8 @@ impl Case {
         });
         let spans: Vec<ItemSpan> = spans.collect();
         let n_spanned = firsts.len() as u32;
-        let items: Vec<usize> = firsts.into_iter().chain(request.rows).collect();
+        let seen: Vec<(usize, u32)> = request.cross().collect();
+        let items: Vec<usize> = firsts.into_iter().chain(seen.iter().map(|(rows, _)| *rows)).collect();
         SequenceRequest {
             ids: (id..id + u64::from(sampling.n)).map(SequenceId).collect(),
             prepared: PreparedSequence {
@@ -202,12 +206,15 @@ impl Case {
                 positions,
                 next_position: request.next_position.unwrap_or(n_prompt),
                 spans,
-                cross: request.rows.map(|rows| CrossInput {
-                    item: ItemIdx(n_spanned),
-                    first_row: 0,
-                    n_rows: self.outputs[rows].item().n_tokens,
-                    first_token: request.first_token,
-                }),
+                cross: (n_spanned..)
+                    .zip(&seen)
+                    .map(|(item, (rows, first_token))| CrossInput {
+                        item: ItemIdx(item),
+                        first_row: 0,
+                        n_rows: self.outputs[*rows].item().n_tokens,
+                        first_token: *first_token,
+                    })
+                    .collect(),
                 rules: request.rules(),
                 end_tokens: request.end_tokens.clone(),
                 output: OutputKind::Text,
@@ -231,6 +238,11 @@ impl Case {
 }
 
 impl Request {
+    /// Encoder outputs that it cross-attends to, with their first tokens.
+    pub fn cross(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.rows.map(|rows| (rows, self.first_token)).into_iter().chain(self.images.iter().copied())
+    }
+
     fn rules(&self) -> LogitRules {
         let steps = self.forced.iter().filter(|f| f.0 >= 0);
         let last = self.forced.iter().filter(|f| f.0 < 0).map(|f| f.1);

@@ -164,7 +164,7 @@ fn step(decoder: &mut dyn Decoder, case: &Case, requests: &[Request], n_tokens: 
             slot_mapping: &slots,
             self_kv: batch(lens.as_slice()),
             cross_kv: Some(batch(cross_lens.as_slice())),
-            cross_from: None,
+            cross_rows: None,
             state_slots: None,
             adapters: &[],
             logit_rows: &all,
