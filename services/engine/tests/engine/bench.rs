@@ -125,6 +125,13 @@ pub fn cross(mut arrival: SequenceRequest, output: &EncoderOutput, rows: Range<u
     arrival
 }
 
+/// Makes tokens from `first_token` on attend to all rows of an item.
+pub fn seen_from(mut arrival: SequenceRequest, first_token: u32, output: &EncoderOutput) -> SequenceRequest {
+    arrival = cross(arrival, output, 0..output.item().n_tokens);
+    arrival.prepared.cross.last_mut().unwrap().first_token = first_token;
+    arrival
+}
+
 /// Output of one sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {

@@ -210,13 +210,15 @@ impl StepLog {
         let cross = self.cross_hashes(step);
         let value = |slot: &usize| self.self_kv.slots[*slot].expect("a slot is written before it is read");
         let Some(window) = window else {
-            let mut hash = 3;
+            let mut hash = 0;
             let history = slots.iter().map(|slot| {
                 hash = mix(hash, value(slot));
                 hash
             });
             let history = history.collect::<Vec<_>>().split_off(computed.start);
-            return history.into_iter().zip(rows).map(|(hash, row)| mix(hash, cross[row])).collect();
+            let with_cross =
+                |(hash, row): (u64, usize)| if cross[row] == 0 { hash } else { mix(hash, cross[row]) };
+            return history.into_iter().zip(rows).map(with_cross).collect();
         };
         let seen = |key: usize| &slots[(key + 1).saturating_sub(window.get() as usize)..=key];
         let seen = computed.zip(rows).map(|(key, row)| (seen(key), cross[row]));
