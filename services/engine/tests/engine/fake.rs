@@ -210,15 +210,21 @@ impl StepLog {
         let cross = self.cross_hashes(step);
         let value = |slot: &usize| self.self_kv.slots[*slot].expect("a slot is written before it is read");
         let Some(window) = window else {
-            let mut hash = 0;
-            let history = slots.iter().map(|slot| {
-                hash = mix(hash, value(slot));
-                hash
+            let before =
+                |cross: u64| slots[..computed.start].iter().fold(cross, |hash, slot| mix(hash, value(slot)));
+            let mut hash = (None, 0);
+            let history = computed.clone().zip(rows).map(|(key, row)| {
+                if hash.0 != Some(cross[row]) {
+                    let since = slots[computed.start..key].iter();
+                    hash = (
+                        Some(cross[row]),
+                        since.fold(before(cross[row]), |hash, slot| mix(hash, value(slot))),
+                    );
+                }
+                hash.1 = mix(hash.1, value(&slots[key]));
+                hash.1
             });
-            let history = history.collect::<Vec<_>>().split_off(computed.start);
-            let with_cross =
-                |(hash, row): (u64, usize)| if cross[row] == 0 { hash } else { mix(hash, cross[row]) };
-            return history.into_iter().zip(rows).map(with_cross).collect();
+            return history.collect();
         };
         let seen = |key: usize| &slots[(key + 1).saturating_sub(window.get() as usize)..=key];
         let seen = computed.zip(rows).map(|(key, row)| (seen(key), cross[row]));
