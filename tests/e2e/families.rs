@@ -170,33 +170,60 @@ async fn images_reach_decoders_through_cross_attention() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mllama_answers_with_and_without_an_image() {
+async fn mllama_answers_with_none_to_three_images() {
     let case = "mllama_small_f32";
     let cluster = cluster_of(&[case]).await;
     let expected = read(case, "expected.json");
     let requests = requests(case);
+    let prompts = expected["prompts"].as_array().expect("prompts");
+    let mut n_several = 0;
     for request in &requests {
-        let prompts = expected["prompts"].as_array().expect("prompts");
         let Some(prompt) = prompts.iter().find(|p| p["input_ids"] == request["prompt"]) else { continue };
-        let items = prompt["image"].as_u64().map(|idx| {
+        let numbers = prompt["images"].as_array().expect("images").iter().filter_map(Value::as_u64);
+        let item = |idx: u64| {
             let file = golden(case).join(expected["images"][idx as usize]["file"].as_str().expect("a file"));
             let url = data_url(&std::fs::read(file).expect("an image"));
             json!({"type": "image_url", "image_url": {"url": url}})
-        });
+        };
+        let items: Vec<Value> = numbers.map(item).collect();
         let body = json!({
-            "model": case, "prompt": request["prompt"], "items": items.iter().collect::<Vec<_>>(),
+            "model": case, "prompt": request["prompt"], "items": items,
             "temperature": 0, "max_tokens": request["max_new_tokens"],
         });
         let answer = post(&cluster, "/v1/completions", &body).await;
         let choice = &answer["choices"][0];
         assert_eq!(ids(&choice["token_ids"]), without_end(&request["greedy"], request), "{request}");
+        if items.len() < 2 {
+            continue;
+        }
+        // The chat template gives the same prompt.
+        let mut items = items.into_iter();
+        let mut messages = prompt["messages"].clone();
+        for part in messages.as_array_mut().expect("messages").iter_mut().flat_map(parts) {
+            if part["type"] == "image" {
+                *part = items.next().expect("an image for each part");
+            }
+        }
+        let body = json!({
+            "model": case, "messages": messages, "temperature": 0, "max_tokens": request["max_new_tokens"],
+        });
+        let answer = post(&cluster, "/v1/chat/completions", &body).await;
+        let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
+        assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
+        assert_eq!(answer["choices"][0]["message"]["content"], choice["text"], "{prompt}");
+        n_several += 1;
     }
-    // The chat template gives the same prompt.
-    let prompt = &expected["prompts"][5];
+    assert_eq!(n_several, 2);
+    let prompt = &prompts[5];
     let body = json!({"model": case, "messages": prompt["messages"], "temperature": 0, "max_tokens": 4});
     let answer = post(&cluster, "/v1/chat/completions", &body).await;
     let n_prompt = prompt["input_ids"].as_array().expect("ids").len();
     assert_eq!(answer["usage"]["prompt_tokens"], n_prompt, "{prompt}");
+}
+
+/// The parts of a message.
+fn parts(message: &mut Value) -> &mut Vec<Value> {
+    message["content"].as_array_mut().expect("parts")
 }
 
 /// The items of a prompt as parts of a message: images, or audio by each of its parts in turn.

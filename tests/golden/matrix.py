@@ -35,6 +35,8 @@ class Request:
     early_stopping: bool = False
     first_token: int = 0
     """First token of the prompt that sees the encoder output, where earlier ones pass it by."""
+    images: tuple = ()
+    """Of several encoder outputs the index and the first token of each, in the place of `rows`."""
 
 
 class Rules(LogitsProcessor):
@@ -158,6 +160,7 @@ def make_matrix(folder, model, rows, requests, extra=None, arguments=inputs):
         entry |= {"suppress": list(request.suppress)} if request.suppress else {}
         entry |= {"begin_suppress": list(request.begin_suppress)} if request.begin_suppress else {}
         entry |= {"first_token": request.first_token} if request.first_token else {}
+        entry |= {"images": [list(i) for i in request.images]} if request.images else {}
         entry |= {
             "max_new_tokens": request.max_new_tokens,
             "greedy": tokens,

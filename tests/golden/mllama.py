@@ -1,4 +1,4 @@
-"""Golden files of Mllama (Llama 3.2 Vision): three shapes, images of every tiling, prompts with and without an image.
+"""Golden files of Mllama (Llama 3.2 Vision): three shapes, images of every tiling, prompts with none to three of them.
 
 One thing differs from transformers' code, and agrees with the model as it was published: a token before the image takes
 nothing from cross-attention (README.md, "What surprised us").
@@ -32,12 +32,17 @@ from common import (
     write_json,
     write_tensors,
 )
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 from matrix import Request, make_matrix
 from preprocess import scene
 
 STEPS = 48
 LAST_ROWS = 16
 MIN_VARIED = 4
+WITH_LOGITS = (4, 5, 6, 9, 10)
 IMAGE = "<|image|>"
 BOS = "<|begin_of_text|>"
 SPECIALS = [(t, True) for t in (BOS, "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -161,28 +166,40 @@ def blind_before_the_image(model):
 
 
 def prompts(shape, processor):
-    """(text, image or None, messages or None); the image stands where the text says."""
+    """(text, images, messages or None); the images stand where the text says."""
+    def said(role, *parts):
+        return {"role": role, "content": [
+            {"type": "image"} if p is IMAGE else {"type": "text", "text": p} for p in parts]}
+
     def chat(*parts):
-        content = [{"type": "image"} if p is IMAGE else {"type": "text", "text": p} for p in parts]
-        return [{"role": "user", "content": content}]
+        return [said("user", *parts)]
 
     conversations = [
-        (chat(IMAGE, "What is this?"), 0),
-        (chat(IMAGE, "Describe the image."), 1),
-        (chat(IMAGE, "How many dogs?"), 2),
-        (chat(IMAGE, "The sky"), 3),
-        (chat("Please look at this picture: ", IMAGE, "What colour is the grass?"), 3),
-        (chat("What is the weather in the north?"), None),
+        (chat(IMAGE, "What is this?"), (0,)),
+        (chat(IMAGE, "Describe the image."), (1,)),
+        (chat(IMAGE, "How many dogs?"), (2,)),
+        (chat(IMAGE, "The sky"), (3,)),
+        (chat("Please look at this picture: ", IMAGE, "What colour is the grass?"), (3,)),
+        (chat("What is the weather in the north?"), ()),
     ]
-    out = [(processor.apply_chat_template(m, add_generation_prompt=True), i, m) for m, i in conversations]
-    return out + [(IMAGE + "If I had to write", 1, None), ("The quick brown fox", None, None)]
+    several = [
+        (chat(IMAGE, IMAGE, "Which of them is larger?"), (0, 2)),
+        (chat("Compare ", IMAGE, " with ", IMAGE, " please."), (3, 1)),
+        ([said("user", IMAGE, "What is this?"), said("assistant", "A dog."), said("user", IMAGE, IMAGE, "And these?")],
+         (1, 0, 3)),
+    ]
+    def rendered(asked):
+        return [(processor.apply_chat_template(m, add_generation_prompt=True), i, m) for m, i in asked]
+
+    plain = [(IMAGE + "If I had to write", (1,), None), ("The quick brown fox", (), None)]
+    return rendered(conversations) + plain + rendered(several) + [(2 * IMAGE + "Once upon a time", (2, 1), None)]
 
 
-def inputs_of(processor, text, sample, is_chat):
+def inputs_of(processor, text, samples, is_chat):
     more = {"add_special_tokens": False} if is_chat else {}
-    if sample is None:
+    if not samples:
         return dict(processor(text=text, return_tensors="pt", **more))
-    return dict(processor(images=sample, text=text, return_tensors="pt", **more))
+    return dict(processor(images=[samples], text=[text], return_tensors="pt", **more))
 
 
 @torch.no_grad()
@@ -233,9 +250,9 @@ def attempt(shape, seed):
     processor = MllamaProcessor(images, fast, chat_template=TEMPLATE)
     sample_images = [Image.fromarray(scene(h, w, shape.seed + i)) for i, (h, w) in enumerate(shape.images)]
     asked = []
-    for text, image, messages in prompts(shape, processor):
-        inputs = inputs_of(processor, text, None if image is None else sample_images[image], messages is not None)
-        asked.append({"text": text, "image": image, "messages": messages, "inputs": inputs})
+    for text, images, messages in prompts(shape, processor):
+        inputs = inputs_of(processor, text, [sample_images[i] for i in images], messages is not None)
+        asked.append({"text": text, "images": images, "messages": messages, "inputs": inputs})
     for ask in asked:
         ask["tokens"], rows = greedy(model, ask["inputs"])
         ask["gap"] = smallest_gap(rows)
@@ -256,26 +273,31 @@ def attempt(shape, seed):
 
 
 def matrix(folder, run):
-    """Requests over images of different tilings, two on one image, and two without."""
+    """Requests over images of different tilings, two on one image, two without, and two with several."""
     asked, end = run["asked"], tuple(run["config"].text_config.eos_token_id)
-    with_image = {ask["image"]: ask for ask in reversed(asked) if ask["image"] is not None}
-    order = sorted(with_image)
+    with_images = {ask["images"]: ask for ask in reversed(asked)}
+    order = sorted(i[0] for i in with_images if len(i) == 1)
+    image = run["config"].image_token_index
 
     def arguments(rows, request):
         ids = torch.tensor([list(request.prompt)])
-        if request.rows is None:
+        seen = request.images or (() if request.rows is None else ((request.rows, request.first_token),))
+        if not seen:
             return {"input_ids": ids}
-        inputs = with_image[order[request.rows]]["inputs"]
-        mask = torch.zeros(1, ids.shape[1], 1, inputs["cross_attention_mask"].shape[3], dtype=torch.long)
-        mask[:, request.first_token:, :, : int(inputs["aspect_ratio_mask"].sum())] = 1
+        inputs = with_images[tuple(order[i] for i, _ in seen)]["inputs"]
+        max_tiles = inputs["cross_attention_mask"].shape[3]
+        mask = torch.from_numpy(convert_sparse_cross_attention_mask_to_dense(
+            [get_cross_attention_token_mask(ids[0].tolist(), image)], num_tiles=[inputs["aspect_ratio_mask"][0].sum(1).tolist()],
+            max_num_tiles=max_tiles, length=ids.shape[1]))
         kept = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
         return {"input_ids": ids, "cross_attention_mask": mask, **{k: inputs[k] for k in kept}}
 
     def request(ask, **more):
         prompt = ask["inputs"]["input_ids"][0].tolist()
-        image = run["config"].image_token_index
-        rows = None if ask["image"] is None else order.index(ask["image"])
-        first = prompt.index(image) if rows is not None else 0
+        places = [(order.index(i), p) for i, p in zip(ask["images"], np.flatnonzero(np.array(prompt) == image).tolist())]
+        if len(places) > 1:
+            return Request(rows=None, prompt=tuple(prompt), end_tokens=end, images=tuple(places), **more)
+        rows, first = places[0] if places else (None, 0)
         return Request(rows=rows, prompt=tuple(prompt), end_tokens=end, first_token=first, **more)
 
     late = asked[1]["tokens"][20]
@@ -288,14 +310,16 @@ def matrix(folder, run):
         request(asked[3], begin_suppress=(asked[3]["tokens"][0],), early_stopping=True),
         request(asked[5]),
         request(asked[7], length_penalty=0.0),
+        request(asked[9]),
+        request(asked[10]),
     ]
-    rows = [states(run["model"], with_image[i]["inputs"]) for i in order]
+    rows = [states(run["model"], with_images[(i,)]["inputs"]) for i in order]
     return make_matrix(folder, run["model"], rows, requests, arguments=arguments)
 
 
 @torch.no_grad()
 def check_against_generate(run):
-    for k in (0, 4, 5):
+    for k in (0, 4, 5, 8, 10):
         inputs = run["asked"][k]["inputs"]
         out = run["model"].generate(**inputs, do_sample=False, max_new_tokens=STEPS, eos_token_id=None)
         want = inputs["input_ids"][0].tolist() + run["asked"][k]["tokens"]
@@ -349,9 +373,9 @@ def make_case(shape):
     tensors, images = {}, []
     (out / "images").mkdir()
     for i, sample in enumerate(run["sample_images"]):
-        file = f"images/{picture.height}x{picture.width}.png"
+        file = f"images/{sample.height}x{sample.width}.png"
         sample.save(out / file, optimize=True)
-        inputs = next(a["inputs"] for a in asked if a["image"] == i)
+        inputs = next(a["inputs"] for a in asked if a["images"] == (i,))
         n_tiles = int(inputs["aspect_ratio_mask"].sum())
         tensors[f"image.{i}.pixel_values"] = inputs["pixel_values"][0, 0, :n_tiles]
         tensors[f"image.{i}.states"] = states(model, inputs)
@@ -359,18 +383,18 @@ def make_case(shape):
     rows = []
     for k, ask in enumerate(asked):
         ids = ask["inputs"]["input_ids"]
-        if k in (4, 5, 6):
+        if k in WITH_LOGITS:
             fed = {n: v for n, v in ask["inputs"].items() if n != "attention_mask"}
             tensors[f"prompt.{k}.logits"] = model(**fed).logits[0, -LAST_ROWS:]
             tensors[f"prompt.{k}.logits_bf16"] = narrow(**fed).logits[0, -LAST_ROWS:].float()
-        rows.append({"text": ask["text"], "messages": ask["messages"], "image": ask["image"],
+        rows.append({"text": ask["text"], "messages": ask["messages"], "images": list(ask["images"]),
                      "input_ids": ids[0].tolist()})
     tensors["greedy_tokens"] = torch.tensor([a["tokens"] for a in asked])
     tensors |= matrix(out, run)[0]
     write_tensors(out / "expected.safetensors", tensors)
     write_compact(out / "expected.json", {
         "seed": run["seed"], "smallest_top2_gap": run["gap"], "images": images, "prompts": rows,
-        "prompts_with_logits": [4, 5, 6], "layouts": layouts(shape)})
+        "prompts_with_logits": list(WITH_LOGITS), "layouts": layouts(shape)})
     again = MllamaForConditionalGeneration.from_pretrained(out / "model", dtype=torch.float32)
     blind_before_the_image(again)
     fed = {n: v for n, v in asked[4]["inputs"].items() if n != "attention_mask"}

@@ -140,7 +140,7 @@ impl Generation<'_> {
     /// search those of the answer, if `beams` is more than 1.
     pub fn measure(&self, item: &Item, batches: &[usize], beams: u32) -> Result<Value> {
         let one = self.questions(item, 1, 0)?;
-        let within = one.iter().all(|q| q.prepared.cross.is_none());
+        let within = one.iter().all(|q| q.prepared.cross.is_empty());
         let most = batches.iter().copied().max().unwrap_or(1);
         let answers = Answers { batch: most, beams: 1, temperature: self.temperature };
         let mut bench = Bench::new(self, &self.questions(item, most, 0)?, answers)?;
@@ -229,7 +229,7 @@ impl Done {
 /// Most tokens that a sequence whose prompt is read first has written when the last prompt is read: each step reads a
 /// budget of rows, those of items included, less those of the sequences that write already.
 fn ahead(questions: &[Question]) -> usize {
-    let n_rows = |q: &Question| q.prepared.cross.map_or(0, |cross| cross.n_rows as usize);
+    let n_rows = |q: &Question| q.prepared.cross.first().map_or(0, |cross| cross.n_rows as usize);
     let n_prompts: usize = questions.iter().map(|q| 1 + q.prepared.tokens.len() + n_rows(q)).sum();
     n_prompts.div_ceil(TOKEN_BUDGET.saturating_sub(questions.len()).max(1))
 }
@@ -260,7 +260,7 @@ impl Bench {
         // A beam that is about to part from another has both their last blocks for a moment.
         let beams = if answers.beams > 1 { 2 * answers.beams as usize } else { 1 };
         let own = |q: &Question| beams * blocks(q.prepared.tokens.len() + n_written);
-        let cross = |q: &Question| q.prepared.cross.map_or(0, |cross| blocks(cross.n_rows as usize));
+        let cross = |q: &Question| q.prepared.cross.first().map_or(0, |cross| blocks(cross.n_rows as usize));
         let captures = matches!(of.compute, Compute::Cuda(_));
         let config = EngineConfig {
             // As much as the batch takes: what a peer, too, holds of it.

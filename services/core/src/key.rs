@@ -181,6 +181,18 @@ impl ContentKey {
     }
 }
 
+impl ContentKey {
+    /// Identity of rows of several encoder outputs one after another; `parts` say which outputs, and which rows. No store has
+    /// an object of such a key.
+    pub fn joined<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = FramedHash::new("triptych joined content key v1");
+        for part in parts {
+            hash.part(part);
+        }
+        Self(hash.finish())
+    }
+}
+
 impl Fingerprint {
     /// Hashes the parts that decide what an encoder computes, in the order given.
     pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {

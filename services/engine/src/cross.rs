@@ -16,7 +16,7 @@ use triptych_core::{AdapterId, ContentKey};
 /// Encoder rows that an entry was projected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossKey {
-    /// Content key of the encoder output.
+    /// Content key of the encoder output; of rows of several outputs one after another, a hash of their keys.
     pub content: ContentKey,
     /// First row.
     pub first_row: u32,
@@ -74,11 +74,11 @@ impl CrossShare {
         }
     }
 
-    /// The share once every row is projected.
-    #[must_use]
-    pub fn filled(self) -> Self {
-        let (Self::Filling(table) | Self::Filled(table)) = self;
-        Self::Filled(table)
+    /// Records that every row is projected.
+    pub fn set_filled(&mut self) {
+        if let Self::Filling(table) = self {
+            *self = Self::Filled(table.fork());
+        }
     }
 }
 

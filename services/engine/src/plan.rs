@@ -42,6 +42,8 @@ pub struct ProjectionChunk {
     pub key: CrossKey,
     /// Encoder output that holds the rows.
     pub output: EncoderOutput,
+    /// Range of its rows.
+    pub output_rows: Range<usize>,
     /// Range of the entry's rows.
     pub rows: Range<usize>,
     /// Slot of each row, `[rows.len()]`.
@@ -49,22 +51,24 @@ pub struct ProjectionChunk {
 }
 
 impl ProjectionChunk {
-    /// Rows `rows` of what a sequence cross-attends to, into their places in the entry's blocks. `None` if it
-    /// cross-attends to nothing, or the encoder output is not loaded.
-    pub(crate) fn new(sequence: &Sequence, table: &BlockTable, rows: Range<usize>) -> Option<Self> {
+    /// Rows of a source of a sequence from row `start` on, as many as one encoder output has of them and at most `n`, into their
+    /// places in the entry's blocks. `None` if the sequence has no such rows, or they are not loaded.
+    pub(crate) fn new(
+        sequence: &Sequence,
+        (source, table): (usize, &BlockTable),
+        start: usize,
+        n: usize,
+    ) -> Option<Self> {
+        let (output, output_rows) = sequence.cross_rows(source, start, n)?;
+        let rows = start..start + output_rows.len();
         Some(Self {
             id: sequence.id(),
-            key: sequence.cross_key()?,
-            output: sequence.cross_rows()?.clone(),
+            key: sequence.cross_keys().nth(source)?,
+            output: output.clone(),
+            output_rows,
             slots: rows.clone().filter_map(|row| table.slot(row)).collect(),
             rows,
         })
-    }
-
-    /// The rows' range in the encoder output.
-    pub fn output_rows(&self) -> Range<usize> {
-        let first = self.key.first_row as usize;
-        first + self.rows.start..first + self.rows.end
     }
 }
 
@@ -140,10 +144,11 @@ pub struct StepPlan {
     pub slot_mapping: Vec<u32>,
     /// Self-attention blocks of each chunk.
     pub self_kv: PagedTables,
-    /// Cross-attention blocks of each chunk; none for a sequence without encoder input.
+    /// Cross-attention blocks of the runs of `cross_rows` that attend to the same keys: one of each chunk where every token
+    /// attends to one source.
     pub cross_kv: PagedTables,
-    /// First token of each chunk's sequence that cross-attends, `[n_chunks]`.
-    pub cross_from: Vec<u32>,
+    /// Rows that cross-attend, ascending.
+    pub cross_rows: Vec<u32>,
     /// Slot of each chunk's recurrent state, `[n_chunks]`; empty for a model without such states.
     pub state_slots: Vec<u32>,
     /// Checkpoints of recurrent states: (source, destination), copied after the forward.
@@ -191,7 +196,7 @@ impl StepPlan {
             tokens: [&known[tokens.clone()], &drafts].concat(),
             first: tokens.start,
             table: &device_kv.branches[branch].table,
-            cross: device_kv.cross.as_ref().map(CrossShare::table),
+            cross: device_kv.cross.iter().map(CrossShare::table).collect(),
         };
         let first_row = to_u32(self.n_rows());
         self.push_rows(sequence, rows);
@@ -222,10 +227,12 @@ impl StepPlan {
             self.embeds.push(ItemEmbedding { first_row, output: output.clone(), rows, ends_span });
         }
         self.self_kv.push(range.len(), rows.table.blocks(), range.end);
-        let cross = rows.cross.map_or(&[][..], BlockTable::blocks);
-        let n_keys = sequence.cross_key().map_or(0, |key| key.n_rows as usize);
-        self.cross_kv.push(range.len(), cross, n_keys);
-        self.cross_from.push(sequence.cross_from());
+        for view in sequence.cross_views(&range) {
+            let first = to_u32(first_row + view.tokens.start - range.start);
+            self.cross_rows.extend(first..first + to_u32(view.tokens.len()));
+            let blocks = rows.cross.get(view.source).map_or(&[][..], |table| table.blocks());
+            self.cross_kv.push(view.tokens.len(), blocks, view.n_keys);
+        }
     }
 
     /// Adds rows of an adapter, which are behind those that it has.
@@ -258,8 +265,8 @@ pub(crate) struct SequenceRows<'a> {
     pub first: usize,
     /// Self-attention blocks; the table has room for the rows.
     pub table: &'a BlockTable,
-    /// Cross-attention blocks.
-    pub cross: Option<&'a BlockTable>,
+    /// Cross-attention blocks of each source.
+    pub cross: Vec<&'a BlockTable>,
 }
 
 impl Default for PagedTables {

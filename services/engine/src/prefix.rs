@@ -1,7 +1,7 @@
 //! Prefix keys of blocks: hashes of everything their contents depend on, chained from the first token on.
 //!
-//! A key covers the tenant, the adapter, the cross-attention input, and for every token so far its id, its position and the
-//! item row that replaces it, if any. It does not cover the model: a pool belongs to one engine, an engine to
+//! A key covers the tenant, the adapter, and for every token so far its id, its position, the item row that replaces it, if
+//! any, and the encoder rows that tokens cross-attend to from it on. It does not cover the model: a pool belongs to one engine, an engine to
 //! one model.
 
 use crate::request::span_of;
@@ -10,17 +10,8 @@ use triptych_core::{AdapterId, ContentKey, PrefixKey, TenantId};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
 /// Root of a sequence's key chain. No two of its lists of parts are of one length and mean different things.
-pub fn root(
-    tenant: &TenantId,
-    adapter: Option<AdapterId>,
-    cross: Option<(ContentKey, CrossInput)>,
-) -> PrefixKey {
-    let mut parts: Vec<Vec<u8>> = adapter.iter().map(|adapter| adapter.as_bytes().to_vec()).collect();
-    if let Some((content, input)) = cross {
-        let rows = [input.first_row, input.n_rows, input.first_token].map(u32::to_le_bytes).concat();
-        parts.extend([content.as_bytes().to_vec(), rows]);
-    }
-    PrefixKey::root(tenant, parts.iter().map(Vec::as_slice))
+pub fn root(tenant: &TenantId, adapter: Option<AdapterId>) -> PrefixKey {
+    PrefixKey::root(tenant, adapter.iter().map(|adapter| adapter.as_bytes().as_slice()))
 }
 
 /// Tokens of one block, and the items that replace some.
@@ -34,6 +25,8 @@ pub struct BlockParts<'a> {
     pub positions: &'a [[u32; 3]; KV_BLOCK_TOKENS],
     /// All items of the sequence.
     pub items: &'a [(ContentKey, ItemSpan)],
+    /// All that the sequence cross-attends to.
+    pub cross: &'a [(ContentKey, CrossInput)],
 }
 
 impl BlockParts<'_> {
@@ -56,6 +49,15 @@ impl BlockParts<'_> {
                 let overlap = [from - self.first_token, first_row, to - from];
                 parts.push(content.as_bytes().to_vec());
                 parts.push(bytes(&mut overlap.iter().map(|n| *n as u32)));
+            }
+        }
+        for (content, input) in self.cross {
+            let first = input.first_token as usize;
+            if (self.first_token..end).contains(&first) {
+                // Longer than the part of a span, so neither is taken for the other.
+                let at = (first - self.first_token) as u32;
+                parts.push(content.as_bytes().to_vec());
+                parts.push(bytes(&mut [at, input.first_row, input.n_rows, 1].into_iter()));
             }
         }
         before.then(parts.iter().map(Vec::as_slice))

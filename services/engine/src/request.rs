@@ -10,7 +10,7 @@ use triptych_core::sampling::SamplingParams;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncodedItem, Failure, FailureClass, ItemIdx, TenantId};
 use triptych_models::decoder::DecoderInfo;
-use triptych_models::prompt::PreparedSequence;
+use triptych_models::prompt::{CrossInput, PreparedSequence};
 
 /// Id of a sequence or completion, given by the driver and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -237,9 +237,9 @@ impl SequenceRequest {
             return Err(Failure::new(FailureClass::InvalidArgument, text));
         }
         // Rows behind those of the spans may be cross-attended to.
-        let cross_from = |i: usize| match self.prepared.cross {
-            Some(cross) if cross.item.0 as usize == i => Some(cross.first_row),
-            _ => None,
+        let cross_from = |i: usize| {
+            let of_item = |cross: &&CrossInput| cross.item.0 as usize == i;
+            self.prepared.cross.iter().find(of_item).map(|cross| cross.first_row)
         };
         let mut counted = self.items.iter().zip(&rows).enumerate();
         let short = counted
@@ -251,21 +251,36 @@ impl SequenceRequest {
     }
 
     fn check_cross(&self, capacity: &Capacity) -> Result<(), Failure> {
-        let Some(cross) = self.prepared.cross else {
-            return match capacity.decoder.cross_attention && !capacity.decoder.cross_optional {
-                true => Err(Failure::internal("a sequence without encoder input for a model that needs it")),
-                false => Ok(()),
-            };
-        };
-        let item = self.item(cross.item, capacity)?;
-        let end = cross.first_row.checked_add(cross.n_rows);
-        let fits = cross.n_rows > 0 && end.is_some_and(|end| end <= item.n_tokens);
-        if !capacity.decoder.cross_attention || !fits {
-            return Err(Failure::internal(format!("{cross:?} does not fit model or item {item:?}")));
+        let DecoderInfo { cross_attention, cross_optional, .. } = capacity.decoder;
+        let inputs = &self.prepared.cross;
+        if !cross_optional && inputs.len() != usize::from(cross_attention) {
+            let text = format!(
+                "{} encoder inputs for a model that needs {}",
+                inputs.len(),
+                u8::from(cross_attention)
+            );
+            return Err(Failure::internal(text));
         }
-        if blocks_for(cross.n_rows as usize) > capacity.cross_blocks {
+        let mut next_token = 0;
+        for cross in inputs {
+            let item = self.item(cross.item, capacity)?;
+            let end = cross.first_row.checked_add(cross.n_rows);
+            let has_rows = cross.n_rows > 0 && end.is_some_and(|end| end <= item.n_tokens);
+            let first = cross.first_token as usize;
+            let in_order = (next_token..self.prepared.tokens.len()).contains(&first);
+            if !cross_attention || !has_rows || !in_order || (first > 0 && !cross_optional) {
+                return Err(Failure::internal(format!(
+                    "{cross:?} does not fit model, prompt or item {item:?}"
+                )));
+            }
+            next_token = first + 1;
+        }
+        let n_blocks: usize = cross_runs(inputs)
+            .map(|run| blocks_for(run.iter().map(|input| input.n_rows as usize).sum()))
+            .sum();
+        if n_blocks > capacity.cross_blocks {
             let limit = capacity.cross_blocks * KV_BLOCK_TOKENS;
-            let n_rows = cross.n_rows;
+            let n_rows: u64 = inputs.iter().map(|input| u64::from(input.n_rows)).sum();
             let text = format!(
                 "the encoder input has {n_rows} rows, this server's cross-attention cache holds {limit} (--cross-kv-mib)"
             );
@@ -291,4 +306,9 @@ impl SequenceRequest {
 pub(crate) fn span_of(span: &triptych_models::prompt::ItemSpan) -> std::ops::Range<usize> {
     let first = span.first_token as usize;
     first..first + span.n_tokens as usize
+}
+
+/// Inputs that are attended to together: those at consecutive tokens.
+pub(crate) fn cross_runs(inputs: &[CrossInput]) -> impl Iterator<Item = &[CrossInput]> {
+    inputs.chunk_by(|a, b| a.first_token.checked_add(1) == Some(b.first_token))
 }

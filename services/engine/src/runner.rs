@@ -157,7 +157,7 @@ impl Runner {
             slot_mapping: &plan.slot_mapping,
             self_kv: plan.self_kv.view(),
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
-            cross_from: self.info.cross_optional.then_some(&plan.cross_from[..]),
+            cross_rows: self.info.cross_optional.then_some(&plan.cross_rows[..]),
             state_slots: self.info.state_slot_bytes.map(|_| &plan.state_slots[..]),
             adapters: &adapters,
             logit_rows: &plan.logit_rows,
@@ -193,7 +193,7 @@ impl Runner {
         }
         for adapter in adapters {
             let own = || chunks.iter().filter(|chunk| chunk.key.adapter == adapter);
-            let rows = own().map(|chunk| encoded_rows(&chunk.output, chunk.output_rows()));
+            let rows = own().map(|chunk| encoded_rows(&chunk.output, chunk.output_rows.clone()));
             let rows: Vec<EncodedRows<'_>> = rows.collect::<Result<_, _>>()?;
             let slots: Vec<u32> = own().flat_map(|chunk| &chunk.slots).copied().collect();
             match adapter {

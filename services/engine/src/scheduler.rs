@@ -37,7 +37,7 @@ mod states;
 
 use crate::blocks::BlockPool;
 use crate::config::{PoolSizes, Preemption, PrefixCache};
-use crate::cross::{CrossCache, CrossKey, CrossShare};
+use crate::cross::{CrossCache, CrossKey};
 use crate::items::ItemTable;
 use crate::plan::StepPlan;
 use crate::request::{Capacity, SequenceId, SequenceRequest};
@@ -449,9 +449,11 @@ impl Scheduler {
 
     /// Marks the shares of an entry as filled.
     fn share_filled(&mut self, key: CrossKey) {
-        for sequence in self.sequences.values_mut().filter(|s| s.fills() == Some(key)) {
-            if let Some(device_kv) = sequence.device_kv_mut() {
-                device_kv.cross = device_kv.cross.take().map(CrossShare::filled);
+        for sequence in self.sequences.values_mut() {
+            let filled: Vec<usize> = sequence.fills().filter(|(_, of)| *of == key).map(|(i, _)| i).collect();
+            let Some(device_kv) = sequence.device_kv_mut() else { continue };
+            for source in filled {
+                device_kv.cross[source].set_filled();
             }
         }
     }

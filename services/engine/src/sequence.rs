@@ -8,6 +8,7 @@
 //! they run, wait and are preempted together. Sampled completions are sequences of their own from their first
 //! token on ([`Sequence::fork`]). The module does not know how tokens are chosen.
 
+mod cross_source;
 mod prompt;
 
 use crate::blocks::{BlockTable, TableBlocks, blocks_for};
@@ -16,6 +17,7 @@ use crate::items::ItemTable;
 use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
 use crate::states::{StateMove, StatePool, StateSlot};
+use cross_source::{CrossView, views};
 use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
@@ -38,9 +40,9 @@ pub struct QueueKey {
 pub struct DeviceKv {
     /// One for each branch.
     pub branches: Vec<BranchKv>,
-    /// Share of the cross-attention blocks, `None` without cross-attention. Until it is filled, no token is
-    /// computed.
-    pub cross: Option<CrossShare>,
+    /// Shares of the cross-attention blocks, one for each source; none without cross-attention. Until all are filled, no token
+    /// is computed.
+    pub cross: Vec<CrossShare>,
     /// Slots of recurrent states for branches that are yet to come; empty for a model without such states.
     pub spare_states: Vec<StateSlot>,
 }
@@ -268,24 +270,32 @@ impl Sequence {
         self.prompt.adapter
     }
 
-    /// Key of its cross-attention input.
-    pub fn cross_key(&self) -> Option<CrossKey> {
-        self.prompt.cross.as_ref().map(|c| c.key)
+    /// Keys of the sources that it cross-attends to, in their order.
+    pub fn cross_keys(&self) -> impl Iterator<Item = CrossKey> {
+        self.prompt.cross.iter().map(|source| source.key)
     }
 
-    /// Key of its cross-attention input, if it runs and rows of it are not projected yet.
-    pub fn fills(&self) -> Option<CrossKey> {
-        self.cross_key().filter(|_| self.device_kv().is_some_and(|r| !r.has_filled_cross()))
+    /// Source number and key of what it cross-attends to, if it runs and rows of it are not projected yet.
+    pub fn fills(&self) -> impl Iterator<Item = (usize, CrossKey)> {
+        let shares = self.device_kv().map_or(&[][..], |device_kv| &device_kv.cross);
+        let sources = self.cross_keys().zip(shares).enumerate();
+        sources.filter(|(_, (_, share))| !share.is_filled()).map(|(i, (key, _))| (i, key))
     }
 
-    /// First token that cross-attends.
-    pub fn cross_from(&self) -> u32 {
-        self.prompt.cross.as_ref().map_or(0, |c| c.first_token)
+    /// Tokens among `tokens` that attend to encoder rows.
+    pub(crate) fn cross_views(&self, tokens: &Range<usize>) -> Vec<CrossView> {
+        views(&self.prompt.cross, tokens)
     }
 
-    /// Encoder output that it cross-attends to, if loaded.
-    pub fn cross_rows(&self) -> Option<&EncoderOutput> {
-        self.prompt.cross.as_ref()?.rows()
+    /// Loaded rows of a source from row `start` on, at most `n`: an encoder output, and their range in it. `None` if there are
+    /// none, or they are not loaded.
+    pub fn cross_rows(
+        &self,
+        source: usize,
+        start: usize,
+        n: usize,
+    ) -> Option<(&EncoderOutput, Range<usize>)> {
+        self.prompt.cross.get(source)?.rows(start, n)
     }
 
     /// Position of token `i`, (temporal, height, width).
@@ -304,8 +314,8 @@ impl Sequence {
     /// # Errors
     /// The failure of an item that it still needs.
     pub fn readable(&self, n_computed: usize, cache: &CrossCache) -> Result<usize, Failure> {
-        let needs_rows = |key: &CrossKey| match self.device_kv() {
-            Some(device_kv) => !device_kv.has_filled_cross(),
+        let needs_rows = |source: usize, key: &CrossKey| match self.device_kv() {
+            Some(device_kv) => device_kv.cross.get(source).is_some_and(|share| !share.is_filled()),
             None => !cache.is_ready(key),
         };
         Ok(self.prompt.readable(n_computed, needs_rows)?.min(self.n_tokens()))
@@ -338,6 +348,7 @@ impl Sequence {
                 tokens: &branch.tokens[first_token..first_token + KV_BLOCK_TOKENS],
                 positions: &positions,
                 items: &self.prompt.items,
+                cross: &self.prompt.cross_inputs,
             };
             let key = parts.key(branch.keys.last().unwrap_or(&self.prompt.root));
             branch.keys.push(key);
@@ -400,7 +411,7 @@ impl Sequence {
             None => SequenceStatus::Waiting,
             Some(device_kv) => SequenceStatus::Running(DeviceKv {
                 branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
-                cross: device_kv.cross.as_ref().map(CrossShare::fork),
+                cross: device_kv.cross.iter().map(CrossShare::fork).collect(),
                 spare_states: Vec::new(),
             }),
         };
@@ -449,7 +460,7 @@ impl Sequence {
 impl DeviceKv {
     /// True unless rows of its cross-attention blocks are missing.
     pub fn has_filled_cross(&self) -> bool {
-        self.cross.as_ref().is_none_or(CrossShare::is_filled)
+        self.cross.iter().all(CrossShare::is_filled)
     }
 
     /// Gives the branches, of which number `i` continues `before[parents[i]]`, their recurrent states: the first child of a parent

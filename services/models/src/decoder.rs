@@ -92,11 +92,11 @@ pub struct StepInput<'a> {
     pub self_kv: triptych_kernels::ops::PagedBatch<'a>,
     /// The same sequences and their blocks of cross-attention KV; `None` without cross-attention.
     ///
-    /// If cross-attention is optional, a sequence without keys here has no encoder rows.
+    /// With `cross_rows` they are runs of those rows that attend to the same keys.
     pub cross_kv: Option<triptych_kernels::ops::PagedBatch<'a>>,
-    /// First token of each sequence that cross-attends, `[n_seqs]`; `None`: 0 for every sequence. It may be above 0
-    /// only if cross-attention is optional.
-    pub cross_from: Option<&'a [u32]>,
+    /// Rows that cross-attend, ascending; `None`: every row does. The others skip the layers that cross-attend, which only a
+    /// decoder with optional cross-attention can do.
+    pub cross_rows: Option<&'a [u32]>,
     /// Slot of each sequence's recurrent state, `[n_seqs]`, none twice; `None` for a decoder without such states. A slot holds the
     /// state after the sequence's tokens before this step, and then that after those of it.
     pub state_slots: Option<&'a [u32]>,

@@ -58,7 +58,8 @@ pub struct CrossInput {
     pub first_row: u32,
     /// Number of rows.
     pub n_rows: u32,
-    /// First token that attends to them: earlier ones skip the layers that cross-attend. 0: every token does.
+    /// First token that attends to them: earlier ones skip the layers that cross-attend, or attend to an input before. 0: every
+    /// token does.
     pub first_token: u32,
 }
 
@@ -89,8 +90,11 @@ pub struct PreparedSequence {
     pub next_position: u32,
     /// Item rows among the tokens; ascending and disjoint.
     pub spans: Vec<ItemSpan>,
-    /// Encoder rows that it cross-attends to.
-    pub cross: Option<CrossInput>,
+    /// Encoder rows that it cross-attends to, ascending by their first tokens.
+    ///
+    /// A token attends to the last input that begins at it or before, and to those that begin at the tokens just before
+    /// that one: inputs at consecutive tokens are attended to together.
+    pub cross: Vec<CrossInput>,
     /// Rules of the family on its logits.
     pub rules: LogitRules,
     /// Tokens that end it.

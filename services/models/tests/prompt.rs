@@ -143,7 +143,7 @@ fn tokens_and_positions_are_the_references() {
                 assert_ne!(got.tokens[first - 1], pad);
             }
             assert_eq!(got.output, OutputKind::Text);
-            assert!(got.cross.is_none() && got.rules.is_empty());
+            assert!(got.cross.is_empty() && got.rules.is_empty());
         }
         let defaults = SamplingDefaults {
             temperature: 0.01,
@@ -257,7 +257,7 @@ fn speech_tasks_start_as_the_references() {
         assert!(timed.rules.no_speech.is_some());
         assert_eq!(
             plain.cross,
-            Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32, first_token: 0 })
+            [CrossInput { item: ItemIdx(0), first_row: 0, n_rows: rows as u32, first_token: 0 }]
         );
         assert_eq!(plain.output, OutputKind::Speech { offset_s: 0.0, end_s: 0.4, timestamps: false });
         let max_length = Some(AnswerLength::WithPrompt(80));
@@ -299,7 +299,7 @@ fn windows_follow_each_other() {
         .iter()
         .map(|s| {
             let OutputKind::Speech { offset_s, end_s, timestamps: true } = s.output else { panic!("speech") };
-            (s.cross.unwrap().first_row, offset_s, end_s)
+            (s.cross[0].first_row, offset_s, end_s)
         })
         .collect();
     assert_eq!(windows, [(0, 0.0, 1.0), (50, 1.0, 2.0), (100, 2.0, 2.34)]);

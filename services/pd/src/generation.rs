@@ -253,7 +253,7 @@ impl RunningRequest {
 
     /// Runs the alignment of a window: weights of the heads that follow the audio.
     fn align(&mut self, position: ChoiceWindow, tokens: Vec<u32>) -> Result<(), Failure> {
-        let cross = self.prepared.windows.get(position.window).and_then(|w| w.cross);
+        let cross = self.prepared.windows.get(position.window).and_then(|w| w.cross.first().copied());
         let cross = cross.ok_or_else(|| Failure::internal("a window of speech without rows"))?;
         let item = self.prepared.items.get(cross.item.0 as usize);
         let output = item.and_then(|item| self.context.loads.rows(&item.key));
@@ -308,7 +308,7 @@ impl RunningRequest {
 
     /// The decoder's prompt, for a model with an encoder side; that of the first window, for long audio.
     fn decoder_prompt(&self) -> Option<v1::DecoderPrompt> {
-        let first = self.prepared.windows.first().filter(|w| w.cross.is_some())?;
+        let first = self.prepared.windows.first().filter(|w| !w.cross.is_empty())?;
         let text = self.context.tokenizer.decode_all(&first.tokens);
         Some(v1::DecoderPrompt { text, token_ids: first.tokens.clone() })
     }

@@ -316,7 +316,7 @@ impl ServedDecoder {
             }
             // As transformers: a model without an encoder has its prompt, one that reads no text has nothing.
             None => Ok(match windows {
-                [one] if one.cross.is_none() => one.tokens.as_slice().into(),
+                [one] if one.cross.is_empty() => one.tokens.as_slice().into(),
                 _ => [].into(),
             }),
         }

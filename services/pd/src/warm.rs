@@ -70,12 +70,10 @@ fn arrival(
             positions,
             next_position: u32::try_from(n_tokens).unwrap_or(u32::MAX),
             spans: Vec::new(),
-            cross: rows.map(|_| CrossInput {
-                item: ItemIdx(0),
-                first_row: 0,
-                n_rows: N_ROWS,
-                first_token: 0,
-            }),
+            cross: rows
+                .map(|_| CrossInput { item: ItemIdx(0), first_row: 0, n_rows: N_ROWS, first_token: 0 })
+                .into_iter()
+                .collect(),
             rules: LogitRules::default(),
             end_tokens: Vec::new(),
             output: OutputKind::Text,

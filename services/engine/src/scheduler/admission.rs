@@ -78,7 +78,6 @@ impl Scheduler {
         let Ok(readable_now) = sequence.readable(sequence.n_computed(), cross) else {
             return AdmitOutcome::WaitsForItem;
         };
-        let key = sequence.cross_key();
         if n_running + sequence.n_run_slots() > config.max_sequences {
             return AdmitOutcome::NoRoom;
         }
@@ -110,16 +109,11 @@ impl Scheduler {
         };
         let Ok(Allocation { mut branches, moves }) = allocation else { return AdmitOutcome::NoRoom };
         // On this return the self-attention blocks are given back.
-        let cross = match key {
-            None => None,
-            Some(key) if builder.projection_room() == 0 && !cross.contains(&key) => {
-                return AdmitOutcome::ProjectionsFull;
-            }
-            Some(key) => match cross.acquire(key) {
-                Ok(share) => Some(share),
-                Err(_) => return AdmitOutcome::NoRoom,
-            },
-        };
+        if builder.projection_room() == 0 && sequence.cross_keys().any(|key| !cross.contains(&key)) {
+            return AdmitOutcome::ProjectionsFull;
+        }
+        let shares: Result<Vec<_>, _> = sequence.cross_keys().map(|key| cross.acquire(key)).collect();
+        let Ok(cross) = shares else { return AdmitOutcome::NoRoom };
         let mut spare_states = Vec::new();
         if has_states {
             let width = sequence.n_run_slots();
@@ -161,7 +155,7 @@ impl Scheduler {
             return true;
         }
         let Ok(readable) = sequence.readable(sequence.n_computed(), &self.cross) else { return true };
-        let waits_for_rows = || sequence.cross_key().is_some_and(|key| !self.cross.is_ready(&key));
+        let waits_for_rows = || sequence.cross_keys().any(|key| !self.cross.is_ready(&key));
         sequence.blocked_at == Some(readable) || (readable == 0 && waits_for_rows())
     }
 

@@ -98,8 +98,7 @@ impl PlanBuilder {
     /// the others go on.
     pub fn push_prefill(&mut self, queue_key: QueueKey, sequence: &Sequence, cache: &CrossCache) {
         let Some(device_kv) = sequence.device_kv() else { return };
-        let fills = |key| self.n_projected(&key, cache) == key.n_rows as usize;
-        if !device_kv.has_filled_cross() && !sequence.cross_key().is_some_and(fills) {
+        if sequence.fills().any(|(_, key)| self.n_projected(&key, cache) < key.n_rows as usize) {
             return;
         }
         // Failed items ended their sequences earlier in the step.
@@ -176,22 +175,22 @@ impl PlanBuilder {
         self.budget.saturating_mul(self.cross_rows_per_token).min(MAX_PROJECTED.saturating_sub(n_planned))
     }
 
-    /// Adds as many rows of a resident sequence's cross-attention input as are missing and fit the budget.
+    /// Adds as many rows of a resident sequence's cross-attention sources as are missing and fit the budget.
     pub fn push_projection(&mut self, queue_key: QueueKey, sequence: &Sequence, cache: &CrossCache) {
-        let share = sequence.device_kv().and_then(|device_kv| device_kv.cross.as_ref());
-        let Some((share, key)) = share.filter(|share| !share.is_filled()).zip(sequence.cross_key()) else {
-            return;
-        };
-        let start = self.n_projected(&key, cache);
-        let n = (key.n_rows as usize).saturating_sub(start).min(self.projection_room());
-        if n == 0 {
-            return;
+        let Some(device_kv) = sequence.device_kv() else { return };
+        for (source, key) in sequence.fills() {
+            loop {
+                let start = self.n_projected(&key, cache);
+                let n = (key.n_rows as usize).saturating_sub(start).min(self.projection_room());
+                let table = device_kv.cross[source].table();
+                // A sequence holds a share that is not filled only if it has the rows.
+                let chunk = (n > 0).then(|| ProjectionChunk::new(sequence, (source, table), start, n));
+                let Some(chunk) = chunk.flatten() else { break };
+                let cost = chunk.rows.len().div_ceil(self.cross_rows_per_token);
+                self.budget = self.budget.saturating_sub(cost);
+                self.projections.push(PlannedProjection { queue_key, chunk, cost });
+            }
         }
-        // A sequence holds a share that is not filled only if it has the rows.
-        let Some(chunk) = ProjectionChunk::new(sequence, share.table(), start..start + n) else { return };
-        let cost = n.div_ceil(self.cross_rows_per_token);
-        self.budget = self.budget.saturating_sub(cost);
-        self.projections.push(PlannedProjection { queue_key, chunk, cost });
     }
 
     /// Encoder rows of an entry that are projected once the plan has run, from the first.

@@ -18,7 +18,7 @@ impl Scheduler {
             // A prefill has blocks up to the item that was missing at admission; a decoding sequence takes them
             // as it goes.
             let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
-            let is_unfinished = sequence.fills().is_some_and(|key| !self.cross.contains(&key));
+            let is_unfinished = sequence.fills().any(|(_, key)| !self.cross.contains(&key));
             if readable <= n_computed || is_out_of_room || is_unfinished {
                 sequence.status = SequenceStatus::Waiting;
                 sequence.blocked_at =

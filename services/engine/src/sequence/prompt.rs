@@ -1,5 +1,6 @@
 //! The prompt that all completions of a request share: tokens, positions, and items within or beside them.
 
+use super::cross_source::CrossSource;
 use crate::cross::CrossKey;
 use crate::items::{ItemState, ItemTable, ItemUse};
 use crate::prefix;
@@ -17,7 +18,10 @@ pub(super) struct SharedPrompt {
     spans: Vec<PromptSpan>,
     /// Content key and position of the spans.
     pub items: Vec<(ContentKey, ItemSpan)>,
-    pub cross: Option<CrossSource>,
+    /// Content key and tokens of what it cross-attends to.
+    pub cross_inputs: Vec<(ContentKey, CrossInput)>,
+    /// The same as entries of the cross-attention cache, in the order of their tokens.
+    pub cross: Vec<CrossSource>,
     pub adapter: Option<AdapterId>,
     /// Root of the chain of prefix keys.
     pub root: PrefixKey,
@@ -31,14 +35,6 @@ struct PromptSpan {
     item: ItemUse,
 }
 
-/// The cross-attention input.
-#[derive(Debug)]
-pub(super) struct CrossSource {
-    pub key: CrossKey,
-    pub item: ItemUse,
-    pub first_token: u32,
-}
-
 impl SharedPrompt {
     /// The prompt of a checked request.
     pub fn new(request: &SequenceRequest, items: &mut ItemTable) -> Self {
@@ -50,24 +46,16 @@ impl SharedPrompt {
             .iter()
             .map(|s| PromptSpan { tokens: span_of(s), first_row: s.first_row as usize, item: join(s.item) })
             .collect();
-        let cross = prepared.cross.map(|input| {
-            let CrossInput { item, first_row, n_rows, first_token } = input;
-            let key = CrossKey { content: declared(item).key, first_row, n_rows, adapter: request.adapter };
-            CrossSource { key, item: join(item), first_token }
-        });
         Self {
             n_tokens: prepared.tokens.len(),
             positions: prepared.positions.clone(),
             next_position: prepared.next_position,
             spans,
             items: prepared.spans.iter().map(|s| (declared(s.item).key, *s)).collect(),
-            cross,
+            cross_inputs: prepared.cross.iter().map(|c| (declared(c.item).key, *c)).collect(),
+            cross: CrossSource::all(request, items),
             adapter: request.adapter,
-            root: prefix::root(
-                &request.tenant,
-                request.adapter,
-                prepared.cross.map(|input| (declared(input.item).key, input)),
-            ),
+            root: prefix::root(&request.tenant, request.adapter),
         }
     }
 
@@ -79,19 +67,20 @@ impl SharedPrompt {
     }
 
     /// Tokens that are readable once the first `n_computed` are computed, that is, those before the first item
-    /// that is not loaded; `usize::MAX` when all items are. `needs_rows` says whether the cross-attention input
-    /// must be loaded.
+    /// that is not loaded; `usize::MAX` when all items are. `needs_rows` says whether the rows of a
+    /// cross-attention source, by its number, must be loaded.
     ///
     /// # Errors
     /// The failure of an item that is still needed.
     pub fn readable(
         &self,
         n_computed: usize,
-        needs_rows: impl Fn(&CrossKey) -> bool,
+        needs_rows: impl Fn(usize, &CrossKey) -> bool,
     ) -> Result<usize, Failure> {
         let mut limit = usize::MAX;
-        if let Some(cross) = self.cross.as_ref().filter(|cross| needs_rows(&cross.key)) {
-            limit = limit.min(readable_before(&cross.item, 0)?);
+        let needed = self.cross.iter().enumerate().filter(|(i, source)| needs_rows(*i, &source.key));
+        for item in needed.flat_map(|(_, source)| source.items()) {
+            limit = limit.min(readable_before(item, 0)?);
         }
         for span in self.spans.iter().filter(|s| s.tokens.end > n_computed) {
             limit = limit.min(readable_before(&span.item, span.tokens.start)?);
@@ -133,16 +122,6 @@ pub struct SpanRows<'a> {
     pub rows: Range<usize>,
     /// True if the last of them is the last of the span.
     pub ends_span: bool,
-}
-
-impl CrossSource {
-    /// Encoder output rows, if loaded.
-    pub fn rows(&self) -> Option<&EncoderOutput> {
-        match self.item.state() {
-            ItemState::Ready(output) => Some(output),
-            ItemState::Pending | ItemState::Failed(_) => None,
-        }
-    }
 }
 
 /// Readable tokens when token `start` needs the item.

@@ -31,7 +31,8 @@ pub(super) struct DraftModel {
 /// Draft KV of a sequence.
 struct DraftState {
     table: BlockTable,
-    cross: Option<BlockTable>,
+    /// Cross-attention blocks of each source.
+    cross: Vec<BlockTable>,
     /// Tokens whose keys and values are in the blocks, drafts included.
     computed: Vec<u32>,
 }
@@ -118,7 +119,7 @@ impl DraftModel {
             Some(followed) => followed,
             None => DraftState {
                 table: self.pool.table(0).ok()?,
-                cross: self.read_input(sequence, plan)?,
+                cross: self.read_inputs(sequence, plan)?,
                 computed: Vec::new(),
             },
         };
@@ -129,30 +130,33 @@ impl DraftModel {
         Some(DraftingSequence { sequence, followed, draft: Vec::new(), caught_up: false })
     }
 
-    /// Share of the sequence's cross-attention KV, `Some(None)` without cross-attention. `None` when it cannot be had,
-    /// or is not filled by the plan, which projects what of it is missing and has room; `filling` holds the blocks.
-    fn read_input(
+    /// Shares of the sequence's cross-attention KV, one for each source. `None` when they cannot be had, or are not filled
+    /// by the plan, which projects what of them is missing and has room; `filling` holds the blocks.
+    fn read_inputs(
         &mut self,
         sequence: &Sequence,
         (plan, filling): (&mut StepPlan, &mut Vec<BlockTable>),
-    ) -> Option<Option<BlockTable>> {
-        let Some(key) = sequence.cross_key() else { return Some(None) };
-        if !self.cross.is_ready(&key) {
-            sequence.cross_rows()?;
-        }
-        let table = match self.cross.acquire(key).ok()? {
-            CrossShare::Filled(table) => return Some(Some(table)),
-            CrossShare::Filling(table) => table,
-        };
-        let planned = plan.projections.iter().filter(|chunk| chunk.key == key).map(|chunk| chunk.rows.end);
-        let start = planned.fold(self.cross.n_filled(&key), usize::max);
-        let n_rows = key.n_rows as usize;
-        let end = n_rows.min(start + MAX_ROWS.saturating_sub(plan.n_projected()));
-        if start < end {
-            plan.projections.push(ProjectionChunk::new(sequence, &table, start..end)?);
+    ) -> Option<Vec<BlockTable>> {
+        let tables = sequence.cross_keys().enumerate().map(|(source, key)| {
+            let table = match self.cross.acquire(key).ok()? {
+                CrossShare::Filled(table) => return Some(table),
+                CrossShare::Filling(table) => table,
+            };
             filling.push(table.fork());
-        }
-        (end == n_rows).then_some(Some(table))
+            let planned =
+                plan.projections.iter().filter(|chunk| chunk.key == key).map(|chunk| chunk.rows.end);
+            let mut start = planned.fold(self.cross.n_filled(&key), usize::max);
+            let n_rows = key.n_rows as usize;
+            while start < n_rows {
+                let n = (n_rows - start).min(MAX_ROWS.saturating_sub(plan.n_projected()));
+                let chunk = (n > 0).then(|| ProjectionChunk::new(sequence, (source, &table), start, n));
+                let chunk = chunk.flatten()?;
+                start = chunk.rows.end;
+                plan.projections.push(chunk);
+            }
+            Some(table)
+        });
+        tables.collect()
     }
 
     /// One more draft token for each caught-up sequence. `None` if the step failed.
@@ -186,7 +190,7 @@ impl DraftingSequence<'_> {
         }
         self.followed.computed.extend(&tokens);
         let table = &self.followed.table;
-        let cross = self.followed.cross.as_ref();
+        let cross = self.followed.cross.iter().collect();
         plan.push_rows(self.sequence, SequenceRows { tokens, first, table, cross });
         plan.ask_for(usize::from(self.caught_up));
     }

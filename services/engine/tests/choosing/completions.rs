@@ -41,7 +41,7 @@ fn arrival(sampling: SamplingParams) -> SequenceRequest {
             tokens,
             next_position: 2,
             spans: Vec::new(),
-            cross: None,
+            cross: Vec::new(),
             rules: LogitRules::default(),
             end_tokens: vec![END],
             output: OutputKind::Text,

@@ -77,7 +77,7 @@ pub fn arrival(id: u64, n_prompt: usize, n_generated: u32, now: std::time::Insta
         positions: (0..n_prompt as u32).map(|p| [p; 3]).collect(),
         next_position: n_prompt as u32,
         spans: Vec::new(),
-        cross: None,
+        cross: Vec::new(),
         rules: LogitRules::default(),
         end_tokens: vec![END],
         output: OutputKind::Text,
@@ -120,8 +120,15 @@ pub fn embed(mut arrival: SequenceRequest, output: &EncoderOutput, first_token: 
 pub fn cross(mut arrival: SequenceRequest, output: &EncoderOutput, rows: Range<u32>) -> SequenceRequest {
     let item = ItemIdx(arrival.items.len() as u32);
     let n_rows = rows.end - rows.start;
-    arrival.prepared.cross = Some(CrossInput { item, first_row: rows.start, n_rows, first_token: 0 });
+    arrival.prepared.cross.push(CrossInput { item, first_row: rows.start, n_rows, first_token: 0 });
     arrival.items.push(output.item().clone());
+    arrival
+}
+
+/// Makes tokens from `first_token` on attend to all rows of an item.
+pub fn seen_from(mut arrival: SequenceRequest, first_token: u32, output: &EncoderOutput) -> SequenceRequest {
+    arrival = cross(arrival, output, 0..output.item().n_tokens);
+    arrival.prepared.cross.last_mut().unwrap().first_token = first_token;
     arrival
 }
 

@@ -27,8 +27,8 @@ pub const HIDDEN: usize = 2;
 pub struct StepLog {
     /// Every step: for each sequence its first token, and which of its tokens were computed.
     pub steps: Vec<Vec<(u32, Range<usize>)>>,
-    /// Of the last step: the token of each sequence from which on it cross-attends, where that is optional.
-    pub cross_from: Option<Vec<u32>>,
+    /// Of the last step: the rows that cross-attend, where that is optional.
+    pub cross_rows: Option<Vec<u32>>,
     /// Rows of each call that projects.
     pub projections: Vec<usize>,
     /// Work in the order of its run: `p` for rows projected, `s` for a step, `a` for a layer of an alignment, `w` for a wait.
@@ -208,24 +208,45 @@ impl StepLog {
         let name = self.self_kv.first_tokens[block].or(window.map(|_| 0));
         let name = name.expect("a sequence starts with its first token");
         self.steps.last_mut().expect("a step is open").push((name, computed.clone()));
-        let cross = step.cross_kv.map_or(0, |batch| {
-            assert_eq!(at(batch.query_start_loc, i), rows);
-            let keys = super::fake::slots(&batch, i).into_iter();
-            keys.fold(5, |h, s| {
-                mix(h, self.cross_kv[s].expect("a cross slot is projected before it is read"))
-            })
-        });
+        let cross = self.cross_hashes(step);
         let value = |slot: &usize| self.self_kv.slots[*slot].expect("a slot is written before it is read");
         let Some(window) = window else {
-            let mut hash = cross;
-            let history = slots.iter().map(|slot| {
-                hash = mix(hash, value(slot));
-                hash
+            let before =
+                |cross: u64| slots[..computed.start].iter().fold(cross, |hash, slot| mix(hash, value(slot)));
+            let mut hash = (None, 0);
+            let history = computed.clone().zip(rows).map(|(key, row)| {
+                if hash.0 != Some(cross[row]) {
+                    let since = slots[computed.start..key].iter();
+                    hash = (
+                        Some(cross[row]),
+                        since.fold(before(cross[row]), |hash, slot| mix(hash, value(slot))),
+                    );
+                }
+                hash.1 = mix(hash.1, value(&slots[key]));
+                hash.1
             });
-            return history.collect::<Vec<_>>().split_off(computed.start);
+            return history.collect();
         };
         let seen = |key: usize| &slots[(key + 1).saturating_sub(window.get() as usize)..=key];
-        computed.map(|key| seen(key).iter().fold(cross, |hash, slot| mix(hash, value(slot)))).collect()
+        let seen = computed.zip(rows).map(|(key, row)| (seen(key), cross[row]));
+        seen.map(|(slots, cross)| slots.iter().fold(cross, |hash, slot| mix(hash, value(slot)))).collect()
+    }
+
+    /// Hash of the encoder rows that each row of a step attends to; 0 where there are none.
+    fn cross_hashes(&self, step: &StepInput<'_>) -> Vec<u64> {
+        let mut hashes = vec![0; step.token_ids.len()];
+        let Some(batch) = step.cross_kv else { return hashes };
+        let every: Vec<u32> = (0..).take(hashes.len()).collect();
+        let rows = step.cross_rows.unwrap_or(&every);
+        assert_eq!(rows.len(), *batch.query_start_loc.last().unwrap() as usize);
+        for i in 0..batch.seq_lens.len() {
+            let keys = slots(&batch, i).into_iter();
+            let hash = keys.fold(5, |h, s| {
+                mix(h, self.cross_kv[s].expect("a cross slot is projected before it is read"))
+            });
+            rows[at(batch.query_start_loc, i)].iter().for_each(|row| hashes[*row as usize] = hash);
+        }
+        hashes
     }
 }
 
@@ -322,7 +343,7 @@ impl Decoder for FakeDecoder {
         }
         assert_eq!(step.positions.len(), step.token_ids.len());
         assert_eq!(step.slot_mapping.len(), step.token_ids.len());
-        log.cross_from = step.cross_from.map(<[u32]>::to_vec);
+        log.cross_rows = step.cross_rows.map(<[u32]>::to_vec);
         log.write(step);
         log.steps.push(Vec::new());
         log.order.push('s');

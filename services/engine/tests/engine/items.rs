@@ -8,7 +8,7 @@ use triptych_engine::{EngineConfig, Event, NextStep, SequenceRequest};
 
 /// The same request on an engine of its own, with everything ready.
 fn alone(arrival: &SequenceRequest, outputs: &[&EncoderOutput]) -> Seen {
-    let mut bench = Bench::new(config(), arrival.prepared.cross.is_some(), 4096);
+    let mut bench = Bench::new(config(), !arrival.prepared.cross.is_empty(), 4096);
     bench.add(arrival.clone());
     outputs.iter().for_each(|o| bench.ready(o));
     bench.settle();
@@ -295,30 +295,4 @@ fn cross_input_that_does_not_fit_fails_before_it_starts() {
     check(true, Some(7..7), FailureClass::Internal);
     check(true, Some(0..129), FailureClass::TooLarge);
     check(false, Some(0..10), FailureClass::Internal);
-}
-
-#[test]
-fn where_encoder_input_is_optional_a_sequence_without_it_runs_beside_one_that_sees_it_late() {
-    let optional = triptych_models::decoder::DecoderInfo { cross_optional: true, ..info(true, 4096) };
-    let mut bench = Bench::of(optional, config());
-    let image = item(1, 40);
-    let mut late = cross(bench.sequence(1, 9, 3), &image, 0..40);
-    late.prepared.cross.as_mut().unwrap().first_token = 4;
-    bench.add(late);
-    bench.add(bench.sequence(2, 6, 3));
-    bench.ready(&image);
-    assert_eq!(bench.step(), [(1, 0..9), (2, 0..6)]);
-    assert_eq!(bench.log().cross_from, Some(vec![4, 0]));
-    bench.settle();
-    let mut text_only = Bench::of(optional, with_blocks(8, 0));
-    text_only.add(text_only.sequence(2, 6, 3));
-    text_only.settle();
-    assert_eq!(bench.seen(2).tokens(), text_only.seen(2).tokens());
-    text_only.add(cross(text_only.sequence(3, 6, 3), &image, 0..40));
-    assert_eq!(
-        text_only.seen(3).failure(),
-        FailureClass::TooLarge,
-        "a pool without blocks serves text alone"
-    );
-    bench.assert_books_balance();
 }

@@ -6,6 +6,7 @@ mod fake;
 mod pipelined;
 mod preemption;
 mod speculation;
+mod images;
 mod items;
 mod projections;
 mod adapters;

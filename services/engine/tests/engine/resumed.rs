@@ -60,7 +60,7 @@ fn settle(config: EngineConfig, cross_attention: bool, arrival: SequenceRequest)
 /// Cuts every completion at every place; whatever follows is what followed there.
 fn check_on(config: EngineConfig, n_tokens: u32, change: &dyn Fn(&mut SequenceRequest)) -> Vec<Seen> {
     let whole = make(&Bench::decoder_only(config), n_tokens, change);
-    let with_cross = whole.prepared.cross.is_some();
+    let with_cross = !whole.prepared.cross.is_empty();
     let undisturbed = settle(config, with_cross, whole.clone());
     let completions: Vec<Seen> = whole.ids.iter().map(|id| undisturbed.seen(id.0)).collect();
     for (choice, completion) in (0..).zip(&completions) {

@@ -16,7 +16,7 @@ fn like(arrival: &SequenceRequest, id: u64) -> SequenceRequest {
 /// The tokens of a request on an engine that keeps nothing.
 fn computed_whole(arrival: &SequenceRequest, outputs: &[&triptych_core::EncoderOutput]) -> Vec<u32> {
     let plain = EngineConfig { prefix_cache: PrefixCache::Off, ..config() };
-    let mut bench = Bench::new(plain, arrival.prepared.cross.is_some(), 4096);
+    let mut bench = Bench::new(plain, !arrival.prepared.cross.is_empty(), 4096);
     bench.add(arrival.clone());
     outputs.iter().for_each(|o| bench.ready(o));
     bench.settle();

@@ -34,6 +34,9 @@ pub struct Request {
     /// First of its rows that are cross-attended to; those before are among the tokens.
     #[serde(default)]
     pub cross_first_row: u32,
+    /// Of several encoder outputs that it cross-attends to the index and the first token of each, in the place of `rows`.
+    #[serde(default)]
+    pub images: Vec<(usize, u32)>,
     /// Encoder outputs among the tokens.
     #[serde(default)]
     pub spans: Vec<Span>,
@@ -196,10 +199,17 @@ impl Case {
             }
         });
         let spans: Vec<ItemSpan> = spans.collect();
-        let shared = request.rows.and_then(|rows| firsts.iter().position(|first| *first == rows));
-        let cross_item = ItemIdx(shared.unwrap_or(firsts.len()) as u32);
-        let more = request.rows.filter(|_| shared.is_none());
-        let items: Vec<usize> = firsts.into_iter().chain(more).collect();
+        let seen: Vec<(usize, u32)> = request.cross().collect();
+        // Rows of an item that is among the tokens too are not another's.
+        let shared = |rows: usize| firsts.iter().position(|first| *first == rows);
+        let more: Vec<usize> =
+            seen.iter().map(|(rows, _)| *rows).filter(|rows| shared(*rows).is_none()).collect();
+        let n_spanned = firsts.len();
+        let place = |rows: usize| {
+            let further = || more.iter().position(|other| *other == rows).map(|i| n_spanned + i);
+            ItemIdx(shared(rows).or_else(further).unwrap_or_default() as u32)
+        };
+        let items: Vec<usize> = firsts.iter().chain(&more).copied().collect();
         SequenceRequest {
             ids: (id..id + u64::from(sampling.n)).map(SequenceId).collect(),
             prepared: PreparedSequence {
@@ -207,12 +217,15 @@ impl Case {
                 positions,
                 next_position: request.next_position.unwrap_or(n_prompt),
                 spans,
-                cross: request.rows.map(|rows| CrossInput {
-                    item: cross_item,
-                    first_row: request.cross_first_row,
-                    n_rows: self.outputs[rows].item().n_tokens - request.cross_first_row,
-                    first_token: request.first_token,
-                }),
+                cross: seen
+                    .iter()
+                    .map(|(rows, first_token)| CrossInput {
+                        item: place(*rows),
+                        first_row: request.cross_first_row,
+                        n_rows: self.outputs[*rows].item().n_tokens - request.cross_first_row,
+                        first_token: *first_token,
+                    })
+                    .collect(),
                 rules: request.rules(),
                 end_tokens: request.end_tokens.clone(),
                 output: OutputKind::Text,
@@ -236,6 +249,11 @@ impl Case {
 }
 
 impl Request {
+    /// Encoder outputs that it cross-attends to, with their first tokens.
+    pub fn cross(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.rows.map(|rows| (rows, self.first_token)).into_iter().chain(self.images.iter().copied())
+    }
+
     fn rules(&self) -> LogitRules {
         let steps = self.forced.iter().filter(|f| f.0 >= 0);
         let last = self.forced.iter().filter(|f| f.0 < 0).map(|f| f.1);

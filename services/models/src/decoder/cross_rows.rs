@@ -8,7 +8,7 @@
 use super::StepInput;
 use crate::error::ModelError;
 use crate::spec::{CrossSpec, DecoderSpec, ItemsSpec, StackSpec};
-use triptych_kernels::ops::{Indices, PagedBatch, PagedSequences, StageBuilder};
+use triptych_kernels::ops::{Indices, PagedSequences, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
 /// Indices of a decoder layer in the caches; `None` where it has nothing there.
@@ -63,28 +63,18 @@ pub(super) enum CrossRows {
 }
 
 impl CrossRows {
-    /// Adds the cross-attention of a checked step. `is_optional`: rows may come before their image, or have none.
+    /// Adds the cross-attention of a checked step.
     ///
     /// # Errors
     /// [`KernelError`] for block tables that do not fit the sequences.
-    pub fn stage(
-        builder: &mut StageBuilder,
-        step: &StepInput<'_>,
-        is_optional: bool,
-    ) -> Result<Self, KernelError> {
-        let Some(kv) = step.cross_kv else { return Ok(Self::Nobody) };
-        if !is_optional {
-            return Ok(Self::All(builder.paged(kv)?));
+    pub fn stage(builder: &mut StageBuilder, step: &StepInput<'_>) -> Result<Self, KernelError> {
+        match (step.cross_kv, step.cross_rows) {
+            (None, _) | (_, Some([])) => Ok(Self::Nobody),
+            (Some(kv), Some(rows)) if rows.len() < step.token_ids.len() => {
+                Ok(Self::Some(builder.indices(rows)?, builder.paged(kv)?))
+            }
+            (Some(kv), _) => Ok(Self::All(builder.paged(kv)?)),
         }
-        let seen = SeenRows::of(step);
-        if seen.rows.is_empty() {
-            return Ok(Self::Nobody);
-        }
-        let seqs = builder.paged(PagedBatch { query_start_loc: &seen.query_start_loc, ..kv })?;
-        Ok(match seen.rows.len() == step.token_ids.len() {
-            true => Self::All(seqs),
-            false => Self::Some(builder.indices(&seen.rows)?, seqs),
-        })
     }
 
     /// The sequences of all rows, if every row cross-attends.
@@ -115,70 +105,5 @@ impl CrossRows {
                 Ok(x)
             }
         }
-    }
-}
-
-/// The rows of a step that come after the first token that cross-attends.
-#[derive(Debug, PartialEq, Eq)]
-struct SeenRows {
-    rows: Vec<u32>,
-    /// Offsets of the sequences in `rows`, `[n_seqs + 1]`.
-    query_start_loc: Vec<u32>,
-}
-
-impl SeenRows {
-    /// Selects the rows of a checked step.
-    fn of(step: &StepInput<'_>) -> Self {
-        let mut rows = Vec::new();
-        let mut query_start_loc = vec![0];
-        let n_seqs = step.self_kv.seq_lens.len();
-        for i in 0..n_seqs {
-            let [first, end] = [0, 1].map(|k| step.self_kv.query_start_loc.get(i + k).copied().unwrap_or(0));
-            let n_queries = end.saturating_sub(first);
-            let first_token = step.self_kv.seq_lens[i].saturating_sub(n_queries);
-            let from = step.cross_from.map_or(0, |from| from[i]);
-            let sees = step.cross_kv.is_some_and(|kv| kv.seq_lens[i] > 0);
-            let blind = if sees { from.saturating_sub(first_token).min(n_queries) } else { n_queries };
-            rows.extend(first + blind..end);
-            query_start_loc.push(rows.len() as u32);
-        }
-        Self { rows, query_start_loc }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use triptych_kernels::ops::ChooseBatch;
-
-    fn batch<'a>(query_start_loc: &'a [u32], seq_lens: &'a [u32]) -> PagedBatch<'a> {
-        PagedBatch { query_start_loc, table_start_loc: &[], block_tables: &[], seq_lens }
-    }
-
-    /// Three sequences: tokens 2 to 4 of one that cross-attends from 3 on, a token far past its image, two of a text.
-    #[test]
-    fn tokens_before_the_image_and_texts_do_not_see() {
-        let starts = [0, 3, 4, 6];
-        let choose = ChooseBatch::default();
-        let step = |cross_from| StepInput {
-            token_ids: &[0; 6],
-            positions: &[[0; 3]; 6],
-            embeds: &[],
-            slot_mapping: &[0; 6],
-            self_kv: batch(&starts, &[5, 9, 2]),
-            cross_kv: Some(batch(&starts, &[10, 10, 0])),
-            cross_from,
-            state_slots: None,
-            adapters: &[],
-            logit_rows: &[],
-            choose: &choose,
-        };
-        let from = [3, 1, 0];
-        let seen =
-            |rows: &[u32], starts: &[u32]| SeenRows { rows: rows.into(), query_start_loc: starts.into() };
-        assert_eq!(SeenRows::of(&step(Some(&from))), seen(&[1, 2, 3], &[0, 2, 3, 3]));
-        assert_eq!(SeenRows::of(&step(None)), seen(&[0, 1, 2, 3], &[0, 3, 4, 4]));
-        let nothing = StepInput { cross_kv: None, ..step(None) };
-        assert!(SeenRows::of(&nothing).rows.is_empty());
     }
 }

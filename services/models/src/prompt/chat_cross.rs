@@ -1,10 +1,11 @@
-//! Prompts of vision-language models that cross-attend to an image: Llama 3.2 Vision.
+//! Prompts of vision-language models that cross-attend to images: Llama 3.2 Vision.
 //!
-//! One token represents the image, anywhere in the prompt; tokens from there on attend to the image's rows. A prompt
-//! without an image is plain text. Several images in one prompt are refused
-//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/processing_mllama.py>).
+//! One token represents an image, anywhere in the prompt; tokens from there up to the next image attend to its rows. Images
+//! whose tokens follow each other are attended to together. A prompt without an image is plain text
+//! (<https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/mllama/processing_mllama.py>,
+//! `get_cross_attention_token_mask`).
 
-use super::conversation::RenderedChat;
+use super::conversation::{RenderedChat, check_order};
 use super::generation::GenerationFiles;
 use super::{
     ChatTemplate, CrossInput, OutputKind, PreparedSequence, PromptBuilder, SamplingDefaults, check_ids,
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
-/// Lays out conversations about one image, or none.
+/// Lays out conversations about images, or none.
 #[derive(Debug)]
 pub struct ChatCross {
     tokenizer: Arc<Tokenizer>,
@@ -68,7 +69,7 @@ impl ChatCross {
         })
     }
 
-    /// Tokens of a prompt without a template, as the reference reads it. An image that it has no token for goes
+    /// Tokens of a prompt without a template, as the reference reads it. Images that it has no token for go
     /// before it.
     fn raw(&self, prompt: &TextOrTokens, n_images: usize) -> Result<Vec<u32>, PromptError> {
         let mut ids = match prompt {
@@ -82,7 +83,7 @@ impl ChatCross {
             return Err(PromptError::Invalid("the prompt is empty".into()));
         }
         if n_images > 0 && !ids.contains(&self.image) {
-            ids.insert(0, self.image);
+            ids.splice(0..0, std::iter::repeat_n(self.image, n_images));
         }
         if let TextOrTokens::Text(_) = prompt {
             if !ids.contains(&self.start) {
@@ -96,45 +97,44 @@ impl ChatCross {
         Ok(ids)
     }
 
-    /// Rows of the one image, if there is one.
-    fn image_rows(&self, items: &[EncodedItem]) -> Result<Option<u32>, PromptError> {
-        let item = match items {
-            [] => return Ok(None),
-            [item] => item,
-            _ => {
-                let text = format!("the request has {} items, this model reads one image", items.len());
-                return Err(PromptError::Invalid(text));
+    /// Rows of each image.
+    fn image_rows(items: &[EncodedItem]) -> Result<Vec<u32>, PromptError> {
+        let rows = |(idx, item): (usize, &EncodedItem)| match (item.modality, &item.extent) {
+            (Modality::Image, Extent::Grid { t: 1, .. }) if item.n_tokens > 0 => Ok(item.n_tokens),
+            (Modality::Image, Extent::Grid { t: 1, .. }) => {
+                Err(PromptError::Invalid(format!("item {idx} has no rows")))
+            }
+            (Modality::Image, _) => {
+                Err(PromptError::Invalid(format!("item {idx} is an image without a grid")))
+            }
+            (other, _) => {
+                Err(PromptError::Invalid(format!("item {idx} is {other}, this model reads image items")))
             }
         };
-        if item.modality != Modality::Image {
-            let text = format!("item 0 is {}, this model reads image items", item.modality);
-            return Err(PromptError::Invalid(text));
-        }
-        let Extent::Grid { t: 1, .. } = item.extent else {
-            return Err(PromptError::Invalid("item 0 is an image without a grid".into()));
-        };
-        if item.n_tokens == 0 {
-            return Err(PromptError::Invalid("item 0 has no rows".into()));
-        }
-        Ok(Some(item.n_tokens))
+        items.iter().enumerate().map(rows).collect()
     }
 
-    fn sequence(&self, tokens: Vec<u32>, n_rows: Option<u32>) -> Result<PreparedSequence, PromptError> {
-        let mut images =
-            tokens.iter().enumerate().filter(|(_, id)| **id == self.image).map(|(i, _)| i as u32);
-        let cross = match (images.next(), n_rows, images.count()) {
-            (None, None, _) => None,
-            (Some(first_token), Some(n_rows), 0) => {
-                Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows, first_token })
-            }
-            (first, n_rows, more) => {
-                return Err(PromptError::Invalid(format!(
-                    "the prompt has {} image tokens, the request {} image items; this model reads one image, or none",
-                    usize::from(first.is_some()) + more,
-                    usize::from(n_rows.is_some())
-                )));
-            }
+    /// The sequence of a prompt whose image tokens stand for the items of `order`.
+    fn sequence(
+        &self,
+        tokens: Vec<u32>,
+        order: &[ItemIdx],
+        n_rows: &[u32],
+    ) -> Result<PreparedSequence, PromptError> {
+        let images: Vec<u32> =
+            (0..).zip(&tokens).filter(|(_, id)| **id == self.image).map(|(i, _)| i).collect();
+        if images.len() != order.len() {
+            return Err(PromptError::Invalid(format!(
+                "the prompt has {} image tokens, the request {} image items",
+                images.len(),
+                order.len()
+            )));
+        }
+        let input = |(item, first_token): (&ItemIdx, u32)| {
+            let n_rows = n_rows.get(item.0 as usize).copied()?;
+            Some(CrossInput { item: *item, first_row: 0, n_rows, first_token })
         };
+        let cross = order.iter().zip(images).filter_map(input).collect();
         if tokens.len() > self.max_context {
             return Err(PromptError::TooLong { actual: tokens.len(), limit: self.max_context });
         }
@@ -154,21 +154,17 @@ impl ChatCross {
 
 impl PromptBuilder for ChatCross {
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError> {
-        let n_rows = self.image_rows(items)?;
+        let n_rows = Self::image_rows(items)?;
+        let mut order: Vec<ItemIdx> = (0..).map(ItemIdx).take(items.len()).collect();
         let tokens = match prompt {
             Prompt::Chat(chat) => {
                 let template = self.template.as_ref().map_err(|e| {
                     PromptError::Invalid(format!("this model has no conversations, only prompts: {e}"))
                 })?;
                 let chat = RenderedChat::new(&self.tokenizer, template, (chat, &|_| Modality::Image))?;
-                let order = chat.order.clone();
-                let tokens = chat.tokens(&self.tokenizer, Ok)?;
-                if order.iter().any(|item| item.0 as usize >= items.len()) {
-                    let text =
-                        format!("a message names an item that is none of the request's {}", items.len());
-                    return Err(PromptError::Invalid(text));
-                }
-                tokens
+                check_order(&chat.order, items.len())?;
+                order.clone_from(&chat.order);
+                chat.tokens(&self.tokenizer, Ok)?
             }
             Prompt::Singleton(prompt) | Prompt::Explicit { encoder: None, decoder: prompt } => {
                 self.raw(prompt, items.len())?
@@ -181,7 +177,7 @@ impl PromptBuilder for ChatCross {
                 return Err(PromptError::Invalid("this model reads images, not speech".into()));
             }
         };
-        Ok(vec![self.sequence(tokens, n_rows)?])
+        Ok(vec![self.sequence(tokens, &order, &n_rows)?])
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

@@ -102,7 +102,7 @@ impl PromptBuilder for ChatText {
             positions: (0..n).map(|p| [p; 3]).collect(),
             next_position: n,
             spans: Vec::new(),
-            cross: None,
+            cross: Vec::new(),
             rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,

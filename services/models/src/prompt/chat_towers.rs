@@ -164,12 +164,12 @@ impl ChatTowers {
             positions,
             next_position,
             spans: vec![ItemSpan { item, first_row: 0, first_token: 1, n_tokens: n_image }],
-            cross: Some(CrossInput {
+            cross: vec![CrossInput {
                 item,
                 first_row: self.rows.first_cross(),
                 n_rows: self.rows.n_cross,
                 first_token: 0,
-            }),
+            }],
             rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,

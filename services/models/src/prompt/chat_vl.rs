@@ -2,7 +2,7 @@
 //!
 //! In a conversation, control tokens come from the chat template alone: a client's text never makes one. A prompt without a template is the client's own layout, and is read as the reference reads it.
 
-use super::conversation::RenderedChat;
+use super::conversation::{RenderedChat, check_order};
 use super::generation::GenerationFiles;
 use super::item_rows::{ItemLayout, ItemRows, RowGrid, RowRun, RowShape, VideoTokens};
 use super::positions::{GridSpan, positions};
@@ -357,7 +357,7 @@ impl ChatVl {
             positions,
             next_position,
             spans,
-            cross: None,
+            cross: Vec::new(),
             rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,
@@ -414,26 +414,5 @@ impl PromptBuilder for ChatVl {
 
     fn chat_template(&self) -> Option<&ChatTemplate> {
         Some(&self.template)
-    }
-}
-
-/// Checks that every item is named exactly once.
-fn check_order(order: &[ItemIdx], n_items: usize) -> Result<(), PromptError> {
-    let mut named = vec![0_u32; n_items];
-    for item in order {
-        match named.get_mut(item.0 as usize) {
-            Some(n) => *n += 1,
-            None => {
-                let text = format!("a message names item {}, the request has {n_items} items", item.0);
-                return Err(PromptError::Invalid(text));
-            }
-        }
-    }
-    match named.iter().position(|n| *n != 1) {
-        Some(idx) => Err(PromptError::Invalid(format!(
-            "item {idx} is named {} times by the messages; once is right",
-            named[idx]
-        ))),
-        None => Ok(()),
     }
 }

@@ -111,3 +111,27 @@ fn shaped<'a>(
     };
     TemplateMessage { role: message.role.as_str(), content: message.parts.iter().map(part).collect() }
 }
+
+/// Checks that every item is named exactly once.
+///
+/// # Errors
+/// [`PromptError::Invalid`] that names the item.
+pub(super) fn check_order(order: &[ItemIdx], n_items: usize) -> Result<(), PromptError> {
+    let mut named = vec![0_u32; n_items];
+    for item in order {
+        match named.get_mut(item.0 as usize) {
+            Some(n) => *n += 1,
+            None => {
+                let text = format!("a message names item {}, the request has {n_items} items", item.0);
+                return Err(PromptError::Invalid(text));
+            }
+        }
+    }
+    match named.iter().position(|n| *n != 1) {
+        Some(idx) => Err(PromptError::Invalid(format!(
+            "item {idx} is named {} times by the messages; once is right",
+            named[idx]
+        ))),
+        None => Ok(()),
+    }
+}

@@ -148,7 +148,7 @@ impl PromptBuilder for Seq2SeqPrompt {
             positions: (0..n).map(|p| [p; 3]).collect(),
             next_position: n,
             spans: Vec::new(),
-            cross: Some(CrossInput { item: ItemIdx(0), first_row: 0, n_rows: item.n_tokens, first_token: 0 }),
+            cross: vec![CrossInput { item: ItemIdx(0), first_row: 0, n_rows: item.n_tokens, first_token: 0 }],
             rules: LogitRules { steps, ..self.rules.clone() },
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,

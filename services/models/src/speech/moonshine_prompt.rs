@@ -194,12 +194,12 @@ impl MoonshinePrompt {
             positions: (0..n).map(|p| [p; 3]).collect(),
             next_position: n,
             spans: Vec::new(),
-            cross: Some(CrossInput {
+            cross: vec![CrossInput {
                 item: ItemIdx(0),
                 first_row: window.first_row,
                 n_rows: window.n_rows,
                 first_token: 0,
-            }),
+            }],
             rules: self.rules(tokens.len()),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Speech {

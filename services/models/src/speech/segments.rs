@@ -113,7 +113,7 @@ mod tests {
             positions: vec![[0; 3]],
             next_position: 1,
             spans: Vec::new(),
-            cross: None,
+            cross: Vec::new(),
             rules,
             end_tokens: vec![50],
             output: OutputKind::Speech { offset_s: 30.0, end_s: 31.0, timestamps },

@@ -330,12 +330,12 @@ impl WhisperPrompt {
             positions: (0..n).map(|p| [p; 3]).collect(),
             next_position: n,
             spans: Vec::new(),
-            cross: Some(CrossInput {
+            cross: vec![CrossInput {
                 item: ItemIdx(0),
                 first_row: window * self.rows_per_window,
                 n_rows: self.rows_per_window,
                 first_token: 0,
-            }),
+            }],
             rules: self.rules(start),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Speech {

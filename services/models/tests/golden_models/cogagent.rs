@@ -97,7 +97,7 @@ fn sequences(case: &Case, rows: &[Vec<f32>], hidden: usize) -> Vec<Sequence> {
     let sequence = |prompt: &Value| {
         let prepared = lay_out(case, prompt, &images, hidden);
         let rows = &rows[prompt["image"].as_u64().expect("a number") as usize];
-        let cross = prepared.cross.expect("rows to cross-attend to");
+        let [cross] = prepared.cross[..] else { panic!("rows to cross-attend to") };
         let (low, high) = rows.split_at(cross.first_row as usize * hidden);
         assert_eq!(high.len(), cross.n_rows as usize * hidden, "{prompt}");
         Sequence {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use triptych_core::AdapterId;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::PagedBatch;
-use triptych_models::decoder::{AdapterRows, Decoder, EmbedRows, StepInput};
+use triptych_models::decoder::{AdapterRows, Decoder, DecoderInfo, EmbedRows, StepInput};
 use triptych_models::sampling::ChooseBatch;
 
 /// A sequence to decode.
@@ -17,9 +17,10 @@ pub struct Sequence {
     pub next_position: u32,
     /// Width of encoder rows.
     pub hidden: usize,
-    /// First token and rows of each item in the prompt; several rows of the encoder are a token where the decoder says so.
+    /// First token of each item with its rows, which are in the prompt (several rows of the encoder are a token where the decoder
+    /// says so); where cross-attention is optional, with the rows that tokens from there up to the next attend to.
     pub embeds: Vec<(usize, Vec<f32>)>,
-    /// Encoder rows to cross-attend to.
+    /// Encoder rows that every token cross-attends to.
     pub cross: Vec<f32>,
     /// A loaded adapter.
     pub adapter: Option<AdapterId>,
@@ -44,8 +45,9 @@ struct Running<'a> {
     tokens: Vec<u32>,
     n_computed: usize,
     blocks: Vec<u32>,
-    cross_blocks: Vec<u32>,
-    cross_from: u32,
+    views: Vec<View<'a>>,
+    /// True if items are not among the tokens.
+    sees_items: bool,
     starts_at: usize,
     /// Slot of its recurrent state, where there is one.
     state_slot: u32,
@@ -55,9 +57,20 @@ struct Running<'a> {
     embed_width: usize,
 }
 
-/// `n_steps` argmax tokens of each sequence.
-pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
-    greedy_cross_from(decoder, sequences, &vec![0; sequences.len()], n_steps, mix)
+/// Encoder rows that tokens from one on attend to.
+struct View<'a> {
+    first_token: usize,
+    rows: &'a [f32],
+    blocks: Vec<u32>,
+}
+
+impl Sequence {
+    /// First tokens and encoder rows of what it cross-attends to.
+    fn views(&self, info: &DecoderInfo) -> impl Iterator<Item = (usize, &[f32])> {
+        let whole = (info.cross_attention && !self.cross.is_empty()).then_some((0, self.cross.as_slice()));
+        let late = if info.cross_optional { self.embeds.as_slice() } else { &[] };
+        whole.into_iter().chain(late.iter().map(|(first, rows)| (*first, rows.as_slice())))
+    }
 }
 
 /// Sequences with the tokens expected of them.
@@ -86,16 +99,9 @@ pub fn assert_greedy(decoder: &mut dyn Decoder, name: &str, check: GreedyCheck<'
     }
 }
 
-/// The same, each sequence cross-attending from a token on.
-pub fn greedy_cross_from(
-    decoder: &mut dyn Decoder,
-    sequences: &[Sequence],
-    cross_from: &[u32],
-    n_steps: usize,
-    mix: Mix,
-) -> Vec<Vec<u32>> {
+/// `n_steps` argmax tokens of each sequence.
+pub fn greedy(decoder: &mut dyn Decoder, sequences: &[Sequence], n_steps: usize, mix: Mix) -> Vec<Vec<u32>> {
     let mut running = admit(decoder, sequences, n_steps, mix);
-    running.iter_mut().zip(cross_from).for_each(|(r, from)| r.cross_from = *from);
     let vocab = decoder.info().vocab;
     for step in 0.. {
         let mut active: Vec<&mut Running<'_>> = running
@@ -120,17 +126,7 @@ pub fn greedy_cross_from(
 
 /// Logits of all prompt tokens of one sequence, `[prompt.len(), vocab]`.
 pub fn teacher_forced(decoder: &mut dyn Decoder, sequence: &Sequence) -> Vec<f32> {
-    teacher_forced_cross_from(decoder, sequence, 0)
-}
-
-/// The same, cross-attending from a token on.
-pub fn teacher_forced_cross_from(
-    decoder: &mut dyn Decoder,
-    sequence: &Sequence,
-    cross_from: u32,
-) -> Vec<f32> {
     let mut running = admit(decoder, std::slice::from_ref(sequence), 0, Mix::PLAIN);
-    running[0].cross_from = cross_from;
     let mut batch = Batch::of(&[&mut running[0]], usize::MAX);
     batch.logit_rows = (0..sequence.prompt.len() as u32).collect();
     batch.forward(decoder)
@@ -154,7 +150,8 @@ fn admit<'a>(
     let info = decoder.info();
     let blocks_of = |n: usize| n.div_ceil(KV_BLOCK_TOKENS);
     let own = |s: &Sequence| blocks_of(s.prompt.len() + n_steps);
-    let cross = |s: &Sequence| blocks_of(s.cross.len() / s.hidden);
+    let cross =
+        |s: &Sequence| s.views(&info).map(|(_, rows)| blocks_of(rows.len() / s.hidden)).sum::<usize>();
     let [n_own, n_cross]: [usize; 2] = [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
     decoder.allocate_kv(n_own, n_cross).expect("room for caches");
     if info.state_slot_bytes.is_some() {
@@ -172,17 +169,19 @@ fn admit<'a>(
     let mut running = Vec::new();
     for (i, s) in sequences.iter().enumerate() {
         let blocks = take(false, own(s));
-        let cross_blocks = take(true, cross(s));
-        let n_rows = s.cross.len() / s.hidden;
-        if info.cross_attention && n_rows > 0 {
-            let slots: Vec<u32> = (0..n_rows).map(|row| slot(&cross_blocks, row)).collect();
-            let rows = stored(&s.cross, s.hidden);
-            let rows = [encoded(&rows, s.hidden)];
+        let mut views = Vec::new();
+        for (first_token, rows) in s.views(&info) {
+            let n_rows = rows.len() / s.hidden;
+            let blocks = take(true, blocks_of(n_rows));
+            let slots: Vec<u32> = (0..n_rows).map(|row| slot(&blocks, row)).collect();
+            let stored = stored(rows, s.hidden);
+            let encoded = [encoded(&stored, s.hidden)];
             let projected = match s.adapter {
-                Some(adapter) => decoder.project_cross_adapted(adapter, &rows, &slots),
-                None => decoder.project_cross(&rows, &slots),
+                Some(adapter) => decoder.project_cross_adapted(adapter, &encoded, &slots),
+                None => decoder.project_cross(&encoded, &slots),
             };
             projected.expect("encoder rows fit");
+            views.push(View { first_token, rows, blocks });
         }
         let tokens = s.prompt.clone();
         let starts_at = i * mix.stagger;
@@ -191,8 +190,8 @@ fn admit<'a>(
             tokens,
             n_computed: 0,
             blocks,
-            cross_blocks,
-            cross_from: 0,
+            views,
+            sees_items: info.cross_optional,
             starts_at,
             state_slot: (sequences.len() - 1 - i) as u32,
             whole_items: info.mutual_items,
@@ -214,7 +213,8 @@ struct Batch {
     query_start_loc: Vec<u32>,
     own: Tables,
     cross: Tables,
-    cross_from: Vec<u32>,
+    cross_start_loc: Vec<u32>,
+    cross_rows: Vec<u32>,
     state_slots: Vec<u32>,
     adapters: Vec<(AdapterId, Vec<u32>)>,
     logit_rows: Vec<u32>,
@@ -254,6 +254,7 @@ impl Batch {
         batch.query_start_loc.push(batch.token_ids.len() as u32);
         batch.own.start_loc.push(batch.own.blocks.len() as u32);
         batch.cross.start_loc.push(batch.cross.blocks.len() as u32);
+        batch.cross_start_loc.push(batch.cross_rows.len() as u32);
         batch
     }
 
@@ -282,7 +283,8 @@ impl Batch {
                 None => self.adapters.push((adapter, rows.collect())),
             }
         }
-        for (at, rows) in &s.own.embeds {
+        let among = if s.sees_items { &[][..] } else { &s.own.embeds };
+        for (at, rows) in among {
             let hidden = s.own.hidden;
             let width = s.embed_width;
             let from = first.max(*at);
@@ -294,8 +296,15 @@ impl Batch {
             }
         }
         self.own.push(&s.blocks, end);
-        self.cross.push(&s.cross_blocks, s.own.cross.len() / s.own.hidden);
-        self.cross_from.push(s.cross_from);
+        let ends = s.views.iter().skip(1).map(|view| view.first_token).chain([usize::MAX]);
+        for (view, until) in s.views.iter().zip(ends) {
+            let seen = first.max(view.first_token)..end.min(until);
+            if !seen.is_empty() {
+                self.cross_start_loc.push(self.cross_rows.len() as u32);
+                self.cross_rows.extend(seen.map(|token| (first_row + token - first) as u32));
+                self.cross.push(&view.blocks, view.rows.len() / s.own.hidden);
+            }
+        }
         self.state_slots.push(s.state_slot);
         if end == s.tokens.len() {
             self.logit_rows.push(self.token_ids.len() as u32 - 1);
@@ -321,8 +330,8 @@ impl Batch {
                 embeds: &embeds,
                 slot_mapping: &self.slots,
                 self_kv: self.own.view(&self.query_start_loc),
-                cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.query_start_loc)),
-                cross_from: decoder.info().cross_optional.then_some(self.cross_from.as_slice()),
+                cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.cross_start_loc)),
+                cross_rows: decoder.info().cross_optional.then_some(self.cross_rows.as_slice()),
                 state_slots: decoder.info().state_slot_bytes.map(|_| self.state_slots.as_slice()),
                 adapters: &adapters,
                 logit_rows: &self.logit_rows,

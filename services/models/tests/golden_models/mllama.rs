@@ -3,7 +3,7 @@
 use crate::case::{
     Case, assert_bf16_close, assert_logits_close, assert_rows_close, assert_within, cpu, cuda, max_error,
 };
-use crate::greedy::{Mix, Sequence, greedy_cross_from, teacher_forced_cross_from};
+use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use crate::pipeline::encoded;
 use serde_json::Value;
 use triptych_core::limits::Limits;
@@ -55,42 +55,56 @@ fn prompts(case: &Case) -> Vec<Value> {
     case.json["prompts"].as_array().expect("prompts").clone()
 }
 
-fn image_of(prompt: &Value) -> Option<usize> {
-    prompt["image"].as_u64().map(|i| i as usize)
+fn images_of(prompt: &Value) -> Vec<usize> {
+    serde_json::from_value(prompt["images"].clone()).expect("numbers of images")
 }
 
 /// A prompt of the reference, laid out by us: its conversation, or its text.
 fn lay_out(case: &Case, prompt: &Value, images: &[EncoderInput], hidden: usize) -> PreparedSequence {
-    let items: Vec<EncodedItem> =
-        image_of(prompt).map(|i| encoded(&images[i], Modality::Image, hidden)).into_iter().collect();
-    let part = |part: &Value| match part["text"].as_str() {
+    let item = |i: &usize| encoded(&images[*i], Modality::Image, hidden);
+    let items: Vec<EncodedItem> = images_of(prompt).iter().map(item).collect();
+    let mut next = 0;
+    let mut part = |part: &Value| match part["text"].as_str() {
         Some(text) => MessagePart::Text(text.to_owned()),
-        None => MessagePart::Item(ItemIdx(0)),
+        None => {
+            next += 1;
+            MessagePart::Item(ItemIdx(next - 1))
+        }
+    };
+    let mut message = |message: &Value| Message {
+        role: if message["role"] == "user" { Role::User } else { Role::Assistant },
+        parts: message["content"].as_array().expect("parts").iter().map(&mut part).collect(),
     };
     let ours = match prompt["messages"].as_array() {
-        Some(messages) => {
-            let content = messages[0]["content"].as_array().expect("parts");
-            Prompt::Chat(vec![Message { role: Role::User, parts: content.iter().map(part).collect() }].into())
-        }
+        Some(messages) => Prompt::Chat(messages.iter().map(&mut message).collect::<Vec<_>>().into()),
         None => Prompt::Singleton(TextOrTokens::Text(prompt["text"].as_str().expect("a text").to_owned())),
     };
     case.model().prompts().prepare(&ours, &items).expect("a prompt").remove(0)
 }
 
-/// A sequence and the first token of it that sees the image.
-fn sequence(prompt: &Value, rows: &[Vec<f32>], image_token: u32, hidden: usize) -> (Sequence, u32) {
+/// Places of the image tokens.
+fn places(prompt: &Value, image_token: u32) -> Vec<usize> {
     let tokens: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
-    let from = tokens.iter().position(|id| *id == image_token).unwrap_or_default() as u32;
-    let sequence = Sequence {
+    tokens.iter().enumerate().filter(|(_, id)| **id == image_token).map(|(i, _)| i).collect()
+}
+
+/// A sequence that sees each image until the next, and images at consecutive tokens together.
+fn sequence(prompt: &Value, rows: &[Vec<f32>], image_token: u32, hidden: usize) -> Sequence {
+    let tokens: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
+    let mut views: Vec<(usize, Vec<f32>)> = Vec::new();
+    for (place, image) in places(prompt, image_token).into_iter().zip(images_of(prompt)) {
+        let before = views.last().filter(|(last, _)| last + 1 == place).map(|(_, rows)| rows.as_slice());
+        let seen = [before.unwrap_or_default(), &rows[image]].concat();
+        views.push((place, seen));
+    }
+    Sequence {
         positions: (0..tokens.len() as u32).map(|i| [i; 3]).collect(),
         next_position: tokens.len() as u32,
         prompt: tokens,
-        cross: image_of(prompt).map(|i| rows[i].clone()).unwrap_or_default(),
+        embeds: views,
         hidden,
-        adapter: None,
-        embeds: vec![],
-    };
-    (sequence, from)
+        ..Sequence::default()
+    }
 }
 
 struct Loaded {
@@ -121,8 +135,8 @@ fn states_and_logits<B: Backend>(case: &Case, backend: &B) -> (Vec<Vec<f32>>, Ve
     let hidden = loaded.encoder.hidden();
     let wanted = case.json["prompts_with_logits"].as_array().expect("numbers").iter();
     let logits = wanted.filter_map(Value::as_u64).map(|k| {
-        let (sequence, from) = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
-        let logits = teacher_forced_cross_from(&mut *loaded.decoder, &sequence, from);
+        let sequence = sequence(&prompts[k as usize], &rows, loaded.image_token, hidden);
+        let logits = teacher_forced(&mut *loaded.decoder, &sequence);
         // The file has the last rows only.
         let n_kept = case.values(&format!("prompt.{k}.logits")).1.len();
         (k, logits[logits.len().saturating_sub(n_kept)..].to_vec())
@@ -150,7 +164,7 @@ fn matches_reference<B: Backend>(backend: &B) {
     }
 }
 
-/// Eight prompts, with an image and without, alone and mixed, in chunks that end before the image too.
+/// Twelve prompts, with none to three images, alone and mixed, in chunks that end before and between images too.
 fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
     for &name in cases {
         let case = Case::open(name);
@@ -161,20 +175,12 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
             assert_eq!(&loaded.encoder.encode(&[image]).expect("own inputs fit")[0], rows, "{name}");
         }
         let hidden = loaded.encoder.hidden();
-        let (sequences, from): (Vec<Sequence>, Vec<u32>) =
-            prompts(&case).iter().map(|p| sequence(p, &rows, loaded.image_token, hidden)).unzip();
-        let expected = case.greedy_tokens();
-        let n_steps = expected[0].len();
-        for (i, expected) in expected.iter().enumerate() {
-            let one = &sequences[i..=i];
-            let from = &from[i..=i];
-            let alone = greedy_cross_from(&mut *loaded.decoder, one, from, n_steps, Mix::PLAIN);
-            assert_eq!(&alone[0], expected, "{name} prompt {i} alone");
-        }
-        for mix in [Mix::PLAIN, Mix { stagger: 2, chunk: 3 }] {
-            let all = greedy_cross_from(&mut *loaded.decoder, &sequences, &from, n_steps, mix);
-            assert_eq!(all, expected, "{name} in a batch");
-        }
+        let sequences: Vec<Sequence> =
+            prompts(&case).iter().map(|p| sequence(p, &rows, loaded.image_token, hidden)).collect();
+        let expected = &case.greedy_tokens();
+        let mix = Mix { stagger: 2, chunk: 3 };
+        let check = GreedyCheck { sequences: &sequences, expected, n_alone: 2, mix };
+        assert_greedy(&mut *loaded.decoder, name, check);
     }
 }
 
@@ -275,36 +281,45 @@ fn prompts_become_the_tokens_of_the_reference() {
             let expected: Vec<u32> = serde_json::from_value(prompt["input_ids"].clone()).expect("tokens");
             assert_eq!(prepared.tokens, expected, "{name} {prompt}");
             let image_token = case.model().spec().decoder.vocab as u32;
-            let first = expected.iter().position(|id| *id == image_token).map(|i| i as u32);
-            assert_eq!(prepared.cross.map(|c| c.first_token), first, "{name} {prompt}");
-            assert_eq!(
-                prepared.cross.map(|c| c.n_rows),
-                image_of(&prompt).map(|i| images[i].n_tokens),
-                "{name} {prompt}"
+            let places = places(&prompt, image_token).into_iter();
+            let input = |(place, image): (usize, usize)| (place as u32, images[image].n_tokens);
+            let inputs: Vec<(u32, u32)> = places.zip(images_of(&prompt)).map(input).collect();
+            let ours: Vec<(u32, u32)> = prepared.cross.iter().map(|c| (c.first_token, c.n_rows)).collect();
+            assert_eq!(ours, inputs, "{name} {prompt}");
+            assert!(
+                (0..).map(ItemIdx).zip(&prepared.cross).all(|(item, c)| c.item == item && c.first_row == 0)
             );
         }
     }
 }
 
 #[test]
-fn more_than_one_image_is_refused_with_the_limit() {
+fn images_are_those_that_the_messages_name() {
     let case = Case::open(CASES[0]);
     let prompts = case.model().prompts();
-    let item = encoded(&images(&case)[0], Modality::Image, 40);
-    let check = |parts: Vec<MessagePart>, items: &[EncodedItem], expect: &str| {
-        let prompt = Prompt::Chat(vec![Message { role: Role::User, parts }].into());
-        let text = prompts.prepare(&prompt, items).expect_err(expect).to_string();
+    let [small, large] = [0, 1].map(|i| encoded(&images(&case)[i], Modality::Image, 40));
+    let image = |i| MessagePart::Item(ItemIdx(i));
+    let prepare = |parts: Vec<MessagePart>, items: &[EncodedItem]| {
+        prompts.prepare(&Prompt::Chat(vec![Message { role: Role::User, parts }].into()), items)
+    };
+    let items = [small, large];
+    let swapped = prepare(vec![image(1), image(0)], &items).expect("a prompt").remove(0);
+    let of: Vec<(ItemIdx, u32)> = swapped.cross.iter().map(|c| (c.item, c.n_rows)).collect();
+    assert_eq!(of, [(ItemIdx(1), items[1].n_tokens), (ItemIdx(0), items[0].n_tokens)]);
+    let check = |parts: Vec<MessagePart>, expect: &str| {
+        let text = prepare(parts, &items[..1]).expect_err(expect).to_string();
         assert!(text.contains(expect), "{text}");
     };
-    let image = |i| MessagePart::Item(ItemIdx(i));
-    check(vec![image(0), image(1)], &[item.clone(), item.clone()], "2 items, this model reads one image");
-    check(vec![image(0), image(0)], std::slice::from_ref(&item), "2 image tokens, the request 1 image items");
-    check(
-        vec![MessagePart::Text("no".into())],
-        std::slice::from_ref(&item),
-        "0 image tokens, the request 1 image items",
-    );
-    check(vec![image(0)], &[], "an item that is none of the request's 0");
+    check(vec![image(0), image(0)], "item 0 is named 2 times");
+    check(vec![MessagePart::Text("no".into())], "item 0 is named 0 times");
+    check(vec![image(1)], "a message names item 1, the request has 1 items");
+    let tokens = Prompt::Singleton(TextOrTokens::Tokens(vec![40, 41]));
+    let both = prompts.prepare(&tokens, &items).expect("images go first").remove(0);
+    assert_eq!(both.tokens[2..], [40, 41]);
+    assert_eq!(both.cross.iter().map(|c| c.first_token).collect::<Vec<_>>(), [0, 1]);
+    let one_token = Prompt::Singleton(TextOrTokens::Tokens(vec![both.tokens[0], 41]));
+    let text = prompts.prepare(&one_token, &items).expect_err("an image too many").to_string();
+    assert!(text.contains("1 image tokens, the request 2 image items"), "{text}");
 }
 
 /// Self-attention has no cache for layers that cross-attend instead, nor the other way round.

@@ -159,7 +159,7 @@ fn a_task_becomes_the_tokens_of_the_reference() {
     let input = inputs(&case).remove(5);
     let items = [encoded(&input, Modality::Audio, encoder.hidden())];
     let prepared = model.prompts().prepare(&Prompt::Speech(SpeechTask::default()), &items).expect("a task");
-    let cross = prepared[0].cross.expect("rows");
+    let cross = prepared[0].cross[0];
     assert_eq!((prepared.len(), cross.first_row, cross.n_rows), (1, 0, input.n_tokens));
     let rows = encode(&mut *encoder, &input);
     let expected = case.greedy_tokens().swap_remove(5);
@@ -178,7 +178,7 @@ fn a_long_sound_is_windows_of_which_the_last_is_as_long_as_it_is() {
         let items = [encoded(&input, Modality::Audio, 24)];
         let prepared = prompts.prepare(&Prompt::Speech(SpeechTask::default()), &items).expect("a task");
         let windows: Vec<(u32, u32)> =
-            prepared.iter().filter_map(|p| p.cross).map(|c| (c.first_row, c.n_rows)).collect();
+            prepared.iter().flat_map(|p| &p.cross).map(|c| (c.first_row, c.n_rows)).collect();
         assert_eq!(windows, expect, "{n_samples} samples");
         assert_eq!(input.n_tokens, expect.iter().map(|(_, n)| n).sum::<u32>());
     };

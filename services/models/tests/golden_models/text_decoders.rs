@@ -54,7 +54,7 @@ fn sequences(case: &Case, model: &Model) -> Vec<Sequence> {
         let expected: Vec<u32> =
             serde_json::from_value(entry["input_ids"].clone()).expect("tokens of the reference");
         assert_eq!(prepared.tokens, expected, "{} {}", case.dir.display(), entry["rendered"]);
-        assert!(prepared.spans.is_empty() && prepared.cross.is_none());
+        assert!(prepared.spans.is_empty() && prepared.cross.is_empty());
         Sequence {
             positions: prepared.positions,
             next_position: prepared.next_position,

@@ -56,7 +56,7 @@ fn an_empty_decoder_prompt_is_the_start_token_and_the_forced_first_one() {
         assert_eq!(sequence.positions, [[0; 3]]);
         assert_eq!(sequence.next_position, 1);
         let cross = CrossInput { item: ItemIdx(0), first_row: 0, n_rows: 9, first_token: 0 };
-        assert_eq!(sequence.cross, Some(cross));
+        assert_eq!(sequence.cross, [cross]);
         assert_eq!(sequence.rules.steps, [[0].into()]);
         assert_eq!(*sequence.rules.last, [2]);
         assert_eq!(sequence.end_tokens, [2]);

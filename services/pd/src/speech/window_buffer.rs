@@ -231,7 +231,7 @@ impl WindowBuffer {
     fn rows(&self, window: usize, weights: &[f32], n_aligned: usize) -> Vec<usize> {
         let facts = &self.options.facts;
         let sequence = &self.windows[window];
-        let n_rows = sequence.cross.map_or(0, |c| c.n_rows as usize);
+        let n_rows = sequence.cross.first().map_or(0, |c| c.n_rows as usize);
         let n_heads = facts.alignment_heads.len();
         let n_tokens = weights.len().checked_div(n_heads * n_rows).unwrap_or(0);
         let skipped = n_tokens.saturating_sub(n_aligned) * n_rows;

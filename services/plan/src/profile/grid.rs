@@ -214,7 +214,7 @@ impl Arrays {
             slot_mapping: &self.slots,
             self_kv: self.own.view(),
             cross_kv: info.cross_attention.then(|| self.cross.view()),
-            cross_from: None,
+            cross_rows: None,
             state_slots: info.state_slot_bytes.map(|_| &self.state_slots[..]),
             adapters: &[],
             logit_rows: &self.logit_rows,

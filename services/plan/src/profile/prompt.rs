@@ -40,7 +40,7 @@ fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&Prep
         before: n_before.saturating_sub(n_item + around_item),
         around_item,
         after: n_after,
-        items: if one.cross.is_some() { ItemsAt::Cross } else { ItemsAt::Front },
+        items: if one.cross.is_empty() { ItemsAt::Front } else { ItemsAt::Cross },
     }
 }
 

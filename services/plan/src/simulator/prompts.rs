@@ -158,8 +158,9 @@ pub(super) fn laid_out(offered: &Offered, n_tokens: &[u32], spec: &PromptSpec) -
     }
     let Writer { tokens, place, spans, .. } = writer;
     let n = tokens.len() as u32;
-    let cross = n_tokens.first().filter(|_| spec.items == ItemsAt::Cross);
+    let cross = n_tokens.iter().take(1).filter(|_| spec.items == ItemsAt::Cross);
     let cross = cross.map(|n| CrossInput { item: ItemIdx(0), first_row: 0, n_rows: *n, first_token: 0 });
+    let cross = cross.collect();
     let prepared = PreparedSequence {
         // A prompt without a token cannot be answered.
         tokens: if tokens.is_empty() { vec![0] } else { tokens },
@@ -233,7 +234,10 @@ mod tests {
                 (expect, 3 + 40 + 1 + n_items, 40),
                 "{items:?}"
             );
-            assert_eq!(laid_out.cross.map(|cross| cross.n_rows), (items == ItemsAt::Cross).then_some(10));
+            assert_eq!(
+                laid_out.cross.first().map(|cross| cross.n_rows),
+                (items == ItemsAt::Cross).then_some(10)
+            );
         }
     }
 

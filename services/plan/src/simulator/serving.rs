@@ -303,7 +303,7 @@ fn shape_of(pd: &PdSide, plan: &StepPlan) -> StepShape {
     let mut shape = StepShape { projected_rows: rows, ..StepShape::default() };
     for chunk in &plan.chunks {
         let cross =
-            pd.scheduler.get(chunk.id).and_then(|s| s.cross_key()).map_or(0, |key| u64::from(key.n_rows));
+            pd.scheduler.get(chunk.id).map_or(0, |s| s.cross_keys().map(|key| u64::from(key.n_rows)).sum());
         add(&mut shape, chunk, cross);
     }
     shape

@@ -56,7 +56,7 @@ impl PaddedStep {
             slot_mapping: &self.slot_mapping,
             self_kv: self.own.view(step.self_kv),
             cross_kv,
-            cross_from: None,
+            cross_rows: None,
             state_slots: self.state_slots.as_deref(),
             logit_rows: &[],
             ..*step

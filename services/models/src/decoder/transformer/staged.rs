@@ -51,7 +51,7 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         let cross = match (bounds, input.cross_kv) {
             (Some(bounds), Some(kv)) => CrossRows::All(builder.bounded_paged(kv, bounds.cross)?),
-            _ => CrossRows::stage(builder, input, self.is_cross_optional())?,
+            _ => CrossRows::stage(builder, input)?,
         };
         let starts = input.self_kv.query_start_loc;
         let states = match (input.state_slots, bounds) {
@@ -85,16 +85,19 @@ impl<B: Backend> TransformerDecoder<B> {
             shape("parts of a row of embeds", 0, embed.rows.n_rows() % parts)?;
         }
         let n_seqs = step.self_kv.seq_lens.len();
-        if let Some(from) = step.cross_from {
-            shape("cross_from", n_seqs, from.len())?;
-        }
         let has_states = self.spec.stack.recurrent().is_some();
         shape("state_slots", has_states.into(), step.state_slots.is_some().into())?;
         if let Some(slots) = step.state_slots {
             shape("state_slots of sequences", n_seqs, slots.len())?;
         }
-        if let Some(cross) = step.cross_kv {
-            shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?;
+        match (step.cross_kv, step.cross_rows) {
+            (Some(cross), None) => shape("cross_kv sequences", n_seqs, cross.seq_lens.len())?,
+            (Some(cross), Some(rows)) => {
+                let n_queries = cross.query_start_loc.last().map_or(0, |n| *n as usize);
+                shape("cross_rows", n_queries, rows.len())?;
+                shape("cross_rows that a step may have", self.is_cross_optional().into(), 1)?;
+            }
+            (None, _) => {}
         }
         match &self.spec.items {
             ItemsSpec::CrossAttention(_) if self.is_cross_optional() => Ok(()),
