@@ -28,7 +28,7 @@ struct LoadedAdapter {
     asked: HashMap<WorkerId, Bytes>,
 }
 
-/// What a worker that serves the base model needs.
+/// Need of a worker that serves the base model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
