@@ -139,7 +139,7 @@ async fn nobody_loads_adapters_where_it_is_not_allowed() {
     assert!(text.contains("--lora-updates"), "{text}");
 }
 
-/// What PEFT's T5 answers the first text with, with an adapter or without.
+/// The tokens of PEFT's T5 over the first text, with an adapter or without.
 fn of_t5(name: &str) -> Vec<u64> {
     let text = std::fs::read(golden("lora_t5_encoder/expected.json")).expect("golden files");
     let expected: Value = serde_json::from_slice(&text).expect("JSON");

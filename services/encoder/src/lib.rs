@@ -16,6 +16,7 @@
 mod service;
 mod job;
 mod adapters;
+mod adapter_updates;
 mod fences;
 
 mod pool;

@@ -9,6 +9,7 @@ mod answer;
 mod chat_format;
 mod decode;
 mod fingerprint;
+mod loaded_adapters;
 mod restores;
 mod rows;
 mod sequence;
@@ -20,7 +21,7 @@ mod work;
 
 pub use adapters::NewAdapter;
 pub use answer::{Answer, Piece};
-pub use restores::LoadedAdapters;
+pub use loaded_adapters::LoadedAdapters;
 pub use rows::Rows;
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;

@@ -115,14 +115,19 @@ impl Orchestrator {
         };
         let mut halves = self.halves(Pool::Pd, name)?;
         if adapter.adapts_encoder {
-            // Encoder workers that hold it not, such as one that has restarted, need not be asked.
             halves.extend(self.halves(Pool::Encoder, name).unwrap_or_default());
         }
         self.adapters.remove(name.as_str());
         let unload = v1::UnloadAdapterRequest { name: name.to_string() };
         let asked =
             halves.iter().map(|half| self.ask_half(half, deadline, half.unload(unload.clone(), deadline)));
-        join_all(asked.collect::<Vec<_>>()).await.into_iter().collect()
+        let answers = join_all(asked.collect::<Vec<_>>()).await;
+        // An encoder that has it not, such as that of a process that has restarted, is as it shall be.
+        let is_left = |(half, answer): &(&Half, Result<(), Failure>)| match answer {
+            Err(failure) => half.pool == Pool::Pd || failure.class != FailureClass::NotFound,
+            Ok(()) => false,
+        };
+        halves.iter().zip(answers).filter(is_left).try_for_each(|(_, answer)| answer)
     }
 
     /// Asks all workers of a pool that serve the base model to load an adapter.

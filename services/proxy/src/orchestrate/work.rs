@@ -1,6 +1,6 @@
 //! A request that is worked on, and what it is worked on with.
 
-use super::restores::LoadedAdapters;
+use super::loaded_adapters::LoadedAdapters;
 use crate::accounting::{Accounting, EndedUse};
 use crate::bounds::RequestBounds;
 use crate::budget::RetryBudget;
