@@ -21,6 +21,7 @@ pub mod listen;
 mod models;
 mod part;
 mod prompt_input;
+mod prompt_logprobs;
 mod response_head;
 mod responses;
 mod sampling;

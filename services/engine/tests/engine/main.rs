@@ -8,6 +8,7 @@ mod preemption;
 mod speculation;
 mod items;
 mod projections;
+mod prompt_scores;
 mod adapters;
 mod alignments;
 mod resumed;

@@ -25,3 +25,4 @@ mod speech;
 mod support;
 mod tenants;
 mod tools;
+mod vllm_fields;

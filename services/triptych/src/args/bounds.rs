@@ -20,6 +20,10 @@ pub struct BoundArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_STOPS", default_value_t = RequestBounds::default().stops as u32,
           value_parser = clap::value_parser!(u32).range(0..=RequestBounds::default().stops as i64))]
     pub max_stops: u32,
+    /// Take a chat template from a request (`chat_template`), which is run by PD workers with a bound on its instructions, not
+    /// on its memory: for clients that are trusted with that
+    #[arg(long, env = "TRIPTYCH_TRUST_REQUEST_CHAT_TEMPLATE")]
+    pub trust_request_chat_template: bool,
     /// Open connections of the HTTP API; further ones wait to be accepted
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_CONNECTIONS",
           default_value_t = ConnectionBounds::default().connections as u32,
@@ -49,7 +53,12 @@ pub struct BoundArgs {
 impl BoundArgs {
     /// Bounds on a request's settings.
     pub fn request(&self) -> RequestBounds {
-        RequestBounds { n: self.max_n, beams: self.max_beams, stops: self.max_stops as usize }
+        RequestBounds {
+            n: self.max_n,
+            beams: self.max_beams,
+            stops: self.max_stops as usize,
+            chat_templates: self.trust_request_chat_template,
+        }
     }
 
     /// Bounds on connections.
@@ -92,9 +101,10 @@ mod tests {
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let all = set.into_iter().chain(more).chain(["--encode-attempt-timeout", "8"]);
+        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template"];
+        let all = set.into_iter().chain(more).chain(last);
         let set = Flags::parse_from(all).bounds;
-        assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0 });
+        assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.encodes().attempt_time, Duration::from_secs(8));
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
