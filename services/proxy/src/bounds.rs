@@ -1,6 +1,7 @@
 //! Bounds of one proxy: on what a request may ask for, below those that every process holds, and on its connections.
 
 use crate::request::Request;
+use std::time::Duration;
 use triptych_core::Failure;
 use triptych_core::prompt::{Chat, Prompt};
 use triptych_core::sampling::{MAX_BEAMS, MAX_N, MAX_STOPS};
@@ -64,6 +65,21 @@ impl RequestBounds {
             _ => return Ok(()),
         };
         Err(Failure::invalid(message).with_param("chat_template"))
+    }
+}
+
+/// Bounds on live transcriptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionBounds {
+    /// Sessions of a tenant at once. Default 16.
+    pub per_tenant: usize,
+    /// Longest time of a session. Default 30 minutes.
+    pub longest: Duration,
+}
+
+impl Default for SessionBounds {
+    fn default() -> Self {
+        Self { per_tenant: 16, longest: Duration::from_secs(30 * 60) }
     }
 }
 

@@ -22,6 +22,7 @@ mod models;
 mod part;
 mod prompt_input;
 mod prompt_logprobs;
+mod realtime;
 mod response_head;
 mod responses;
 mod sampling;
@@ -33,6 +34,7 @@ mod structured;
 mod text_or_list;
 mod token_logprob;
 mod tokens;
+mod upgrade;
 mod usage;
 mod whitespace;
 
@@ -60,6 +62,7 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/pooling", post(embeddings::pool))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
+        .route("/v1/realtime", get(realtime::connect))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/load_lora_adapter", post(adapters::load))
