@@ -108,7 +108,10 @@ async fn sampling_parameters_take_effect() {
     assert_eq!(text_of(&included), format!("{}{stop}", text_of(&stopped)));
     let (_, scored) = cluster.chat(ask(json!({"prompt_logprobs": 1}))).await;
     let scores = scored["prompt_logprobs"].as_array().unwrap_or_else(|| panic!("{scored}"));
-    assert_eq!((Some(scores.len() as u64), &scores[0]), (scored["usage"]["prompt_tokens"].as_u64(), &Value::Null));
+    assert_eq!(
+        (Some(scores.len() as u64), &scores[0]),
+        (scored["usage"]["prompt_tokens"].as_u64(), &Value::Null)
+    );
     let n_rows = scores.iter().filter(|token| token.is_null()).count();
     assert!(n_rows > 1 && n_rows < scores.len(), "rows of the image have none, words have: {scored}");
     assert_eq!(text_of(&scored), text_of(&whole));

@@ -2187,6 +2187,9 @@ pub struct EncodeRequest {
     /// one that the worker has seen for the key is refused.
     #[prost(uint64, tag = "9")]
     pub fence: u64,
+    /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
+    #[prost(bool, tag = "10")]
+    pub item_is_embeddings: bool,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]

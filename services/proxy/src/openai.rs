@@ -13,6 +13,7 @@ mod collected;
 mod completions;
 pub mod cors;
 mod embeddings;
+mod encoder_outputs;
 mod error;
 mod item_settings;
 mod json_error;
@@ -60,6 +61,7 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/pooling", post(embeddings::pool))
+        .route("/v1/encoder_outputs", post(encoder_outputs::create))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
         .route("/v1/realtime", get(realtime::connect))

@@ -11,6 +11,7 @@ mod deaths;
 mod drain;
 mod early;
 mod fakes;
+mod encoder_outputs;
 mod faults;
 mod fields;
 mod fleet;

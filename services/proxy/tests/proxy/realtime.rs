@@ -11,8 +11,9 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
-use tonic::Status;
+use triptych_core::{Failure, FailureClass};
 use triptych_proto::v1;
+use triptych_runtime::status::to_status;
 
 const DELTA: &str = "conversation.item.input_audio_transcription.delta";
 const COMPLETED: &str = "conversation.item.input_audio_transcription.completed";
@@ -68,7 +69,8 @@ impl Client {
     async fn until(&mut self, kind: &str) -> Vec<Value> {
         let mut events = Vec::new();
         loop {
-            let event = self.next().await;
+            let event = tokio::time::timeout(Duration::from_secs(60), self.next()).await;
+            let event = event.unwrap_or_else(|_| panic!("no {kind} behind {events:?}"));
             let is_last = event["type"] == kind;
             events.push(event);
             if is_last {
@@ -168,7 +170,7 @@ async fn a_mistake_is_an_event_and_the_session_goes_on() {
 #[tokio::test]
 async fn what_a_model_refuses_of_the_extras_is_left_out_and_what_stays_refused_fails_the_item() {
     let cluster = Cluster::start().await;
-    let refused = || GenerateStep::Fail(Status::invalid_argument("this model has no prompts"));
+    let refused = || GenerateStep::Fail(to_status(&Failure::invalid("this model has no prompts")));
     cluster.pd.script([refused(), refused(), says(" so")]);
     let mut client = Client::connect(&cluster).await;
     client.append(0.5).await;
@@ -185,7 +187,10 @@ async fn what_a_model_refuses_of_the_extras_is_left_out_and_what_stays_refused_f
     let failed = client.until(FAILED).await.pop().unwrap();
     assert_eq!(failed["error"]["type"], "invalid_request_error", "{failed}");
     // An overloaded worker is asked again.
-    cluster.pd.script([GenerateStep::Fail(Status::resource_exhausted("later")), says(" at last")]);
+    cluster.pd.script([
+        GenerateStep::Fail(to_status(&Failure::new(FailureClass::Overloaded, "later"))),
+        says(" at last"),
+    ]);
     client.append(0.5).await;
     client.commit().await;
     assert_eq!(client.until(COMPLETED).await.pop().unwrap()["transcript"], "at last");
@@ -220,7 +225,7 @@ async fn a_socket_that_is_dropped_frees_what_it_held() {
     let mut client = Client::connect(&cluster).await;
     client.append(1.0).await;
     asked(&cluster, 1).await;
-    let running = "triptych_proxy_requests_running";
+    let running = "triptych_requests_running{}";
     assert_eq!(cluster.proxy.metric(running).await, 1.0);
     drop(client);
     eventually("nothing runs", async || cluster.proxy.metric(running).await == 0.0).await;
