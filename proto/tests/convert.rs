@@ -54,8 +54,8 @@ fn chat() -> impl Strategy<Value = Chat> {
     ];
     let messages = prop::collection::vec(message(), 0..4);
     let tools = prop::collection::vec(tool, 0..3);
-    (messages, tools, choice, ending, any::<[bool; 2]>(), any::<[Option<String>; 2]>()).prop_map(
-        |(messages, tools, tool_choice, ending, flags, [documents, template_kwargs])| Chat {
+    (messages, tools, choice, ending, any::<[bool; 2]>(), any::<[Option<String>; 3]>()).prop_map(
+        |(messages, tools, tool_choice, ending, flags, [documents, template_kwargs, template])| Chat {
             messages,
             tools,
             tool_choice,
@@ -64,6 +64,7 @@ fn chat() -> impl Strategy<Value = Chat> {
             ending,
             documents,
             template_kwargs,
+            template,
         },
     )
 }
@@ -204,6 +205,9 @@ fn open_settings_take_the_models_defaults_and_ranges_are_held() {
         stop_token_ids: vec![4],
         constraint: Some(Constraint::Choice(vec!["a".into(), "b".into()])),
         echo: true,
+        allowed_token_ids: vec![5, 6],
+        include_stop: true,
+        prompt_logprobs: Some(1),
         ..params
     };
     assert_eq!(sampling_from_wire(sampling_to_wire(explicit.clone()), defaults), Ok(explicit));

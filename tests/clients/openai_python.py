@@ -1,6 +1,7 @@
 """Checks of openai-python: chat, streams, tools, parsing, audio, embeddings, responses and the classes of errors."""
 
 import base64
+import wave
 from typing import Literal
 
 import openai
@@ -127,6 +128,29 @@ def transcription_stream() -> None:
     assert "".join(e.delta for e in events[:-1]).strip() == events[-1].text
 
 
+def realtime_transcription() -> None:
+    with wave.open(str(report.HELDOUT / "digits.wav")) as file:
+        rate, samples = file.getframerate(), file.readframes(file.getnframes())
+    with open(report.HELDOUT / "digits.wav", "rb") as file:
+        expect = client.audio.transcriptions.create(model="digits", file=file).text
+    audio_format = {"type": "audio/pcm", "rate": rate}
+    settings = {"format": audio_format, "transcription": {"model": "digits"}, "turn_detection": None}
+    text = ""
+    with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        connection.session.update(session={"type": "transcription", "audio": {"input": settings}})
+        for start in range(0, len(samples), rate):
+            audio = base64.b64encode(samples[start : start + rate]).decode()
+            connection.input_audio_buffer.append(audio=audio)
+        connection.input_audio_buffer.commit()
+        for event in connection:
+            assert event.type != "error", event
+            if event.type == "conversation.item.input_audio_transcription.delta":
+                text += event.delta
+            if event.type == "conversation.item.input_audio_transcription.completed":
+                break
+    assert event.transcript == text.strip() and event.transcript.split() == expect.split(), (event, expect)
+
+
 def embeddings() -> None:
     found = client.embeddings.create(model="bart", input=["red", "blue"])
     assert [len(entry.embedding) for entry in found.data] == [36, 36]
@@ -192,8 +216,8 @@ report.run(
     "openai",
     [
         models, chat, chat_stream, chat_logprobs, chat_image, chat_audio, chat_tool_loop, chat_tool_stream_helper,
-        chat_parse, chat_parse_beside_tools, completions, transcriptions_in_all_formats, transcription_stream, embeddings, responses,
-        responses_stream, responses_tool_loop, responses_parse, errors_are_the_classes_of_the_library,
+        chat_parse, chat_parse_beside_tools, completions, transcriptions_in_all_formats, transcription_stream, realtime_transcription,
+        embeddings, responses, responses_stream, responses_tool_loop, responses_parse, errors_are_the_classes_of_the_library,
     ],
     "openai-python",
 )

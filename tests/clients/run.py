@@ -141,6 +141,7 @@ def main() -> int:
             ["node", WORK / "openai_npm.mjs"],
             [python, HERE / "frameworks.py"],
             [python, HERE / "grpc_client.py"],
+            [python, HERE / "buf_curl.py"],
             [load, HERE / "load.py"],
         ]
         found = []

@@ -1,6 +1,9 @@
 //! The OpenAI API over real HTTP.
 
+use base64::Engine;
+use futures::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
 use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::samples::{ask_images, heldout, text_of};
 
@@ -101,6 +104,25 @@ async fn sampling_parameters_take_effect() {
         assert_eq!(token["top_logprobs"].as_array().map(Vec::len), Some(2));
         assert!(token["logprob"].as_f64().expect("a number") <= 0.0);
     }
+    let (_, included) = cluster.chat(ask(json!({"stop": stop, "include_stop_str_in_output": true}))).await;
+    assert_eq!(text_of(&included), format!("{}{stop}", text_of(&stopped)));
+    let (_, scored) = cluster.chat(ask(json!({"prompt_logprobs": 1}))).await;
+    let scores = scored["prompt_logprobs"].as_array().unwrap_or_else(|| panic!("{scored}"));
+    assert_eq!(
+        (Some(scores.len() as u64), &scores[0]),
+        (scored["usage"]["prompt_tokens"].as_u64(), &Value::Null)
+    );
+    let n_rows = scores.iter().filter(|token| token.is_null()).count();
+    assert!(n_rows > 1 && n_rows < scores.len(), "rows of the image have none, words have: {scored}");
+    assert_eq!(text_of(&scored), text_of(&whole));
+    // Of text alone, the last tokens are kept.
+    let long = json!({"model": SHAPES, "messages": [{"role": "user", "content": "What ".repeat(40)}], "max_tokens": 2});
+    let mut cut = long.clone();
+    cut["truncate_prompt_tokens"] = json!(9);
+    let (status, cut) = cluster.chat(cut).await;
+    assert_eq!((status, &cut["usage"]["prompt_tokens"]), (200, &json!(9)), "{cut}");
+    let (status, refused) = cluster.chat(ask(json!({"truncate_prompt_tokens": 9}))).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("truncate_prompt_tokens")), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,6 +161,46 @@ async fn transcriptions_come_in_every_format() {
         serde_json::from_str(events(&sse).iter().rfind(|e| **e != "[DONE]").expect("events")).expect("JSON");
     assert_eq!(last["type"], "transcript.text.done");
     assert_eq!(last["text"].as_str().map(str::trim), Some(digits));
+    assert_eq!(live(&cluster).await, digits);
+}
+
+/// The transcript of the same audio in pieces of half a second over `/v1/realtime`.
+async fn live(cluster: &Cluster) -> String {
+    let address = cluster.http.trim_start_matches("http://");
+    let stream = tokio::net::TcpStream::connect(address).await.expect("the proxy listens");
+    let url = format!("ws://{address}/v1/realtime?intent=transcription&model=digits-whisper");
+    let (mut socket, _) = tokio_tungstenite::client_async(url, stream).await.expect("a session");
+    let audio = heldout("digits.wav");
+    let (rate, samples) = (u32::from_le_bytes(audio[24..28].try_into().expect("four bytes")), &audio[44..]);
+    let format = json!({"type": "audio/pcm", "rate": rate});
+    let settings = json!({"type": "transcription", "audio": {"input": {"format": format}}});
+    let mut sent = vec![json!({"type": "session.update", "session": settings})];
+    for piece in samples.chunks(rate as usize) {
+        let audio = base64::engine::general_purpose::STANDARD.encode(piece);
+        sent.push(json!({"type": "input_audio_buffer.append", "audio": audio}));
+    }
+    sent.push(json!({"type": "input_audio_buffer.commit"}));
+    for event in sent {
+        socket.send(Message::text(event.to_string())).await.expect("the session reads");
+    }
+    let mut joined = String::new();
+    loop {
+        let message = socket.next().await.expect("the session is open").expect("a message");
+        let Ok(text) = message.to_text() else { continue };
+        let event: Value = serde_json::from_str(text).expect("an event");
+        match event["type"].as_str() {
+            Some("conversation.item.input_audio_transcription.delta") => {
+                joined.push_str(event["delta"].as_str().expect("a text"));
+            }
+            Some("conversation.item.input_audio_transcription.completed") => {
+                let transcript = event["transcript"].as_str().expect("a text");
+                assert_eq!(joined.trim(), transcript);
+                return transcript.to_owned();
+            }
+            Some("error" | "conversation.item.input_audio_transcription.failed") => panic!("{event}"),
+            _ => {}
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -68,6 +68,9 @@ def make():
     torch.save({"plain": tensors["plain"], "loader": Loader()}, OUT / "call.bin")
     # Repeated beyond what the storage has: as little in the file, and as much in memory, as somebody likes.
     torch.save({"repeated": torch.zeros(1).expand(2**40)}, OUT / "repeated.bin")
+    # One tensor alone, as clients send rows of an encoder output and their grid; the rows do not lie in their order.
+    torch.save(torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).T, OUT / "rows.bin")
+    torch.save(torch.tensor([[1, 2, 2]]), OUT / "grid.bin")
     read = torch.load(OUT / "odd.bin", weights_only=True)
     assert all(torch.equal(read[n], t) and read[n].stride() == t.stride() for n, t in tensors.items())
     listed = {n: {"shape": list(t.shape), "values": t.detach().double().flatten().tolist()} for n, t in tensors.items()}

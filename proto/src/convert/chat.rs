@@ -4,8 +4,8 @@ use super::{WireError, required};
 use crate::v1;
 use triptych_core::ItemIdx;
 use triptych_core::prompt::{
-    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, Role, Tool, ToolCall, ToolChoice,
-    ToolSyntax,
+    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, ReasoningSyntax, Role, Tool, ToolCall,
+    ToolChoice, ToolSyntax,
 };
 
 impl From<MessagePart> for v1::Part {
@@ -107,6 +107,7 @@ impl From<Chat> for v1::prompt::Chat {
             ending: ending.into(),
             documents: chat.documents,
             template_kwargs: chat.template_kwargs,
+            chat_template: chat.template,
         }
     }
 }
@@ -144,6 +145,7 @@ impl TryFrom<v1::prompt::Chat> for Chat {
             ending,
             documents: chat.documents,
             template_kwargs: chat.template_kwargs,
+            template: chat.chat_template,
         })
     }
 }
@@ -158,12 +160,17 @@ impl From<ChatFormat> for v1::ChatFormat {
             Some(ToolSyntax::Qwen3Coder) => v1::ToolSyntax::Qwen3Coder,
             Some(ToolSyntax::Glm45) => v1::ToolSyntax::Glm45,
         };
+        let reasoning = match f.reasoning {
+            None => v1::ReasoningSyntax::Unspecified,
+            Some(ReasoningSyntax::ThinkTags) => v1::ReasoningSyntax::ThinkTags,
+            Some(ReasoningSyntax::Mistral) => v1::ReasoningSyntax::Mistral,
+        };
         Self {
             reads_tools: f.reads_tools,
             reads_documents: f.reads_documents,
             tool_syntax: tool_syntax.into(),
             has_named_args: f.has_named_args,
-            thinks: f.thinks,
+            reasoning: reasoning.into(),
         }
     }
 }
@@ -179,12 +186,17 @@ impl From<v1::ChatFormat> for ChatFormat {
             Ok(v1::ToolSyntax::Glm45) => Some(ToolSyntax::Glm45),
             Ok(v1::ToolSyntax::Unspecified) | Err(_) => None,
         };
+        let reasoning = match v1::ReasoningSyntax::try_from(f.reasoning) {
+            Ok(v1::ReasoningSyntax::ThinkTags) => Some(ReasoningSyntax::ThinkTags),
+            Ok(v1::ReasoningSyntax::Mistral) => Some(ReasoningSyntax::Mistral),
+            Ok(v1::ReasoningSyntax::Unspecified) | Err(_) => None,
+        };
         Self {
             reads_tools: f.reads_tools,
             reads_documents: f.reads_documents,
             tool_syntax,
             has_named_args: f.has_named_args,
-            thinks: f.thinks,
+            reasoning,
         }
     }
 }

@@ -61,10 +61,25 @@ fn dtype(value: i32) -> Result<DType, WireError> {
 ///
 /// # Errors
 /// [`WireError::Value`] for a sampling of frames that is none, or for two of them.
-pub fn options(o: v1::ItemOptions, token_ids: bool) -> Result<ItemOptions, WireError> {
-    let form = if token_ids { ItemForm::TokenIds } else { ItemForm::Plain };
+pub fn options(o: v1::ItemOptions, form: ItemForm) -> Result<ItemOptions, WireError> {
     let frames = frames(o.fps, o.num_frames)?;
     Ok(ItemOptions { form, prompt: o.prompt, start_ms: o.start_ms, vad: o.vad, src_lang: o.src_lang, frames })
+}
+
+/// Reads the format of a job's bytes.
+///
+/// # Errors
+/// [`WireError::Value`] for one that is two at once.
+pub fn item_form(request: &v1::EncodeRequest) -> Result<ItemForm, WireError> {
+    match (request.item_is_token_ids, request.item_is_embeddings) {
+        (false, false) => Ok(ItemForm::Plain),
+        (true, false) => Ok(ItemForm::TokenIds),
+        (false, true) => Ok(ItemForm::Embeddings),
+        (true, true) => Err(WireError::Value {
+            field: "item_is_embeddings",
+            message: "is set beside item_is_token_ids; one of them is allowed".into(),
+        }),
+    }
 }
 
 /// Reads the frames that are taken of a video.

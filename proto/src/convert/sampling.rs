@@ -4,7 +4,8 @@ use super::WireError;
 use crate::v1;
 use triptych_core::Failure;
 use triptych_core::sampling::{
-    BeamParams, Constraint, EarlyStopping, FinishReason, SamplingParams, TokenLogprob,
+    BeamParams, Constraint, EarlyStopping, FinishReason, PromptToken, RankedToken, SamplingParams,
+    TokenLogprob,
 };
 
 /// Reads sampling settings and checks their ranges. What is open takes the value that `defaults` has.
@@ -40,6 +41,9 @@ pub fn sampling_from_wire(s: v1::Sampling, defaults: &SamplingParams) -> Result<
         ignore_eos: s.ignore_eos,
         constraint,
         echo: s.echo,
+        allowed_token_ids: s.allowed_token_ids,
+        include_stop: s.include_stop_str_in_output,
+        prompt_logprobs: s.prompt_logprobs,
     };
     params.validate()?;
     Ok(params)
@@ -155,6 +159,11 @@ pub fn sampling_to_wire(p: SamplingParams) -> v1::Sampling {
         ignore_eos: p.ignore_eos,
         constraint: p.constraint.map(Into::into),
         echo: p.echo,
+        allowed_token_ids: p.allowed_token_ids,
+        include_stop_str_in_output: p.include_stop,
+        prompt_logprobs: p.prompt_logprobs,
+        // The prompt is laid out, and cut, before settings are read.
+        truncate_prompt_tokens: None,
     }
 }
 
@@ -188,6 +197,13 @@ pub fn finish_name(value: i32) -> Option<&'static str> {
     match v1::FinishReason::try_from(value) {
         Ok(v1::FinishReason::ToolCalls) => Some("tool_calls"),
         _ => finish_reason(value).ok().flatten().map(FinishReason::as_str),
+    }
+}
+
+impl From<PromptToken> for v1::PromptToken {
+    fn from(PromptToken(tokens): PromptToken) -> Self {
+        let ranked = |RankedToken { logprob, rank }| v1::RankedToken { logprob: Some(logprob.into()), rank };
+        Self { tokens: tokens.into_iter().map(ranked).collect() }
     }
 }
 

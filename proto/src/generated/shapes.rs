@@ -104,6 +104,7 @@ static SAMPLING: Shape = Shape {
         Field { number: 16, name: "Sampling.bad_words", element_bytes: size_of::<String>(), kind: Kind::Opaque },
         Field { number: 19, name: "Sampling.stop_token_ids", element_bytes: size_of::<u32>(), kind: Kind::Varints },
         Field { number: 20, name: "Sampling.constraint", element_bytes: 0, kind: Kind::Message(&CONSTRAINT) },
+        Field { number: 24, name: "Sampling.allowed_token_ids", element_bytes: size_of::<u32>(), kind: Kind::Varints },
     ],
 };
 static SPEECH_FALLBACK: Shape = Shape {

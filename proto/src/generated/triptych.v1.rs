@@ -289,9 +289,9 @@ pub struct ChatFormat {
     /// Each call names its tool before `\[ARGS\]`.
     #[prost(bool, tag = "4")]
     pub has_named_args: bool,
-    /// The model writes its reasoning between `<think>` and `</think>`.
-    #[prost(bool, tag = "5")]
-    pub thinks: bool,
+    /// Marks around the model's reasoning.
+    #[prost(enumeration = "ReasoningSyntax", tag = "5")]
+    pub reasoning: i32,
 }
 /// A message of a conversation.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -342,6 +342,9 @@ pub mod prompt {
         /// Variables for the template, such as `enable_thinking`: a JSON object.
         #[prost(string, optional, tag = "9")]
         pub template_kwargs: ::core::option::Option<::prost::alloc::string::String>,
+        /// Chat template in the place of the model's.
+        #[prost(string, optional, tag = "10")]
+        pub chat_template: ::core::option::Option<::prost::alloc::string::String>,
     }
     /// A prompt for each side.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -513,6 +516,19 @@ pub struct Sampling {
     /// default.
     #[prost(bool, optional, tag = "23")]
     pub renormalize_logits: ::core::option::Option<bool>,
+    /// The only tokens that are generated, the model's end among them if it may end; up to 1024 of the vocabulary. Empty: all.
+    #[prost(uint32, repeated, tag = "24")]
+    pub allowed_token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// The text that ended an answer is part of it.
+    #[prost(bool, tag = "25")]
+    pub include_stop_str_in_output: bool,
+    /// Alternatives to report beside each token of the prompt, 0 to 20; absent: no log-probabilities of the prompt.
+    #[prost(uint32, optional, tag = "26")]
+    pub prompt_logprobs: ::core::option::Option<u32>,
+    /// Tokens of the prompt that are kept, its last ones, of a prompt of text alone; -1: as many as the context holds beside
+    /// the answer. Absent: a prompt that is too long is refused.
+    #[prost(int32, optional, tag = "27")]
+    pub truncate_prompt_tokens: ::core::option::Option<i32>,
 }
 /// Beam search. Nothing of an answer is sent before it is complete.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -592,6 +608,23 @@ pub struct ChosenToken {
     #[prost(message, repeated, tag = "2")]
     pub top: ::prost::alloc::vec::Vec<TokenLogprob>,
 }
+/// A token of the prompt with its alternatives. No token for one without log-probability: the first, or one of an item.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PromptToken {
+    /// The token itself, then the most probable tokens at its position, best first, itself among them if it is one.
+    #[prost(message, repeated, tag = "1")]
+    pub tokens: ::prost::alloc::vec::Vec<RankedToken>,
+}
+/// Log-probability of a token and its rank.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RankedToken {
+    /// The token.
+    #[prost(message, optional, tag = "1")]
+    pub logprob: ::core::option::Option<TokenLogprob>,
+    /// Tokens that are more probable, and one.
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+}
 /// A segment of a transcript with its times.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Segment {
@@ -669,6 +702,12 @@ pub struct Delta {
     /// The prompt ends within reasoning, where the answer goes on. From the worker.
     #[prost(bool, tag = "9")]
     pub begins_in_reasoning: bool,
+    /// Log-probabilities of tokens of the prompt, in their order, if requested; on deltas of the first choice.
+    #[prost(message, repeated, tag = "10")]
+    pub prompt_logprobs: ::prost::alloc::vec::Vec<PromptToken>,
+    /// Index in the prompt of the first of `prompt_logprobs`.
+    #[prost(uint32, tag = "11")]
+    pub prompt_offset: u32,
 }
 /// New text of a call of a tool.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1014,6 +1053,39 @@ impl ToolSyntax {
             "TOOL_SYNTAX_MISTRAL" => Some(Self::Mistral),
             "TOOL_SYNTAX_QWEN3_CODER" => Some(Self::Qwen3Coder),
             "TOOL_SYNTAX_GLM45" => Some(Self::Glm45),
+            _ => None,
+        }
+    }
+}
+/// Marks around a model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ReasoningSyntax {
+    /// It writes none.
+    Unspecified = 0,
+    /// `<think>` and `</think>`.
+    ThinkTags = 1,
+    /// `\[THINK\]` and `\[/THINK\]`.
+    Mistral = 2,
+}
+impl ReasoningSyntax {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "REASONING_SYNTAX_UNSPECIFIED",
+            Self::ThinkTags => "REASONING_SYNTAX_THINK_TAGS",
+            Self::Mistral => "REASONING_SYNTAX_MISTRAL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "REASONING_SYNTAX_UNSPECIFIED" => Some(Self::Unspecified),
+            "REASONING_SYNTAX_THINK_TAGS" => Some(Self::ThinkTags),
+            "REASONING_SYNTAX_MISTRAL" => Some(Self::Mistral),
             _ => None,
         }
     }
@@ -2115,6 +2187,9 @@ pub struct EncodeRequest {
     /// one that the worker has seen for the key is refused.
     #[prost(uint64, tag = "9")]
     pub fence: u64,
+    /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
+    #[prost(bool, tag = "10")]
+    pub item_is_embeddings: bool,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]

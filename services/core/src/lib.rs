@@ -10,6 +10,7 @@ pub mod modality;
 pub mod key;
 pub mod item;
 pub mod options;
+pub mod embeddings;
 pub mod rows;
 pub mod prompt;
 pub mod sampling;

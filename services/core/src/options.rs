@@ -13,6 +13,8 @@ pub enum ItemForm {
     Plain,
     /// Token ids for a text encoder, as little-endian `u32`.
     TokenIds,
+    /// Rows of an encoder output that the client computed, and their grid.
+    Embeddings,
 }
 
 /// Frames that are taken of a video.
@@ -62,8 +64,10 @@ impl ItemOptions {
     /// The options as text: empty for the default, and different for different options.
     pub fn canonical(&self) -> String {
         let mut text = String::new();
-        if self.form == ItemForm::TokenIds {
-            text.push_str("form=tokens\n");
+        match self.form {
+            ItemForm::Plain => {}
+            ItemForm::TokenIds => text.push_str("form=tokens\n"),
+            ItemForm::Embeddings => text.push_str("form=embeddings\n"),
         }
         if let Some(ms) = self.start_ms {
             // Writing to a string cannot fail.
@@ -96,6 +100,7 @@ impl ItemOptions {
     pub fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("tokens", self.form == ItemForm::TokenIds),
+            ("embeddings", self.form == ItemForm::Embeddings),
             ("start_ms", self.start_ms.is_some()),
             ("vad", self.vad),
             ("src_lang", self.src_lang.is_some()),
@@ -113,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn options() -> impl Strategy<Value = ItemOptions> {
-        let form = prop_oneof![Just(ItemForm::Plain), Just(ItemForm::TokenIds)];
+        let form = prop_oneof![Just(ItemForm::Plain), Just(ItemForm::TokenIds), Just(ItemForm::Embeddings)];
         let prompt = prop::option::of("[a-z=\n]{0,12}");
         let src_lang = prop::option::of("[a-z=\"\n]{0,3}");
         let rate = (1u32..9).prop_map(|thousandths| FrameSampling::Rate { thousandths });

@@ -5,8 +5,8 @@
 mod chat;
 
 pub use chat::{
-    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, Role, Tool, ToolCall, ToolChoice,
-    ToolSyntax,
+    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, ReasoningSyntax, Role, Tool, ToolCall,
+    ToolChoice, ToolSyntax,
 };
 
 /// Text or the tokens it stands for.

@@ -48,9 +48,9 @@ pub struct SamplingParams {
     pub n: u32,
     /// Beam search instead of sampling; `None`: none.
     pub beams: Option<BeamParams>,
-    /// Texts that end the answer; not part of it.
+    /// Texts that end the answer; not part of it unless [`Self::include_stop`] says so.
     pub stop: Vec<String>,
-    /// Tokens that end the answer, beside the model's own; not part of it.
+    /// Tokens that end the answer, beside the model's own; not part of it, as [`Self::stop`].
     pub stop_token_ids: Vec<u32>,
     /// Alternatives to report beside each token; `None`: no log-probabilities at all.
     pub logprobs: Option<u32>,
@@ -60,6 +60,12 @@ pub struct SamplingParams {
     pub constraint: Option<Constraint>,
     /// The answer starts with the decoder's prompt, log-probabilities included when they are asked for.
     pub echo: bool,
+    /// The only tokens that are generated; empty: all.
+    pub allowed_token_ids: Vec<u32>,
+    /// The text that ended an answer is part of it.
+    pub include_stop: bool,
+    /// Alternatives to report beside each token of the prompt; `None`: no log-probabilities of the prompt.
+    pub prompt_logprobs: Option<u32>,
 }
 
 /// Beam search as Hugging Face's `generate` does it.
@@ -126,6 +132,9 @@ impl Default for SamplingParams {
             ignore_eos: false,
             constraint: None,
             echo: false,
+            allowed_token_ids: Vec::new(),
+            include_stop: false,
+            prompt_logprobs: None,
         }
     }
 }
@@ -172,6 +181,22 @@ impl FinishReason {
             Self::Length => "length",
         }
     }
+}
+
+/// Log-probabilities of a token of the prompt and of its alternatives.
+///
+/// The token itself comes first, then the most probable ones at its position, best first. Empty for a token without
+/// one: the first of the prompt, or one of an item.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptToken(pub Vec<RankedToken>);
+
+/// Log-probability of a token, and its rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankedToken {
+    /// The token.
+    pub logprob: TokenLogprob,
+    /// Tokens that are more probable, and one.
+    pub rank: u32,
 }
 
 /// Log-probability of one token.

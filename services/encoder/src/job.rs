@@ -5,6 +5,7 @@ use crate::batcher::{BatchItem, Batcher, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool};
+use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,14 +14,14 @@ use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{
-    ContentKey, DType, EncodedItem, EncoderOutput, Failure, FailureClass, Fingerprint, Modality, RequestId,
-    WorkerId,
+    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemForm,
+    Modality, RequestId, WorkerId,
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
 use triptych_models::lora::LoraSettings;
-use triptych_models::preprocess::Preprocess;
+use triptych_models::preprocess::{Preprocess, embeddings};
 use triptych_proto::{convert, v1};
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;
@@ -94,6 +95,22 @@ struct CheckedJob<'a> {
     fingerprint: Fingerprint,
     batcher: &'a Batcher,
     adapter: Option<Arc<LoadedPart>>,
+}
+
+impl CheckedJob<'_> {
+    /// Metadata of its output, before it is sealed.
+    fn item(&self, n_tokens: u32, extent: Extent) -> Result<EncodedItem, Failure> {
+        Ok(EncodedItem {
+            key: self.key,
+            fingerprint: self.fingerprint,
+            modality: self.modality,
+            n_tokens,
+            hidden: u32::try_from(self.batcher.hidden()).map_err(Failure::internal)?,
+            dtype: self.model.dtype,
+            extent,
+            checksum: [0; 32],
+        })
+    }
 }
 
 impl EncoderWorkerState {
@@ -174,21 +191,16 @@ impl EncoderWorkerState {
         }
         let permit = self.pool.admit(&request.model, job.modality, request.item.len())?;
         let starting = RequestId::parse(&request.request_id).map(|id| self.journal.begin(id));
-        let options = convert::options(request.options.unwrap_or_default(), request.item_is_token_ids)?;
+        let form = convert::item_form(&request)?;
+        if form == ItemForm::Embeddings {
+            return self.take_rows(&job, request.item, state, permit).await;
+        }
+        let options = convert::options(request.options.unwrap_or_default(), form)?;
         let preprocess = job.model.preprocess.clone();
         let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
         permit.load().sized(input.n_tokens);
-        let item = EncodedItem {
-            key: job.key,
-            fingerprint: job.fingerprint,
-            modality: job.modality,
-            n_tokens: input.n_tokens,
-            hidden: u32::try_from(job.batcher.hidden()).map_err(Failure::internal)?,
-            dtype: job.model.dtype,
-            extent: input.extent.clone(),
-            checksum: [0; 32],
-        };
+        let item = job.item(input.n_tokens, input.extent.clone())?;
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded = job
@@ -205,6 +217,35 @@ impl EncoderWorkerState {
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         let beside = preprocess + times.publish;
         permit.load().done(n_tokens, beside + encoded.share, beside + encoded.encode);
+        self.meters.item(job.modality, times);
+        Ok(self.response(&published.item, times))
+    }
+
+    /// Publishes rows that the client computed, as if they had been encoded from an image.
+    async fn take_rows(
+        &self,
+        job: &CheckedJob<'_>,
+        item: Bytes,
+        state: &watch::Sender<JobProgress>,
+        permit: Arc<JobPermit>,
+    ) -> Result<v1::EncodeResponse, Failure> {
+        if job.modality != Modality::Image {
+            return Err(Failure::invalid(format!(
+                "rows are read in the place of images, not of {}",
+                job.modality
+            )));
+        }
+        let hidden = job.batcher.hidden();
+        let read = self.pool.read(item, move |item, limits| embeddings::read(item, hidden, limits));
+        let (given, preprocess) = read.await?;
+        permit.load().sized(given.n_tokens);
+        let item = job.item(given.n_tokens, given.extent)?;
+        state.send_modify(|progress| progress.announced = Some(item.clone()));
+        let output = self.seal(item, given.rows, Arc::clone(&permit)).await?;
+        let start = Instant::now();
+        let published = self.publish(output, Some(Arc::clone(&permit))).await?;
+        let times = JobTimes { preprocess, publish: start.elapsed(), ..JobTimes::default() };
+        permit.load().done(given.n_tokens, preprocess + times.publish, preprocess + times.publish);
         self.meters.item(job.modality, times);
         Ok(self.response(&published.item, times))
     }

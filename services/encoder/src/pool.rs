@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
+use triptych_models::error::ItemError;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 use triptych_runtime::watchdog::Watchdog;
 
@@ -118,6 +119,19 @@ impl PreprocessPool {
         item: Bytes,
         options: ItemOptions,
     ) -> Result<(EncoderInput, Duration), Failure> {
+        let read = move |item: &[u8], limits: &Limits| with.preprocess(modality, item, &options, limits);
+        self.read(item, read).await
+    }
+
+    /// Reads one item on a thread of the pool; returns what was read and the time of the work itself.
+    ///
+    /// # Errors
+    /// As [`Self::preprocess`].
+    pub async fn read<T: Send + 'static>(
+        &self,
+        item: Bytes,
+        read: impl FnOnce(&[u8], &Limits) -> Result<T, ItemError> + Send + 'static,
+    ) -> Result<(T, Duration), Failure> {
         let threads = self.threads.clone().acquire_owned().await;
         let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
         let (limits, watchdog, fault) = (self.limits.clone(), self.watchdog.clone(), self.fault.clone());
@@ -128,7 +142,7 @@ impl PreprocessPool {
             }
             let _span = tracing::trace_span!(target: COMPUTE, "preprocess").entered();
             let start = Instant::now();
-            let input = with.preprocess(modality, &item, &options, &limits)?;
+            let input = read(&item, &limits)?;
             Ok((input, start.elapsed()))
         });
         work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))

@@ -5,7 +5,7 @@
 
 use crate::beam_search::{BeamBranch, BeamSearch, BeamStep, Hypothesis};
 use crate::completion::{describe, ends_of, most_tokens};
-use crate::detokenize::{DecodedText, StopDetokenizer};
+use crate::detokenize::{DecodedText, StopDetokenizer, Stops};
 use crate::logits_pipeline::LogitsPipeline;
 use crate::output::{ChosenToken, Delta};
 use crate::request::SequenceRequest;
@@ -22,7 +22,7 @@ pub struct BeamCompletions {
     search: BeamSearch,
     /// One for each live beam; never empty.
     pipelines: Vec<LogitsPipeline>,
-    stops: Vec<String>,
+    stops: Stops,
     ends: Vec<u32>,
     min_tokens: usize,
     n_completions: usize,
@@ -66,7 +66,7 @@ impl BeamCompletions {
         Self {
             search: BeamSearch::new(params, &ends, max_tokens),
             pipelines: vec![LogitsPipeline::new(request, &ends, max_tokens, &tokenizer)],
-            stops: sampling.stop.clone(),
+            stops: Stops::of(sampling),
             ends,
             min_tokens: sampling.min_tokens as usize,
             n_completions: sampling.n as usize,
@@ -105,7 +105,7 @@ impl BeamCompletions {
             }
         }
         let tokenizer = &self.tokenizer;
-        let stops = &self.stops;
+        let stops = &self.stops.texts;
         let min_tokens = self.min_tokens;
         let turn = self.search.advance(logits, |before, token| {
             before.len() + 1 >= min_tokens && ends_with_stop(tokenizer, stops, before, token)
@@ -149,6 +149,7 @@ impl BeamCompletions {
                 text: self.tokenizer.decode(&self.echo) + &text,
                 token_ids: [self.echo.as_slice(), own].concat(),
                 logprobs: chosen.into_iter().cloned().collect(),
+                prompt_logprobs: Vec::new(),
             },
             reason: if stopped { FinishReason::Stop } else { end },
             n_generated: hypothesis.tokens.len(),

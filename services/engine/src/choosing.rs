@@ -24,7 +24,9 @@ pub enum TokenSource {
 /// Sources of the tokens of a chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChunkSources {
-    /// The chunk's first row of logits.
+    /// The first row of logits that its tokens are scored by; as many follow as are scored, then those of choices.
+    pub scored_row: usize,
+    /// The chunk's first row of logits that a token is chosen by.
     pub first_row: usize,
     /// Completions of its sequence; some may be cancelled before their tokens are there.
     pub completions: Vec<SequenceId>,
@@ -56,16 +58,20 @@ impl StepChoices {
         for chunk in &plan.chunks {
             let sequence = scheduler.get(chunk.id);
             let ids = sequence.map_or(Vec::new(), |sequence| sequence.completions.clone());
-            let mut sources = ChunkSources { first_row, completions: ids, ..ChunkSources::default() };
+            let scored_row = first_row;
+            choices.batch.whole.extend(rows(scored_row, chunk.scored.len()));
+            first_row += chunk.scored.len();
+            let mut sources =
+                ChunkSources { scored_row, first_row, completions: ids, ..ChunkSources::default() };
             match sequence {
-                Some(sequence) if chunk.n_logits() > 0 && completions.contains_key(&chunk.id) => {
+                Some(sequence) if chunk.n_choices() > 0 && completions.contains_key(&chunk.id) => {
                     let mut asking = Asking { batch: &mut choices.batch, completions, vocab };
                     asking.ask(chunk, sequence.generated(0), &mut sources);
                 }
-                _ => choices.batch.whole.extend(rows(first_row, chunk.n_logits())),
+                _ => choices.batch.whole.extend(rows(first_row, chunk.n_choices())),
             }
             choices.chunks.push(sources);
-            first_row += chunk.n_logits();
+            first_row += chunk.n_choices();
         }
         choices
     }

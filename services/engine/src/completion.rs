@@ -3,14 +3,14 @@
 //! It says what the back end shall choose by, or sees the row of logits where that cannot be said, and is handed the
 //! tokens so far; it does not know blocks and batches.
 
-use crate::detokenize::{DecodedText, StopDetokenizer};
+use crate::detokenize::{DecodedText, StopDetokenizer, Stops};
 use crate::logits_pipeline::{LogitsChanges, LogitsPipeline};
 use crate::output::{ChosenToken, Delta};
 use crate::request::{Resumed, SequenceRequest};
 use crate::sampler::Sampler;
 use std::sync::Arc;
 use triptych_core::Failure;
-use triptych_core::sampling::{FinishReason, SamplingParams, TokenLogprob};
+use triptych_core::sampling::{FinishReason, PromptToken, RankedToken, SamplingParams, TokenLogprob};
 use triptych_models::sampling::{Choice, ChooseRow, SampleError, TokenLogprobs, choose, logprobs};
 use triptych_models::tokenization::Tokenizer;
 
@@ -23,8 +23,12 @@ pub struct Completion {
     detokenizer: StopDetokenizer,
     /// Number of alternatives to report; `None`: no log-probabilities.
     n_top: Option<usize>,
-    /// Tokens that end the completion and are not part of it.
+    /// Number of alternatives to report beside each token of the prompt.
+    n_prompt_top: usize,
+    /// Tokens that end the completion.
     ends: Vec<u32>,
+    /// Those of them that are part of its text.
+    shown_ends: Vec<u32>,
     min_tokens: usize,
     max_tokens: usize,
     /// Prompt to echo, until it was sent before the first token.
@@ -66,9 +70,11 @@ impl Completion {
         Self {
             pipeline: LogitsPipeline::new(request, &ends, max_tokens, &tokenizer),
             sampler: Sampler::new(params, choice),
-            detokenizer: StopDetokenizer::new(Arc::clone(&tokenizer), params.stop.clone()),
+            detokenizer: StopDetokenizer::new(Arc::clone(&tokenizer), Stops::of(params)),
             n_top: params.logprobs.map(|n| n as usize),
+            n_prompt_top: params.prompt_logprobs.unwrap_or(0) as usize,
             ends,
+            shown_ends: if params.include_stop { params.stop_token_ids.clone() } else { Vec::new() },
             min_tokens: params.min_tokens as usize,
             max_tokens,
             echo: params.echo.then(|| request.prepared.tokens.clone()),
@@ -184,6 +190,9 @@ impl Completion {
         let mut end = Some(FinishReason::Stop);
         if self.ends.contains(&token) {
             self.end_logprob = logprobs.as_ref().map(|found| found.chosen);
+            if self.shown_ends.contains(&token) {
+                delta.text.push_str(&self.detokenizer.pass(token));
+            }
             delta.text.push_str(&self.rest().0);
         } else {
             delta.logprobs.extend(logprobs.as_ref().map(|found| describe(&self.tokenizer, token, found)));
@@ -233,10 +242,15 @@ impl Completion {
         }
     }
 
+    /// Log-probabilities of a token of the prompt by `logits [vocab]` of the one before it.
+    pub fn score(&self, token: u32, logits: &[f32]) -> PromptToken {
+        score(&self.tokenizer, token, logits, self.n_prompt_top)
+    }
+
     /// The prompt to echo, once.
     fn echoed(&mut self) -> Delta {
         let prompt = self.echo.take().unwrap_or_default();
-        Delta { text: self.tokenizer.decode(&prompt), token_ids: prompt, logprobs: Vec::new() }
+        Delta { text: self.tokenizer.decode(&prompt), token_ids: prompt, ..Delta::default() }
     }
 }
 
@@ -257,13 +271,29 @@ pub(crate) fn most_tokens(params: &SamplingParams) -> usize {
     params.max_tokens.map_or(usize::MAX, |n| n as usize)
 }
 
+/// A token of the prompt and the most probable ones at its place, with their ranks.
+fn score(tokenizer: &Tokenizer, token: u32, logits: &[f32], n_top: usize) -> PromptToken {
+    let found = logprobs(logits, token, n_top);
+    let own = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let n_better = logits.iter().filter(|logit| **logit > own).count();
+    let ranked = |token, logprob, n_better: usize| RankedToken {
+        logprob: named(tokenizer, token, logprob),
+        rank: u32::try_from(n_better + 1).unwrap_or(u32::MAX),
+    };
+    let top = (0..).zip(&found.top).map(|(i, (token, logprob))| ranked(*token, *logprob, i));
+    PromptToken(std::iter::once(ranked(token, found.chosen, n_better)).chain(top).collect())
+}
+
+/// A token's log-probability with its text.
+fn named(tokenizer: &Tokenizer, token_id: u32, logprob: f32) -> TokenLogprob {
+    let text = tokenizer.token_text(token_id);
+    let bytes = tokenizer.token_bytes(token_id).unwrap_or_else(|| text.clone().into_bytes());
+    TokenLogprob { token_id, text, bytes, logprob }
+}
+
 /// A chosen token and its best alternatives, with their texts.
 pub(crate) fn describe(tokenizer: &Tokenizer, token: u32, found: &TokenLogprobs) -> ChosenToken {
-    let named = |token_id: u32, logprob: f32| {
-        let text = tokenizer.token_text(token_id);
-        let bytes = tokenizer.token_bytes(token_id).unwrap_or_else(|| text.clone().into_bytes());
-        TokenLogprob { token_id, text, bytes, logprob }
-    };
+    let named = |token_id: u32, logprob: f32| named(tokenizer, token_id, logprob);
     let top = found.top.iter().map(|(token, logprob)| named(*token, *logprob)).collect();
     ChosenToken { chosen: named(token, found.chosen), top }
 }

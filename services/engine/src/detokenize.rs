@@ -1,18 +1,35 @@
 //! Tokens to text that may be sent: whole characters, and no part of a stop string.
 //!
-//! The text before a stop string is sent, the stop string and what follows are not. A suffix that could grow
-//! into a stop string is held back until it does or cannot.
+//! The text before a stop string is sent; the stop string only if the request wants it, and what follows is not. A suffix
+//! that could grow into a stop string is held back until it does or cannot.
 
 use std::sync::Arc;
+use triptych_core::sampling::SamplingParams;
 use triptych_models::tokenization::{Detokenizer, Tokenizer};
 
 /// Incremental text of one completion, up to its first stop string.
 #[derive(Clone, Debug)]
 pub struct StopDetokenizer {
     detokenizer: Detokenizer,
-    stops: Vec<String>,
+    stops: Stops,
     /// Unsent suffix that may begin a stop string.
     held: String,
+}
+
+/// Texts that end a completion.
+#[derive(Clone, Debug, Default)]
+pub struct Stops {
+    /// The texts; none is empty.
+    pub texts: Vec<String>,
+    /// True if the one that ends the completion is part of it.
+    pub is_included: bool,
+}
+
+impl Stops {
+    /// Those of a request.
+    pub fn of(params: &SamplingParams) -> Self {
+        Self { texts: params.stop.clone(), is_included: params.include_stop }
+    }
 }
 
 /// Text released by a token.
@@ -20,13 +37,13 @@ pub struct StopDetokenizer {
 pub enum DecodedText {
     /// New text, possibly empty.
     More(String),
-    /// Text before a stop string, which is complete.
+    /// Text before a stop string, which is complete, or with it where it is included.
     Stopped(String),
 }
 
 impl StopDetokenizer {
-    /// An empty text. The stop strings are not empty.
-    pub fn new(tokenizer: Arc<Tokenizer>, stops: Vec<String>) -> Self {
+    /// An empty text.
+    pub fn new(tokenizer: Arc<Tokenizer>, stops: Stops) -> Self {
         Self { detokenizer: Detokenizer::new(tokenizer), stops, held: String::new() }
     }
 
@@ -52,8 +69,10 @@ impl StopDetokenizer {
 
     fn add(&mut self, piece: &str) -> DecodedText {
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
-            self.held.truncate(at);
+        let found =
+            self.stops.texts.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop.len())));
+        if let Some((at, len)) = found.min() {
+            self.held.truncate(if self.stops.is_included { at + len } else { at });
             return DecodedText::Stopped(std::mem::take(&mut self.held));
         }
         let sure = self.held.len() - self.may_begin_a_stop();
@@ -64,7 +83,7 @@ impl StopDetokenizer {
     /// Length in bytes of the longest suffix that begins a stop string.
     fn may_begin_a_stop(&self) -> usize {
         let suffixes = self.held.char_indices().map(|(at, _)| &self.held[at..]);
-        let mut open = suffixes.filter(|suffix| self.stops.iter().any(|stop| stop.starts_with(suffix)));
+        let mut open = suffixes.filter(|suffix| self.stops.texts.iter().any(|stop| stop.starts_with(suffix)));
         open.next().map_or(0, str::len)
     }
 }
@@ -74,7 +93,7 @@ mod tests {
     use super::*;
 
     /// A vocabulary of whole strings and single bytes; text is their concatenation.
-    fn detokenizer(stops: &[&str]) -> StopDetokenizer {
+    fn detokenizer(stops: &[&str], is_included: bool) -> StopDetokenizer {
         let json = r#"{
             "version": "1.0", "added_tokens": [],
             "model": {"type": "WordLevel", "unk_token": "?", "vocab":
@@ -82,12 +101,16 @@ mod tests {
             "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
         }"#;
         let tokenizer = Tokenizer::from_bytes(json.as_bytes()).unwrap();
-        StopDetokenizer::new(Arc::new(tokenizer), stops.iter().map(|s| (*s).to_owned()).collect())
+        let texts = stops.iter().map(|s| (*s).to_owned()).collect();
+        StopDetokenizer::new(Arc::new(tokenizer), Stops { texts, is_included })
     }
 
     /// Compares the sent pieces, and whether a stop string ended them.
     fn check(stops: &[&str], tokens: &[u32], expect: &[&str], stopped: bool) {
-        let mut detokenizer = detokenizer(stops);
+        check_of(detokenizer(stops, false), tokens, expect, stopped);
+    }
+
+    fn check_of(mut detokenizer: StopDetokenizer, tokens: &[u32], expect: &[&str], stopped: bool) {
         let mut sent = Vec::new();
         for token in tokens {
             match detokenizer.push(*token) {
@@ -119,8 +142,16 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_string_that_is_included_is_the_end_of_the_text() {
+        check_of(detokenizer(&["bb"], true), &[1, 2, 2, 1], &["a", "", "bb"], true);
+        check_of(detokenizer(&["y", "ab"], true), &[8], &["xab"], true);
+        check_of(detokenizer(&["é"], true), &[1, 6, 7], &["a", "", "é"], true);
+        check_of(detokenizer(&["bb"], true), &[1, 2], &["a", "", "b"], false);
+    }
+
+    #[test]
     fn text_that_passes_neither_ends_nor_waits() {
-        let mut detokenizer = detokenizer(&["ab", "bb"]);
+        let mut detokenizer = detokenizer(&["ab", "bb"], false);
         assert_eq!([detokenizer.pass(1), detokenizer.pass(2)], ["a", "b"]);
         assert_eq!(detokenizer.push(2), DecodedText::More(String::new()));
         assert_eq!(detokenizer.push(2), DecodedText::Stopped(String::new()));

@@ -24,6 +24,10 @@ pub struct LogitsPipeline {
     ends: Vec<u32>,
     /// Most tokens of the completion.
     max_tokens: usize,
+    /// The only tokens that the request allows; empty: all.
+    allowed: Arc<[u32]>,
+    /// The same as a mask, once it was needed.
+    allowed_mask: Option<Arc<[u32]>>,
     /// True if the request's settings rule tokens out.
     restricted: bool,
     no_speech_prob: Option<f32>,
@@ -50,6 +54,8 @@ impl LogitsPipeline {
             rules: request.prepared.rules.clone(),
             ends: ends.to_vec(),
             max_tokens,
+            allowed: request.sampling.allowed_token_ids.as_slice().into(),
+            allowed_mask: None,
             restricted: rules_out(&request.sampling),
             no_speech_prob: None,
         }
@@ -77,7 +83,9 @@ impl LogitsPipeline {
         let mut edits = Vec::new();
         self.processors.edits(written, vocab, &mut edits);
         edits.extend(self.rules.forbidden(written).map(Edit::forbid));
-        Some(LogitsChanges { edits, mask: None })
+        let allowed = &self.allowed;
+        let mask = || Arc::clone(self.allowed_mask.get_or_insert_with(|| mask_of(allowed, vocab)));
+        Some(LogitsChanges { edits, mask: (!allowed.is_empty()).then(mask) })
     }
 
     /// True if [`Self::changes`] depend on the number of tokens alone, not on the tokens.
@@ -105,6 +113,7 @@ impl LogitsPipeline {
             return Ok(());
         }
         self.processors.apply(written, logits);
+        keep_allowed(&self.allowed, logits);
         if let (Some(grammar), Some(free)) = (&mut self.grammar, written.get(self.rules.steps.len()..)) {
             grammar.mask(free)?.apply(&self.ends, logits);
         }
@@ -153,12 +162,26 @@ fn keep_certain(allowed: &[u32], logits: &mut [f32]) {
     }
 }
 
+/// Rules out all tokens but those of a list; an empty list rules none out.
+fn keep_allowed(allowed: &[u32], logits: &mut [f32]) {
+    if allowed.is_empty() {
+        return;
+    }
+    let kept: Vec<_> =
+        allowed.iter().filter_map(|id| Some((*id as usize, *logits.get(*id as usize)?))).collect();
+    logits.fill(f32::NEG_INFINITY);
+    for (id, logit) in kept {
+        logits[id] = logit;
+    }
+}
+
 fn rules_out(params: &SamplingParams) -> bool {
     params.constraint.is_some()
         || params.no_repeat_ngram_size > 0
         || params.encoder_no_repeat_ngram_size > 0
         || !params.bad_words.is_empty()
         || params.min_tokens > 0
+        || !params.allowed_token_ids.is_empty()
 }
 
 /// Tokens of a word at the start of a text and within one. A word without tokens is never generated anyway.

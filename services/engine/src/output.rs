@@ -3,7 +3,7 @@
 use crate::request::SequenceId;
 use std::time::{Duration, Instant};
 use triptych_core::Failure;
-use triptych_core::sampling::{FinishReason, TokenLogprob};
+use triptych_core::sampling::{FinishReason, PromptToken, TokenLogprob};
 
 /// Output of a sequence. `Finished`, `Aligned` and `Failed` are the last of their id.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,8 @@ pub struct Delta {
     pub token_ids: Vec<u32>,
     /// One for each new token when asked for, otherwise none.
     pub logprobs: Vec<ChosenToken>,
+    /// The next tokens of the prompt from the second on, with their log-probabilities, if they were asked for.
+    pub prompt_logprobs: Vec<PromptToken>,
 }
 
 /// A chosen token with its alternatives.

@@ -81,6 +81,8 @@ pub struct Chunk {
     pub branch: usize,
     /// Range of the branch's tokens.
     pub tokens: Range<usize>,
+    /// Those of `tokens` after which logits are read for the log-probability of the next token, which is the prompt's.
+    pub scored: Range<usize>,
     /// Draft tokens after them, to be verified.
     pub drafts: Vec<u32>,
     /// True if the last of `tokens` is the branch's last, so that the next token is chosen after it.
@@ -93,9 +95,14 @@ impl Chunk {
         self.tokens.len() + self.drafts.len()
     }
 
-    /// Rows of logits that it needs: after its last token, and after each draft token.
-    pub fn n_logits(&self) -> usize {
+    /// Rows of logits that tokens are chosen by: after its last token, and after each draft token.
+    pub fn n_choices(&self) -> usize {
         if self.samples { 1 + self.drafts.len() } else { 0 }
+    }
+
+    /// All rows of logits that it needs; those that are scored come first.
+    pub fn n_logits(&self) -> usize {
+        self.scored.len() + self.n_choices()
     }
 }
 
@@ -185,11 +192,12 @@ impl StepPlan {
     /// room.
     pub(crate) fn push(
         &mut self,
-        sequence: &Sequence,
+        sequence: &mut Sequence,
         branch: usize,
         tokens: Range<usize>,
         drafts: Vec<u32>,
     ) {
+        let scored = sequence.take_scored(&tokens);
         let Some(device_kv) = sequence.device_kv() else { return };
         let known = sequence.tokens(branch);
         let rows = SequenceRows {
@@ -205,8 +213,10 @@ impl StepPlan {
             self.push_adapter(adapter, first_row..to_u32(self.n_rows()));
         }
         let samples = tokens.end == known.len();
-        let chunk = Chunk { id: sequence.id(), branch, tokens, drafts, samples };
-        self.ask_for(chunk.n_logits());
+        let scored_rows = scored.start - tokens.start..scored.end - tokens.start;
+        let chunk = Chunk { id: sequence.id(), branch, tokens, scored, drafts, samples };
+        self.logit_rows.extend(scored_rows.map(|row| first_row + to_u32(row)));
+        self.ask_for(chunk.n_choices());
         self.chunks.push(chunk);
     }
 

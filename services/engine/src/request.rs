@@ -116,7 +116,7 @@ impl SequenceRequest {
     /// contradict each other.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Failure> {
         self.sampling.validate()?;
-        self.check_biases(capacity)?;
+        self.check_ids(capacity)?;
         if self.sampling.constraint.is_some() != self.constraint.is_some() {
             return Err(Failure::internal("a constraint and its compiled form do not come together"));
         }
@@ -130,13 +130,15 @@ impl SequenceRequest {
         self.check_resumed(capacity)
     }
 
-    /// Every token with a bias has a logit.
-    fn check_biases(&self, capacity: &Capacity) -> Result<(), Failure> {
+    /// Every token that a setting names has a logit.
+    fn check_ids(&self, capacity: &Capacity) -> Result<(), Failure> {
         let vocab = capacity.decoder.vocab;
-        match self.sampling.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
-            Some((token, _)) => {
-                let text = format!("logit_bias names token {token}, allowed are tokens 0 to {}", vocab - 1);
-                Err(Failure::invalid(text).with_param("logit_bias"))
+        let biased = self.sampling.logit_bias.iter().map(|(token, _)| ("logit_bias", *token));
+        let allowed = self.sampling.allowed_token_ids.iter().map(|token| ("allowed_token_ids", *token));
+        match biased.chain(allowed).find(|(_, token)| *token as usize >= vocab) {
+            Some((field, token)) => {
+                let text = format!("{field} names token {token}, allowed are tokens 0 to {}", vocab - 1);
+                Err(Failure::invalid(text).with_param(field))
             }
             None => Ok(()),
         }

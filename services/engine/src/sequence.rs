@@ -129,6 +129,9 @@ pub struct Sequence {
     /// Fewest tokens it generates, barring failures.
     n_least: usize,
     is_greedy: bool,
+    /// First token of the prompt after which logits are still to be read, for the next one's log-probability. `None`: none
+    /// are.
+    unscored_from: Option<usize>,
     /// True if the last token of its only branch is being chosen, and a placeholder.
     has_placeholder: bool,
     prompt: Arc<SharedPrompt>,
@@ -155,6 +158,7 @@ impl Sequence {
             limit,
             n_least: request.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
+            unscored_from: sampling.prompt_logprobs.map(|_| 0),
             has_placeholder: false,
             prompt: Arc::new(prompt),
             branches: vec![Branch {
@@ -219,6 +223,31 @@ impl Sequence {
     /// Tokens of the prompt.
     pub fn n_prompt(&self) -> usize {
         self.prompt.n_tokens
+    }
+
+    /// True if log-probabilities of its prompt are to be computed: what the prefix cache has would lack them.
+    pub fn is_scored(&self) -> bool {
+        self.unscored_from.is_some()
+    }
+
+    /// Those of tokens that are about to be computed after which logits are to be read. None is given twice.
+    pub fn take_scored(&mut self, tokens: &Range<usize>) -> Range<usize> {
+        let Some(from) = self.unscored_from else { return tokens.start..tokens.start };
+        let last = self.prompt.n_tokens.saturating_sub(1);
+        let end = tokens.end.min(last);
+        let start = tokens.start.max(from);
+        if end < last {
+            self.unscored_from = Some(from.max(end));
+        } else {
+            self.unscored_from = None;
+        }
+        if start < end { start..end } else { tokens.start..tokens.start }
+    }
+
+    /// Token of the prompt at a place that is no item's.
+    pub fn prompt_text_token(&self, at: usize) -> Option<u32> {
+        let token = self.branches.first()?.tokens.get(at).copied()?;
+        (at < self.prompt.n_tokens && !self.prompt.is_of_item(at)).then_some(token)
     }
 
     /// True if it chooses the most probable token each time, on one branch.

@@ -7,6 +7,7 @@
 
 pub mod absent;
 pub mod captioned;
+pub mod embeddings;
 pub mod image;
 pub mod text;
 pub mod video;

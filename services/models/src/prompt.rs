@@ -32,7 +32,7 @@ pub use transcription::{TranscriptionChat, TranscriptionSpec, TranscriptionToken
 use crate::error::PromptError;
 use crate::rules::LogitRules;
 use crate::speech::SpeechInfo;
-use triptych_core::prompt::Prompt;
+use triptych_core::prompt::{Chat, Prompt};
 use triptych_core::sampling::BeamParams;
 use triptych_core::{EncodedItem, ItemIdx};
 
@@ -176,6 +176,14 @@ pub trait PromptBuilder: Send + Sync {
     /// [`PromptError`], with a text for the client: empty, too long, a kind the model does not take, an item
     /// that no part names.
     fn prepare(&self, prompt: &Prompt, items: &[EncodedItem]) -> Result<Vec<PreparedSequence>, PromptError>;
+
+    /// Tokens of a conversation without items, even if they are more than the context holds. `None` if it lays none out.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    fn chat_tokens(&self, _chat: &Chat) -> Result<Option<Vec<u32>>, PromptError> {
+        Ok(None)
+    }
 
     /// Sampling parameters for requests that leave them open.
     fn sampling_defaults(&self) -> SamplingDefaults;

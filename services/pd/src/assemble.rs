@@ -40,6 +40,8 @@ struct AssembledChoice {
     current: usize,
     windows: Vec<AssembledWindow>,
     hit_length: bool,
+    /// Tokens of the prompt with log-probabilities so far; the first of a prompt has none.
+    n_scored: usize,
 }
 
 struct AssembledWindow {
@@ -89,6 +91,7 @@ impl Assembler {
             current: 0,
             windows: windows.iter().map(window).collect(),
             hit_length: false,
+            n_scored: 1,
         };
         Self {
             positions: HashMap::new(),
@@ -223,11 +226,15 @@ impl AssembledChoice {
             window.segments.push(&delta.token_ids, &delta.logprobs);
             window.first_token = window.first_token.or(delta.token_ids.first().copied());
         }
+        let prompt_offset = u32::try_from(self.n_scored).unwrap_or(u32::MAX);
+        self.n_scored += delta.prompt_logprobs.len();
         let reported = if logprobs == LogprobReporting::Report { delta.logprobs } else { Vec::new() };
         v1::Delta {
             text: delta.text,
             token_ids: delta.token_ids,
             logprobs: reported.into_iter().map(chosen_token).collect(),
+            prompt_offset: if delta.prompt_logprobs.is_empty() { 0 } else { prompt_offset },
+            prompt_logprobs: delta.prompt_logprobs.into_iter().map(Into::into).collect(),
             ..v1::Delta::default()
         }
     }

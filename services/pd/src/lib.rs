@@ -23,6 +23,7 @@ mod resume;
 mod blocking;
 mod service;
 mod tokens;
+mod truncation;
 mod speech;
 mod state;
 mod warm;

@@ -74,7 +74,9 @@ impl AdmittedRequest {
         let nothing = PriorOutput::default();
         let request = |(choice, id): (u32, &SequenceId)| {
             let resumed = self.prior.get(&choice).unwrap_or(&nothing).resumed(choice, echo)?;
-            let request = self.sequence(0, vec![*id], SamplingParams { n: 1, ..sampling.clone() });
+            let prompt_logprobs = sampling.prompt_logprobs.filter(|_| choice == 0);
+            let request =
+                self.sequence(0, vec![*id], SamplingParams { n: 1, prompt_logprobs, ..sampling.clone() });
             Ok(SequenceRequest { resumed: Some(resumed), ..request })
         };
         (0..).zip(ids).map(request).collect()

@@ -136,8 +136,8 @@ impl ReplayFilter {
         if is_end && !(remaining.tokens.is_empty() && remaining.text_len == 0 && remaining.n_segments == 0) {
             return Err(differs(delta.choice));
         }
-        let has_output =
-            is_end || !(delta.text.is_empty() && delta.token_ids.is_empty() && delta.segments.is_empty());
+        let has_text = !(delta.text.is_empty() && delta.token_ids.is_empty() && delta.segments.is_empty());
+        let has_output = is_end || has_text || !delta.prompt_logprobs.is_empty();
         Ok(Some(delta).filter(|_| has_output && !remaining.is_ended))
     }
 }

@@ -6,6 +6,7 @@ use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
 use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
 use crate::state::{PdWorkerState, ServedDecoder};
+use crate::truncation::{Truncation, TruncationRoom};
 use crate::{resume, watch};
 use futures::FutureExt;
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId};
 use triptych_engine::constraint::CompiledConstraint;
-use triptych_models::prompt::{PreparedSequence, SamplingDefaults};
+use triptych_models::prompt::{OutputKind, PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
 use triptych_proto::v1;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorker;
@@ -79,11 +80,15 @@ impl PdWorkerState {
         let prompt =
             request.prompt.ok_or_else(|| Failure::invalid("prompt is missing").with_param("prompt"))?;
         let prompt = Prompt::try_from(prompt)?;
-        let windows = model.lay_out(prompt.clone(), items.clone(), &work).await?;
+        let settings = request.sampling.unwrap_or_default();
+        let room = TruncationRoom { max_context: model.max_context, max_tokens: settings.max_tokens };
+        let truncation = settings.truncate_prompt_tokens.map(|n| Truncation::new(n, room)).transpose()?;
+        let windows = model.lay_out(prompt.clone(), items.clone(), truncation, &work).await?;
         // The model's lengths count the decoder's prompt, so they are known only when it is laid out.
         let n_prompt = windows.first().map_or(0, |w| w.tokens.len());
         let defaults = defaults(model.prompts.sampling_defaults(), n_prompt);
-        let sampling = sampling_from_wire(request.sampling.unwrap_or_default(), &defaults)?;
+        let sampling = sampling_from_wire(settings, &defaults)?;
+        check_scored(&sampling, &windows)?;
         let most = model.max_context.saturating_mul(windows.len());
         let encoder_tokens = model.encoder_tokens(&sampling, request.encoder_prompt, &windows, &work).await?;
         let prior = resume::read(request.resume, sampling.n, most)?;
@@ -194,6 +199,16 @@ fn defaults(of_model: SamplingDefaults, n_prompt: usize) -> SamplingParams {
     }
 }
 
+/// Refuses log-probabilities of a prompt that is not the client's.
+fn check_scored(sampling: &SamplingParams, windows: &[PreparedSequence]) -> Result<(), Failure> {
+    let is_text = matches!(windows, [one] if matches!(one.output, OutputKind::Text));
+    if sampling.prompt_logprobs.is_none() || is_text {
+        return Ok(());
+    }
+    Err(Failure::invalid("prompt_logprobs are for prompts of text, not for speech")
+        .with_param("prompt_logprobs"))
+}
+
 /// Clears the checksums of pending items: their outputs do not exist yet.
 fn pending(mut items: Vec<EncodedItem>, hints: &[v1::ItemHint]) -> Vec<EncodedItem> {
     for (item, _) in items.iter_mut().zip(hints).filter(|(_, hint)| hint.pending) {
@@ -270,12 +285,16 @@ impl ServedDecoder {
         &self,
         prompt: Prompt,
         items: Vec<EncodedItem>,
+        truncation: Option<Truncation>,
         work: &BlockingWork,
     ) -> Result<Vec<PreparedSequence>, Failure> {
-        let prompts = self.prompts.clone();
+        let (prompts, tokenizer) = (self.prompts.clone(), Arc::clone(&self.tokenizer));
         let layout = move || {
             let _span = tracing::trace_span!(target: COMPUTE, "tokenize").entered();
-            Ok(prompts.prepare(&prompt, &items)?)
+            match truncation {
+                Some(truncation) => truncation.prepare(&*prompts, &tokenizer, &prompt, &items),
+                None => Ok(prompts.prepare(&prompt, &items)?),
+            }
         };
         let windows = work.run("laying out a prompt", layout).await?;
         if windows.is_empty() {
@@ -286,8 +305,8 @@ impl ServedDecoder {
 
     /// The tokens that begin and end the model's reasoning, if it thinks.
     fn reasoning_tokens(&self) -> Option<[u32; 2]> {
-        self.chat.filter(|chat| chat.thinks)?;
-        Some([self.tokenizer.token_id("<think>")?, self.tokenizer.token_id("</think>")?])
+        let [begin, end] = self.chat?.reasoning?.marks();
+        Some([self.tokenizer.token_id(begin)?, self.tokenizer.token_id(end)?])
     }
 
     /// True if its own defaults rule out n-grams of the encoder's text.

@@ -1,7 +1,9 @@
 //! Bounds of one proxy: on what a request may ask for, below those that every process holds, and on its connections.
 
 use crate::request::Request;
+use std::time::Duration;
 use triptych_core::Failure;
+use triptych_core::prompt::{Chat, Prompt};
 use triptych_core::sampling::{MAX_BEAMS, MAX_N, MAX_STOPS};
 
 /// Bounds on a request's settings.
@@ -13,11 +15,13 @@ pub struct RequestBounds {
     pub beams: u32,
     /// Most stop strings. Default 16, the most that there may be.
     pub stops: usize,
+    /// True if a conversation may bring a chat template of its own, whose memory is not bounded. Default false.
+    pub chat_templates: bool,
 }
 
 impl Default for RequestBounds {
     fn default() -> Self {
-        Self { n: MAX_N, beams: MAX_BEAMS, stops: MAX_STOPS }
+        Self { n: MAX_N, beams: MAX_BEAMS, stops: MAX_STOPS, chat_templates: false }
     }
 }
 
@@ -27,6 +31,7 @@ impl RequestBounds {
     /// # Errors
     /// InvalidArgument, with the setting, its value and its bound.
     pub fn check(&self, request: &Request) -> Result<(), Failure> {
+        self.check_template(&request.prompt)?;
         let sampling = &request.sampling;
         let beams = sampling.beams.as_ref().map_or(0, |beams| beams.width);
         let counts = [
@@ -41,6 +46,40 @@ impl RequestBounds {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// Longest chat template of a request, in bytes.
+const MAX_TEMPLATE_BYTES: usize = 64 << 10;
+
+impl RequestBounds {
+    fn check_template(&self, prompt: &Prompt) -> Result<(), Failure> {
+        let Prompt::Chat(Chat { template: Some(template), .. }) = prompt else { return Ok(()) };
+        let message = match template.len() {
+            _ if !self.chat_templates => {
+                "chat_template is not taken: the server runs without --trust-request-chat-template".to_owned()
+            }
+            n_bytes if n_bytes > MAX_TEMPLATE_BYTES => {
+                format!("chat_template has {n_bytes} bytes, allowed are up to {MAX_TEMPLATE_BYTES}")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::invalid(message).with_param("chat_template"))
+    }
+}
+
+/// Bounds on live transcriptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionBounds {
+    /// Sessions of a tenant at once. Default 16.
+    pub per_tenant: usize,
+    /// Longest time of a session. Default 30 minutes.
+    pub longest: Duration,
+}
+
+impl Default for SessionBounds {
+    fn default() -> Self {
+        Self { per_tenant: 16, longest: Duration::from_secs(30 * 60) }
     }
 }
 

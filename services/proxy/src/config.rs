@@ -2,7 +2,7 @@
 
 use crate::admin::token::AdminToken;
 use crate::auth::{AuthConfig, AuthError};
-use crate::bounds::{ConnectionBounds, RequestBounds};
+use crate::bounds::{ConnectionBounds, RequestBounds, SessionBounds};
 use crate::fetch::FetchPolicy;
 use crate::openai::cors::AllowedOrigin;
 use crate::request_log::RequestLog;
@@ -66,6 +66,8 @@ pub struct ProxyConfig {
     pub connections: ConnectionBounds,
     /// Origins whose web pages may call the API from a browser. None: no answer has headers of CORS.
     pub allowed_origins: Vec<AllowedOrigin>,
+    /// Bounds on live transcriptions.
+    pub sessions: SessionBounds,
     /// The requests that are logged.
     pub request_log: RequestLog,
 }

@@ -6,7 +6,7 @@
 use crate::accounting::Accounting;
 use crate::admission::Admission;
 use crate::auth::{Auth, AuthConfig};
-use crate::bounds::RequestBounds;
+use crate::bounds::{RequestBounds, SessionBounds};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ClientTimes, ProxyError};
@@ -122,8 +122,16 @@ impl Embedded {
         let times = ClientTimes::default();
         let registry = self.registry.clone();
         let allowed_origins = Vec::new();
-        let parts =
-            openai::HttpApiParts { orchestrator, limits, admission, auth, times, registry, allowed_origins };
+        let parts = openai::HttpApiParts {
+            orchestrator,
+            limits,
+            admission,
+            auth,
+            times,
+            registry,
+            allowed_origins,
+            sessions: SessionBounds::default(),
+        };
         openai::routes(openai::HttpApi::new(parts))
     }
 

@@ -108,7 +108,7 @@ impl Encodes {
             None => {
                 let probe = probe.clone();
                 let found = async move { probe.await.get(i).cloned().flatten() };
-                self.subscribe(job, Origin::Any, Some(found.boxed()))
+                self.subscribe(job, job.origin(Origin::Any), Some(found.boxed()))
             }
         };
         jobs.iter().zip(known).enumerate().map(one).collect()
@@ -120,7 +120,7 @@ impl Encodes {
         let renewal = self.parts.in_flight().encodes.renewal(lost, now());
         match renewal {
             Renewal::Ready(encoded) => Subscription::ready_now(*encoded),
-            Renewal::Encode(origin) => self.subscribe(job, origin, None),
+            Renewal::Encode(origin) => self.subscribe(job, job.origin(origin), None),
         }
     }
 

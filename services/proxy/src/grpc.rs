@@ -17,7 +17,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 use triptych_core::limits::Limits;
 use triptych_core::prompt::TextOrTokens;
-use triptych_core::{Failure, ItemIdx, Modality, ModelName, RequestId};
+use triptych_core::{Failure, ItemForm, ItemIdx, Modality, ModelName, RequestId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_proto::v1::triptych_server::{Triptych, TriptychServer};
@@ -186,7 +186,7 @@ fn read_item(i: usize, item: v1::Item) -> Result<Item, Failure> {
         }
         None => return Err(Failure::invalid("the item has no data, url, text or tokens").with_param(param)),
     };
-    let options = convert::options(item.options.unwrap_or_default(), false);
+    let options = convert::options(item.options.unwrap_or_default(), ItemForm::Plain);
     let options = options.map_err(|e| {
         let field = e.field();
         Failure::from(e).with_param(format!("{param}.options.{field}"))

@@ -5,7 +5,8 @@ pub mod byte_budget;
 use crate::encode::job::EncodeJob;
 use crate::fetch::Fetcher;
 use crate::fleet::catalog::Route;
-use crate::request::{Item, Request, Source, check_len, param_of_item};
+use crate::request::{Item, OutputName, Request, Source, check_len, param_of_item};
+use crate::request_machine::failures::not_stored;
 use crate::request_machine::output::Wanted;
 use base64::Engine;
 use base64::alphabet;
@@ -15,7 +16,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use triptych_core::key::KeyParts;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, Failure, ItemIdx, ItemOptions};
+use triptych_core::{ContentKey, Failure, Fingerprint, ItemIdx, ItemOptions, embeddings};
 
 /// Above this many bytes, decoding and hashing leave the threads that serve connections.
 const INLINE_BYTES: usize = 64 << 10;
@@ -66,6 +67,7 @@ impl Materials {
             Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
         })?;
         let source = match &item.source {
+            Source::Output(name) => return self.stored(request, route, (name, fingerprint)),
             Source::Url(url) => {
                 let bytes = self.fetcher.fetch(url, modality, budget).await?;
                 request.caller.hold_bytes(bytes.len())?;
@@ -90,7 +92,8 @@ impl Materials {
         };
         let len = match &item.source {
             Source::Bytes(bytes) | Source::Base64(bytes) | Source::Base64Frames(bytes) => bytes.len(),
-            Source::Url(_) => usize::MAX,
+            Source::Embeddings { rows, grid } => rows.len() + grid.len(),
+            Source::Url(_) | Source::Output(_) => usize::MAX,
         };
         let (key, bytes) = if len > INLINE_BYTES {
             tokio::task::spawn_blocking(prepare).await.map_err(Failure::internal)??
@@ -107,6 +110,30 @@ impl Materials {
             deadline: request.deadline,
             account: Arc::clone(&request.caller.account),
             placement: None,
+            is_stored: false,
+        })
+    }
+
+    /// The job of an output that must be in the store. One of another tenant is as if it were not there.
+    fn stored(
+        &self,
+        request: &Request,
+        route: &Route,
+        (name, fingerprint): (&OutputName, Fingerprint),
+    ) -> Result<EncodeJob, Failure> {
+        if !name.is_of(&request.tenant_secret(&self.tenant_salt)) {
+            return Err(not_stored());
+        }
+        Ok(EncodeJob {
+            request_id: request.id,
+            model: route.served.encoder_model().clone(),
+            wanted: Wanted { key: name.key, fingerprint, modality: name.modality },
+            bytes: Bytes::new(),
+            options: ItemOptions::default(),
+            deadline: request.deadline,
+            account: Arc::clone(&request.caller.account),
+            placement: None,
+            is_stored: true,
         })
     }
 
@@ -151,7 +178,15 @@ fn decode(source: Source) -> Result<Bytes, Failure> {
             }
             Ok(all.into())
         }
-        Source::Url(_) => Err(Failure::internal("a URL that was not fetched")),
+        Source::Embeddings { rows, grid } => {
+            let file = |text: &Bytes, name: &str| {
+                let decoded = BASE64.decode(text);
+                decoded.map_err(|e| Failure::invalid(format!("{name} is not base64: {e}")))
+            };
+            let (rows, grid) = (file(&rows, "image_embeds")?, file(&grid, "image_grid_thw")?);
+            Ok(embeddings::join(&rows, &grid).into())
+        }
+        Source::Url(_) | Source::Output(_) => Err(Failure::internal("an item whose bytes are elsewhere")),
     }
 }
 

@@ -44,7 +44,7 @@ pub mod decisions {
 }
 
 pub use admin::token::{AdminToken, AdminTokenError};
-pub use bounds::{ConnectionBounds, RequestBounds};
+pub use bounds::{ConnectionBounds, RequestBounds, SessionBounds};
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
 pub use openai::cors::{AllowedOrigin, NotAnOrigin};

@@ -13,6 +13,7 @@ mod collected;
 mod completions;
 pub mod cors;
 mod embeddings;
+mod encoder_outputs;
 mod error;
 mod item_settings;
 mod json_error;
@@ -21,6 +22,8 @@ pub mod listen;
 mod models;
 mod part;
 mod prompt_input;
+mod prompt_logprobs;
+mod realtime;
 mod response_head;
 mod responses;
 mod sampling;
@@ -32,6 +35,7 @@ mod structured;
 mod text_or_list;
 mod token_logprob;
 mod tokens;
+mod upgrade;
 mod usage;
 mod whitespace;
 
@@ -57,8 +61,10 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/pooling", post(embeddings::pool))
+        .route("/v1/encoder_outputs", post(encoder_outputs::create))
         .route("/v1/audio/transcriptions", post(speech::transcribe))
         .route("/v1/audio/translations", post(speech::translate))
+        .route("/v1/realtime", get(realtime::connect))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/load_lora_adapter", post(adapters::load))

@@ -5,9 +5,11 @@
 
 mod chat;
 mod item;
+mod output_name;
 mod prompt;
 
 pub use item::{Item, Source, check_len, item_of_param, param_of_item, too_large};
+pub use output_name::OutputName;
 
 use crate::auth::Caller;
 use crate::auth::keys::PRIORITIES;

@@ -100,6 +100,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         times,
         registry: metrics,
         allowed_origins: config.allowed_origins,
+        sessions: config.sessions,
     };
     let http_api = openai::HttpApi::new(parts);
     if let Some(listener) = config.admin {

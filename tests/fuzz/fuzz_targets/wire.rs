@@ -51,7 +51,9 @@ fuzz_target!(|data: &[u8]| {
                 convert::key(&message.key, "key"),
                 convert::fingerprint(&message.fingerprint, "fingerprint"),
             );
-            let _ = convert::options(message.options.unwrap_or_default(), message.item_is_token_ids);
+            if let Ok(form) = convert::item_form(&message) {
+                let _ = convert::options(message.options.unwrap_or_default(), form);
+            }
         }
     }
 });

@@ -131,6 +131,8 @@ pub struct Chat {
     pub documents: Option<String>,
     /// Variables for the template: a JSON object.
     pub template_kwargs: Option<String>,
+    /// Template in the place of the model's.
+    pub template: Option<String>,
 }
 
 impl From<Vec<Message>> for Chat {
@@ -186,6 +188,25 @@ pub struct ChatFormat {
     pub tool_syntax: Option<ToolSyntax>,
     /// True if each call names its tool before `[ARGS]`, as Mistral's do from version 11 on.
     pub has_named_args: bool,
-    /// True if the model writes its reasoning between `<think>` and `</think>`.
-    pub thinks: bool,
+    /// Marks around the model's reasoning; `None`: it writes none.
+    pub reasoning: Option<ReasoningSyntax>,
+}
+
+/// Marks around a model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningSyntax {
+    /// `<think>` and `</think>`: DeepSeek-R1, Qwen3 and most others.
+    ThinkTags,
+    /// `[THINK]` and `[/THINK]`: Magistral.
+    Mistral,
+}
+
+impl ReasoningSyntax {
+    /// The marks that begin and end reasoning.
+    pub const fn marks(self) -> [&'static str; 2] {
+        match self {
+            Self::ThinkTags => ["<think>", "</think>"],
+            Self::Mistral => ["[THINK]", "[/THINK]"],
+        }
+    }
 }

@@ -21,6 +21,8 @@ pub const MAX_STOP_BYTES: usize = 256;
 pub const MAX_STOP_TOKENS: usize = 64;
 /// Most alternatives beside a token.
 pub const MAX_LOGPROBS: u32 = 20;
+/// Most tokens that an answer may be held to.
+pub const MAX_ALLOWED_TOKENS: usize = 1024;
 /// Most tokens with a bias.
 pub const MAX_LOGIT_BIAS: usize = 1024;
 /// Longest constraint in bytes; for choices, their sum.
@@ -88,7 +90,7 @@ pub const NUMBERS: [NumberRange; 7] = [
 pub const BIASES: RangeInclusive<f32> = -100.0..=100.0;
 
 /// Ranges of integers and lengths.
-pub const COUNTS: [CountRange; 9] = [
+pub const COUNTS: [CountRange; 11] = [
     CountRange {
         field: "top_k",
         allowed: "1 or more",
@@ -146,6 +148,20 @@ pub const COUNTS: [CountRange; 9] = [
         unit: " tokens",
     },
     CountRange {
+        field: "allowed_token_ids",
+        allowed: "up to 1024 tokens",
+        range: 0..=MAX_ALLOWED_TOKENS,
+        value: |p| p.allowed_token_ids.len(),
+        unit: " tokens",
+    },
+    CountRange {
+        field: "prompt_logprobs",
+        allowed: "0 to 20",
+        range: 0..=MAX_LOGPROBS as usize,
+        value: |p| p.prompt_logprobs.unwrap_or(0) as usize,
+        unit: "",
+    },
+    CountRange {
         field: "num_beams",
         allowed: "n to 32",
         range: 1..=MAX_BEAMS as usize,
@@ -199,6 +215,13 @@ impl SamplingParams {
 
     fn check_beams(&self) -> Result<(), OutOfRange> {
         let Some(beams) = &self.beams else { return Ok(()) };
+        let alone = self.prompt_logprobs.is_none();
+        check(
+            alone,
+            "prompt_logprobs",
+            self.prompt_logprobs.unwrap_or(0),
+            "not set together with num_beams",
+        )?;
         check(beams.width >= self.n, "num_beams", beams.width, "n to 32")?;
         let logprobs = beams.width * self.logprobs.map_or(0, |n| n + 1);
         let allowed = "0 to 20, and with num_beams up to 256 / num_beams - 1";
@@ -281,13 +304,15 @@ mod tests {
 
     #[test]
     fn counts_are_held_at_their_limit_and_at_ten_times_it() {
-        let counts: [(&str, SetCount, usize); 7] = [
+        let counts: [(&str, SetCount, usize); 9] = [
             ("n", |p, n| p.n = n as u32, 16),
             ("top_logprobs", |p, n| p.logprobs = Some(n as u32), 20),
             ("logit_bias", |p, n| p.logit_bias = (0..n as u32).map(|t| (t, 1.0)).collect(), 1024),
             ("stop", |p, n| p.stop = vec!["x".into(); n], 16),
             ("bad_words", |p, n| p.bad_words = vec!["x".into(); n], 16),
             ("stop_token_ids", |p, n| p.stop_token_ids = vec![1; n], 64),
+            ("allowed_token_ids", |p, n| p.allowed_token_ids = vec![1; n], 1024),
+            ("prompt_logprobs", |p, n| p.prompt_logprobs = Some(n as u32), 20),
             ("num_beams", |p, n| p.beams = beams(n as u32, 1.0), 32),
         ];
         for (field, set, most) in counts {

@@ -3,7 +3,7 @@
 use crate::support::{Advertised, Worker, key, source, start, start_at};
 use tonic::Code;
 use triptych_core::limits::Limits;
-use triptych_core::{DType, EncodedItem};
+use triptych_core::{DType, EncodedItem, Extent, embeddings};
 use triptych_ec::fault::Fault;
 use triptych_ec::store::remote::{RemoteStore, RemoteTuning};
 use triptych_ec::store::{EcStore, Op};
@@ -47,6 +47,42 @@ async fn a_job_publishes_the_output_that_it_announced() {
     let again = worker.encode(worker.job("vl", 1).await).await;
     assert!(again.is_ok(), "the same job twice is the same object");
     assert_eq!(worker.store.n_objects(), 2);
+}
+
+/// A safetensors file of one tensor.
+fn tensor_file(dtype: &str, shape: &[usize], bytes: &[u8]) -> Vec<u8> {
+    let head =
+        format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[0,{}]}}}}"#, bytes.len());
+    [&(head.len() as u64).to_le_bytes()[..], head.as_bytes(), bytes].concat()
+}
+
+#[tokio::test]
+async fn rows_that_a_client_computed_are_published_as_those_of_an_image() {
+    let worker = start(8).await;
+    let answer = worker.encode(worker.job("vl", 1).await).await.unwrap();
+    let encoded = EncodedItem::try_from(answer.item.unwrap()).unwrap();
+    let stored = worker.store.get(&key(1)).await.unwrap().expect("published");
+    let output = object::decode(stored, &key(1), &Limits::default()).unwrap();
+    let shape = [encoded.n_tokens as usize, encoded.hidden as usize];
+    let rows = output.rows_f32(0, shape[0]).unwrap();
+    let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let Extent::Grid { t, h, w } = encoded.extent else { panic!("{encoded:?}") };
+    let sizes: Vec<u8> = [t, h, w].iter().flat_map(|n| u64::from(*n).to_le_bytes()).collect();
+    let grid = tensor_file("I64", &[3], &sizes);
+    let given = |rows: &[u8]| embeddings::join(rows, &grid).into();
+    let job = v1::EncodeRequest { item_is_embeddings: true, ..worker.job("vl", 2).await };
+    let whole = v1::EncodeRequest { item: given(&tensor_file("F32", &shape, &bytes)), ..job.clone() };
+    let answer = worker.encode(whole).await.unwrap();
+    let taken = EncodedItem::try_from(answer.item.unwrap()).unwrap();
+    assert_eq!(taken, EncodedItem { key: key(2), ..encoded }, "the checksum is that of the same rows");
+    assert_eq!(answer.encode_us, 0, "no encoder ran");
+    let narrow = tensor_file("F32", &[shape[0] * shape[1], 1], &bytes);
+    let other = v1::EncodeRequest { item: given(&narrow), key: vec![3; 32].into(), ..job.clone() };
+    check(&worker, "another width", other, Code::InvalidArgument).await;
+    let both = v1::EncodeRequest { item_is_token_ids: true, key: vec![3; 32].into(), ..job };
+    check(&worker, "two forms at once", both, Code::InvalidArgument).await;
+    let audio = v1::EncodeRequest { item_is_embeddings: true, ..worker.job("speech", 4).await };
+    check(&worker, "rows for audio", audio, Code::InvalidArgument).await;
 }
 
 #[tokio::test]

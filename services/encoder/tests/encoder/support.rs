@@ -139,6 +139,7 @@ impl Worker {
             fingerprint: encoder.fingerprint,
             options: None,
             item_is_token_ids: false,
+            item_is_embeddings: false,
             fence: 0,
         }
     }

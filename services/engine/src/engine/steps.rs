@@ -17,6 +17,7 @@ use std::time::Instant;
 use tracing::trace_span;
 use triptych_core::Failure;
 use triptych_core::clock::Clock;
+use triptych_core::sampling::PromptToken;
 use triptych_core::timeline::COMPUTE;
 use triptych_models::sampling::Choices;
 
@@ -146,17 +147,40 @@ impl Engine {
         for chunks in plan.chunks.chunk_by(|a, b| a.id == b.id) {
             let (own, after) = rest.split_at(chunks.len().min(rest.len()));
             rest = after;
-            let n_rows: usize = chunks.iter().map(Chunk::n_logits).sum();
-            let Some(first) = own.first().filter(|_| n_rows > 0) else { continue };
+            let Some(first) = own.first() else { continue };
             // The first of its completions that was not cancelled names the sequence.
             let mut names = first.completions.iter().copied();
             let Some(name) = names.find(|id| self.scheduler.get(*id).is_some()) else { continue };
+            if let Some(chunk) = chunks.first().filter(|chunk| !chunk.scored.is_empty()) {
+                self.score(name, chunk, first.scored_row, results);
+            }
+            let n_rows: usize = chunks.iter().map(Chunk::n_choices).sum();
+            if n_rows == 0 {
+                continue;
+            }
             if self.searches.contains_key(&name) {
                 self.advance_search(name, first.first_row..first.first_row + n_rows, results);
             } else {
                 self.sample(name, &chunks[0], first, results);
             }
         }
+    }
+
+    /// Reports the log-probabilities of the tokens after those of a chunk that are scored.
+    fn score(&self, name: SequenceId, chunk: &Chunk, first_row: usize, results: &mut StepResults<'_>) {
+        let (Some(completion), Some(sequence)) = (self.completions.get(&name), self.scheduler.get(name))
+        else {
+            return;
+        };
+        let mut scores = Vec::with_capacity(chunk.scored.len());
+        for (at, row) in chunk.scored.clone().zip(first_row..) {
+            let logits = results.chosen.rows.get_mut(row, 1);
+            let token = logits.zip(sequence.prompt_text_token(at + 1));
+            scores.push(
+                token.map_or_else(PromptToken::default, |(logits, token)| completion.score(token, logits)),
+            );
+        }
+        results.outputs.push(Output::Delta(name, Delta { prompt_logprobs: scores, ..Delta::default() }));
     }
 
     /// Appends the next tokens of a sequence: one token, and another after each accepted draft.

@@ -86,13 +86,14 @@ impl Scheduler {
         let allocation = if let SequenceStatus::Swapped(branches) = &sequence.status {
             swap_in(pool, branches, readable_now)
         } else {
-            let cached = match (has_states, config.prefix_cache) {
+            let prefix_cache = if sequence.is_scored() { PrefixCache::Off } else { config.prefix_cache };
+            let cached = match (has_states, prefix_cache) {
                 (true, PrefixCache::On) => {
                     let (cached, found) = find_checkpoint(pool, states, sequence);
                     checkpoint = found;
                     cached
                 }
-                _ => find_cached(pool, sequence, config.prefix_cache),
+                _ => find_cached(pool, sequence, prefix_cache),
             };
             let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
             let readable = sequence.readable(n_cached, cross).unwrap_or(0);

@@ -30,6 +30,9 @@ pub(super) struct PlannedProjection {
 /// Most encoder rows of a step, whatever they cost: they lie in memory as f32 while they are projected.
 const MAX_PROJECTED: usize = 4096;
 
+/// Most tokens of prompts of a step whose log-probabilities are computed: each has a row of logits in host memory.
+const MAX_SCORED: usize = 64;
+
 /// End of a chunk that begins with token `start`, would end with token `end`, and without a budget with token `most`: where a
 /// recurrent state is to be kept, or else the end of a block if the budget cuts it.
 ///
@@ -56,6 +59,8 @@ pub(super) struct PlanBuilder {
     pub moved: Vec<SequenceId>,
     pub state_moves: Vec<StateMove>,
     pub projections: Vec<PlannedProjection>,
+    /// Tokens of prompts whose log-probabilities may still be computed.
+    score_room: usize,
     /// Sequences that came onto the device.
     pub n_admitted: usize,
     /// Encoder rows that cost as much as one row of the step.
@@ -79,6 +84,7 @@ impl PlanBuilder {
             state_moves: Vec::new(),
             keeps_states: false,
             projections: Vec::new(),
+            score_room: MAX_SCORED,
             n_admitted: 0,
         }
     }
@@ -116,6 +122,9 @@ impl PlanBuilder {
                 first_end = end;
             }
             if end > start {
+                if sequence.is_scored() {
+                    self.score_room = self.score_room.saturating_sub(end - start);
+                }
                 self.push(PlannedRows { queue_key, branch, tokens: start..end, drafts: Vec::new() });
             }
         }
@@ -126,7 +135,8 @@ impl PlanBuilder {
     /// A span whose rows attend to each other is not cut. One that does not fit what is left of the budget waits for the next
     /// step; the first of a step's prompts may exceed it by a span, so that none waits for ever.
     fn chunk_end(&self, sequence: &Sequence, start: usize, most: usize) -> usize {
-        let end = start + most.saturating_sub(start).min(self.budget);
+        let room = if sequence.is_scored() { self.budget.min(self.score_room) } else { self.budget };
+        let end = start + most.saturating_sub(start).min(room);
         if self.keeps_states && sequence.n_branches() == 1 {
             return checkpoint_end(sequence, start, [end, most]);
         }

@@ -59,6 +59,11 @@ impl SharedPrompt {
         }
     }
 
+    /// True if token `i` stands for a row of an item.
+    pub fn is_of_item(&self, i: usize) -> bool {
+        self.spans.iter().any(|span| span.tokens.contains(&i))
+    }
+
     /// Position of token `i`, of the prompt or after it: (temporal, height, width).
     pub fn position(&self, i: usize) -> [u32; 3] {
         let after = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

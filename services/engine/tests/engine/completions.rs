@@ -71,6 +71,50 @@ fn stop_string_across_tokens_ends_the_completion_before_it() {
 }
 
 #[test]
+fn what_stopped_an_answer_is_part_of_it_where_that_is_asked_for() {
+    let tokens = plain(8);
+    let text = |n: usize| tokens[..n].iter().map(|t| format!("<{t}>")).collect::<String>();
+    let stop = format!("<{}>", tokens[4]);
+    let at = tokens.iter().position(|t| *t == tokens[4]).unwrap();
+    let bench = run(|a| (a.sampling.stop, a.sampling.include_stop) = (vec![stop], true));
+    assert_eq!((bench.seen(1).text(), bench.seen(1).finished().reason), (text(at + 1), FinishReason::Stop));
+    let by_token = run(|a| (a.sampling.stop_token_ids, a.sampling.include_stop) = (vec![tokens[4]], true));
+    assert_eq!((by_token.seen(1).text(), by_token.seen(1).tokens()), (text(at + 1), tokens[..at].to_vec()));
+    let ended = run(|a| {
+        (a.prepared.end_tokens, a.sampling.include_stop, a.sampling.ignore_eos) =
+            (vec![tokens[4]], true, false);
+    });
+    assert_eq!(ended.seen(1).text(), text(at), "the model's own end has no text");
+}
+
+#[test]
+fn an_answer_is_held_to_the_tokens_that_are_allowed() {
+    let beams = BeamParams { width: 2, length_penalty: 1.0, early_stopping: EarlyStopping::Heuristic };
+    let bench = run(|a| a.sampling.allowed_token_ids = vec![5, 40]);
+    let written = bench.seen(1).tokens();
+    assert!(written.len() == 8 && written.iter().all(|t| [5, 40].contains(t)), "{written:?}");
+    // Whole rows are held to them as choices of the back end are.
+    let by_row = run(|a| {
+        a.sampling.allowed_token_ids = vec![5, 40];
+        a.prepared.rules.no_speech = Some(NoSpeech { token: 40, step: 0 });
+    });
+    assert_eq!(by_row.seen(1).tokens(), written);
+    let searched = run(|a| {
+        a.sampling.allowed_token_ids = vec![5, 40];
+        a.sampling.beams = Some(beams);
+    });
+    assert!(searched.seen(1).tokens().iter().all(|t| [5, 40].contains(t)));
+    let nothing = run(|a| {
+        a.sampling.allowed_token_ids = vec![5];
+        a.sampling.logit_bias = vec![];
+        a.sampling.bad_words = vec!["<5>".into()];
+    });
+    assert_eq!(nothing.seen(1).failure(), FailureClass::InvalidArgument);
+    let outside = run(|a| a.sampling.allowed_token_ids = vec![5, 64]);
+    assert_eq!(outside.seen(1).failure(), FailureClass::InvalidArgument);
+}
+
+#[test]
 fn log_probabilities_come_with_their_tokens_when_asked_for() {
     let bench = run(|a| a.sampling.logprobs = Some(3));
     let seen = bench.seen(1);

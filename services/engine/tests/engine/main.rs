@@ -9,6 +9,7 @@ mod speculation;
 mod images;
 mod items;
 mod projections;
+mod prompt_scores;
 mod adapters;
 mod alignments;
 mod resumed;

@@ -105,6 +105,9 @@ impl Preprocess for TextProcessor {
             (ItemForm::Plain, None) => self.text(bytes)?,
             (ItemForm::Plain, Some(code)) => self.text_of(code, bytes)?,
             (ItemForm::TokenIds, None) => token_ids(bytes)?,
+            (ItemForm::Embeddings, _) => {
+                return Err(ItemError::Unsupported("rows in the place of a text are not read".into()));
+            }
             (ItemForm::TokenIds, Some(_)) => {
                 let text = "token ids are read as they are, so src_lang says nothing of them";
                 return Err(ItemError::Unsupported(text.into()));

@@ -14,7 +14,7 @@ use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Prompt, TextOrTokens};
+use triptych_core::prompt::{Chat, Prompt, TextOrTokens};
 use triptych_core::{EncodedItem, Modality};
 
 /// Lays out conversations and prompts without items.
@@ -47,6 +47,20 @@ impl ChatText {
         })
     }
 
+    /// Tokens of a conversation.
+    fn of_chat(&self, chat: &Chat) -> Result<Vec<u32>, PromptError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            let text = "this model has no chat template: it takes a prompt, not messages";
+            PromptError::Invalid(text.into())
+        })?;
+        let chat = RenderedChat::new(&self.tokenizer, template, (chat, &|_| Modality::Text))?;
+        if let Some(item) = chat.order.first() {
+            let text = format!("a message names item {}, the request has 0 items", item.0);
+            return Err(PromptError::Invalid(text));
+        }
+        chat.template_tokens(&self.tokenizer)
+    }
+
     /// Tokens of a prompt without a template.
     fn raw(&self, prompt: &TextOrTokens) -> Result<Vec<u32>, PromptError> {
         let ids = match prompt {
@@ -66,18 +80,7 @@ impl PromptBuilder for ChatText {
             return Err(PromptError::Invalid(text));
         }
         let tokens = match prompt {
-            Prompt::Chat(chat) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    let text = "this model has no chat template: it takes a prompt, not messages";
-                    PromptError::Invalid(text.into())
-                })?;
-                let chat = RenderedChat::new(&self.tokenizer, template, (chat, &|_| Modality::Text))?;
-                if let Some(item) = chat.order.first() {
-                    let text = format!("a message names item {}, the request has 0 items", item.0);
-                    return Err(PromptError::Invalid(text));
-                }
-                chat.template_tokens(&self.tokenizer)?
-            }
+            Prompt::Chat(chat) => self.of_chat(chat)?,
             Prompt::Singleton(prompt) | Prompt::Explicit { encoder: None, decoder: prompt } => {
                 self.raw(prompt)?
             }
@@ -107,6 +110,10 @@ impl PromptBuilder for ChatText {
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,
         }])
+    }
+
+    fn chat_tokens(&self, chat: &Chat) -> Result<Option<Vec<u32>>, PromptError> {
+        self.of_chat(chat).map(Some)
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

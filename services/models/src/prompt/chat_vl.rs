@@ -15,7 +15,7 @@ use crate::rules::LogitRules;
 use crate::tokenization::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::prompt::{Prompt, SpeechTask, TextOrTokens};
+use triptych_core::prompt::{Chat, Prompt, SpeechTask, TextOrTokens};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
 /// Sizes of a model that bound its prompts.
@@ -402,6 +402,12 @@ impl PromptBuilder for ChatVl {
             return Err(PromptError::Invalid("the prompt is empty".into()));
         }
         Ok(vec![self.expand(&ids, &images)?])
+    }
+
+    fn chat_tokens(&self, chat: &Chat) -> Result<Option<Vec<u32>>, PromptError> {
+        let chat = RenderedChat::new(&self.tokenizer, &self.template, (chat, &|_| self.modality))?;
+        check_order(&chat.order, 0)?;
+        chat.tokens(&self.tokenizer, Ok).map(Some)
     }
 
     fn transcribes(&self) -> bool {

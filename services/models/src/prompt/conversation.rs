@@ -44,7 +44,10 @@ impl RenderedChat {
             variables: json.variables,
             ending: chat.ending,
         };
-        let text = template.render(&input)?;
+        let text = match &chat.template {
+            Some(source) => template.replaced_by(source)?.render(&input)?,
+            None => template.render(&input)?,
+        };
         let order = chat.messages.iter().flat_map(|m| &m.parts).filter_map(|part| match part {
             MessagePart::Item(item) => Some(*item),
             _ => None,

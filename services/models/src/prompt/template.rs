@@ -23,6 +23,9 @@ const NAME: &str = "chat_template";
 const TOOL_USE: &str = "tool_use";
 const SOURCES: &str = "a template, or a list of {name, template}";
 
+/// Instructions that a template of a request may run; published ones run some hundreds for each message.
+const MAX_INSTRUCTIONS: u64 = 1_000_000;
+
 /// A compiled chat template, with the special tokens that it may refer to.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -170,6 +173,20 @@ impl ChatTemplate {
     #[must_use]
     pub fn with_contents(self, content: ContentFormat) -> Self {
         Self { content, ..self }
+    }
+
+    /// A template of a request, with this one's special tokens and form of contents.
+    ///
+    /// Its instructions are bounded, its memory is not: who may send one is trusted so far.
+    ///
+    /// # Errors
+    /// [`PromptError::Template`] if it does not compile.
+    pub fn replaced_by(&self, source: &str) -> Result<Self, PromptError> {
+        let refused = |e: Error| PromptError::Template(format!("chat_template: {e}"));
+        let own = Self::new(source.to_owned().into(), self.specials.clone(), SystemTime::now);
+        let mut own = own.map_err(refused)?;
+        own.environment.set_fuel(Some(MAX_INSTRUCTIONS));
+        Ok(own.with_contents(self.content))
     }
 
     /// The format of its conversations.
@@ -399,6 +416,21 @@ mod tests {
         let source = "{% for m in messages %}[{% generation %}{{ m.role }}{% endgeneration %}] {% endfor %}\
             <{%- generation -%} x {%- endgeneration -%} >";
         assert_eq!(render(source, &[("user", ""), ("assistant", "")]).unwrap(), "[user] [assistant] <x>");
+    }
+
+    #[test]
+    fn a_template_of_a_request_is_bounded_and_keeps_the_special_tokens() {
+        let specials = vec![("eos_token", "</s>".to_owned())];
+        let own = ChatTemplate::new("x".to_owned().into(), specials, SystemTime::now).unwrap();
+        let render = |source: &str| {
+            own.replaced_by(source).and_then(|template| template.render(&TemplateInput::default()))
+        };
+        assert_eq!(render("hi{{ eos_token }}").unwrap(), "hi</s>");
+        let loops = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
+        for (source, expect) in [("{% if", "chat_template: syntax error"), (loops, "fuel")] {
+            let refused = render(source).unwrap_err().to_string();
+            assert!(refused.contains(expect), "{refused}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 /// Tokens that give an answer its structure, and are text of it whether or not a file calls them special: calls of tools
 /// and reasoning are read from it (Mistral, Llama 3, Hermes).
-const STRUCTURE: [&str; 8] = [
+const STRUCTURE: [&str; 10] = [
     "[TOOL_CALLS]",
     "[CALL_ID]",
     "[ARGS]",
@@ -17,6 +17,8 @@ const STRUCTURE: [&str; 8] = [
     "</tool_call>",
     "<think>",
     "</think>",
+    "[THINK]",
+    "[/THINK]",
 ];
 
 /// Control tokens that code adds to the tokenizer of a file; none by default.

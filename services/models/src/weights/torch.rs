@@ -52,25 +52,50 @@ pub fn is_container(start: &[u8]) -> bool {
 /// # Errors
 /// The defect of the file, or what is refused, by name.
 pub fn tensors(file: &[u8]) -> Result<BTreeMap<String, TorchTensor>, String> {
-    if !is_container(file) {
-        return Err("no ZIP file, as torch.save writes them since version 1.6".into());
+    let opened = Opened::new(file)?;
+    let dict = pickle::state_dict(opened.pickle)?;
+    dict.iter().map(|(name, tensor)| Ok(((*name).to_owned(), opened.placed(name, tensor)?))).collect()
+}
+
+/// The tensor of a file of `torch.save` that holds one tensor.
+///
+/// # Errors
+/// As [`tensors`].
+pub fn tensor(file: &[u8]) -> Result<TorchTensor, String> {
+    let opened = Opened::new(file)?;
+    opened.placed("", &pickle::tensor(opened.pickle)?)
+}
+
+/// A file whose entries are known.
+struct Opened<'a> {
+    entries: BTreeMap<&'a str, Range<usize>>,
+    folder: String,
+    pickle: &'a [u8],
+}
+
+impl<'a> Opened<'a> {
+    fn new(file: &'a [u8]) -> Result<Self, String> {
+        if !is_container(file) {
+            return Err("no ZIP file, as torch.save writes them since version 1.6".into());
+        }
+        let entries = zip::stored_entries(file)?;
+        let bytes = |name: &str| entries.get(name).and_then(|range| file.get(range.clone()));
+        let folder = |name: &str| name.strip_suffix(DICT).map(str::to_owned).filter(|f| !f.contains('/'));
+        let folder = entries.keys().find_map(|name| folder(name));
+        let folder = folder.ok_or("a ZIP file without data.pkl: not written by torch.save")?;
+        if bytes(&format!("{folder}/byteorder")).is_some_and(|order| order != b"little") {
+            return Err("written on a machine that is not little-endian".into());
+        }
+        let pickle = bytes(&format!("{folder}{DICT}")).unwrap_or_default();
+        Ok(Self { pickle, folder, entries })
     }
-    let entries = zip::stored_entries(file)?;
-    let bytes = |name: &str| entries.get(name).and_then(|range| file.get(range.clone()));
-    let folder = |name: &str| name.strip_suffix(DICT).map(str::to_owned).filter(|f| !f.contains('/'));
-    let folder = entries.keys().find_map(|name| folder(name));
-    let folder = folder.ok_or("a ZIP file without data.pkl: not written by torch.save")?;
-    if bytes(&format!("{folder}/byteorder")).is_some_and(|order| order != b"little") {
-        return Err("written on a machine that is not little-endian".into());
-    }
-    let dict = pickle::state_dict(bytes(&format!("{folder}{DICT}")).unwrap_or_default())?;
-    let placed = |name: &str, tensor: &PickledTensor<'_>| {
-        let storage = entries.get(format!("{folder}/data/{}", tensor.storage).as_str());
+
+    fn placed(&self, name: &str, tensor: &PickledTensor<'_>) -> Result<TorchTensor, String> {
+        let storage = self.entries.get(format!("{}/data/{}", self.folder, tensor.storage).as_str());
         let storage = storage.ok_or_else(|| format!("its storage {} is not in the file", tensor.storage));
         let placed = storage.and_then(|storage| place(tensor, storage));
         placed.map_err(|message| format!("tensor {name}: {message}"))
-    };
-    dict.iter().map(|(name, tensor)| Ok(((*name).to_owned(), placed(name, tensor)?))).collect()
+    }
 }
 
 /// The place of a tensor in the file, checked against the bytes of its storage.

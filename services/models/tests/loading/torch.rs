@@ -5,8 +5,10 @@ use proptest::prelude::*;
 use safetensors::Dtype;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use triptych_core::{DType, Modality};
+use triptych_core::limits::Limits;
+use triptych_core::{DType, Extent, Modality, embeddings};
 use triptych_kernels::reference::ReferenceBackend;
+use triptych_models::preprocess::embeddings::read as rows_of;
 use triptych_models::weights::torch::{TorchTensor, tensors};
 use triptych_models::weights::{WeightFormat, Weights};
 use triptych_models::{Model, ModelSource};
@@ -78,6 +80,20 @@ fn safetensors_win_where_a_directory_has_both() {
     std::fs::write(dir.path().join(SINGLE), LEGACY).expect("a written file");
     std::fs::write(dir.path().join("pytorch_model.bin.index.json"), "{").expect("a written file");
     assert_eq!(contents(dir.path()), contents(&golden("t5_odd_heads")));
+}
+
+#[test]
+fn rows_of_an_encoder_output_are_read_from_a_tensor_alone() {
+    let item = embeddings::join(&read("rows.bin"), &read("grid.bin"));
+    let given = rows_of(&item, 3, &Limits::default()).expect("rows");
+    assert_eq!((given.n_tokens, given.extent), (4, Extent::Grid { t: 1, h: 2, w: 2 }));
+    assert_eq!(given.rows, [0.0, 4.0, 8.0, 1.0, 5.0, 9.0, 2.0, 6.0, 10.0, 3.0, 7.0, 11.0]);
+    for (file, expect) in [("odd.bin", "holds a dict, expected a tensor"), ("call.bin", "print")] {
+        let refused = rows_of(&embeddings::join(&read(file), &[]), 3, &Limits::default()).expect_err(file);
+        assert!(refused.to_string().contains(expect), "{refused}");
+    }
+    let refused = tensors(&read("rows.bin")).expect_err("no dict");
+    assert!(refused.contains("holds a tensor, expected a dict of tensors"), "{refused}");
 }
 
 /// The elements of a tensor, in their order.

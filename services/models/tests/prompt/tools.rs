@@ -4,8 +4,8 @@ use super::chat_text::with_template;
 use super::golden;
 use serde_json::Value;
 use triptych_core::prompt::{
-    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, Prompt, Role, Tool, ToolCall,
-    ToolSyntax,
+    CallReference, Chat, ChatEnding, ChatFormat, Message, MessagePart, Prompt, ReasoningSyntax, Role, Tool,
+    ToolCall, ToolSyntax,
 };
 use triptych_models::prompt::{
     ChatTemplate, ContentFormat, PromptBuilder, TemplateInput, TemplateMessage, TemplatePart,
@@ -71,17 +71,24 @@ fn a_template_tells_the_syntax_of_its_calls() {
     let templates = golden::json("chat_tools/templates.json");
     let sources: Vec<String> = templates.as_array().unwrap().iter().map(|t| text(&t["template"])).collect();
     let format = |source: &str| template(source).format();
-    for (source, tool_syntax, thinks) in [
-        (&sources[0], ToolSyntax::Hermes, true),
-        (&sources[1], ToolSyntax::Llama3Json, false),
-        (&sources[2], ToolSyntax::Mistral, false),
+    for (source, tool_syntax, reasoning) in [
+        (&sources[0], ToolSyntax::Hermes, Some(ReasoningSyntax::ThinkTags)),
+        (&sources[1], ToolSyntax::Llama3Json, None),
+        (&sources[2], ToolSyntax::Mistral, None),
     ] {
-        let expect =
-            ChatFormat { reads_tools: true, tool_syntax: Some(tool_syntax), thinks, ..ChatFormat::default() };
+        let expect = ChatFormat {
+            reads_tools: true,
+            tool_syntax: Some(tool_syntax),
+            reasoning,
+            ..ChatFormat::default()
+        };
         assert_eq!(format(source), expect);
     }
     let named = format("{% if tools %}[TOOL_CALLS]f[ARGS]{% endif %}");
     assert_eq!((named.tool_syntax, named.has_named_args), (Some(ToolSyntax::Mistral), true));
+    // Magistral's.
+    let thinks = format("{% if r %}[THINK]{{ r }}[/THINK]{% endif %}");
+    assert_eq!(thinks.reasoning, Some(ReasoningSyntax::Mistral));
     // Qwen3-Coder's and GLM's calls are no JSON.
     let tags = format("{% if tools %}<tool_call><function=f>{% endif %}");
     assert_eq!((tags.reads_tools, tags.tool_syntax), (true, Some(ToolSyntax::Qwen3Coder)));

@@ -102,6 +102,7 @@ impl WindowOutput {
             text,
             token_ids: self.tokens.get(range.clone()).unwrap_or_default().to_vec(),
             logprobs: self.logprobs.get(range).unwrap_or_default().to_vec(),
+            prompt_logprobs: Vec::new(),
         }
     }
 

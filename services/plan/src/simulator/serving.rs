@@ -181,7 +181,7 @@ impl World<'_> {
         pd.scheduler.commit(&plan);
         pd.scheduler.observe(&plan, Duration::from_nanos(now - began));
         let mut n_tokens = 0;
-        for chunk in plan.chunks.iter().filter(|chunk| chunk.n_logits() > 0) {
+        for chunk in plan.chunks.iter().filter(|chunk| chunk.n_choices() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };
             let Some(r) = pd.requests.get(&chunk.id).copied() else { continue };
             let request = &self.requests[r];

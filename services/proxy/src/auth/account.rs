@@ -44,6 +44,7 @@ pub struct Account {
     items: Option<RateBucket>,
     encodes: Option<RateBucket>,
     n_in_flight: AtomicUsize,
+    n_sessions: AtomicUsize,
     body_bytes: AtomicUsize,
 }
 
@@ -60,6 +61,7 @@ impl Account {
             items: quota.item_kib_per_s.map(bytes),
             encodes: quota.encode_kib_per_s.map(bytes),
             n_in_flight: AtomicUsize::new(0),
+            n_sessions: AtomicUsize::new(0),
             body_bytes: AtomicUsize::new(0),
         }
     }
@@ -77,6 +79,20 @@ impl Account {
         match entered {
             Ok(_) => Ok(RequestSlot { account: Arc::clone(self), bytes: AtomicUsize::new(0) }),
             Err(_) => Err(over("requests at once", limit, SOON)),
+        }
+    }
+
+    /// Takes a place for a live transcription, of at most `limit` at once.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub fn enter_session(self: &Arc<Self>, limit: usize) -> Result<SessionPlace, Failure> {
+        let entered = self
+            .n_sessions
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n.saturating_add(1)));
+        match entered {
+            Ok(_) => Ok(SessionPlace(Arc::clone(self))),
+            Err(_) => Err(over("live transcriptions at once", limit, SOON)),
         }
     }
 
@@ -120,6 +136,16 @@ fn take(rate: Option<&RateBucket>, n: u32, what: &str, limit: Option<NonZeroU32>
 fn over(what: &str, limit: usize, pause: Duration) -> Failure {
     let text = format!("this tenant is over its quota of {limit} {what}; try again");
     Failure::new(FailureClass::Overloaded, text).with_retry_after(pause)
+}
+
+/// A live transcription's place in its tenant's account. Dropping it gives it back.
+#[derive(Debug)]
+pub struct SessionPlace(Arc<Account>);
+
+impl Drop for SessionPlace {
+    fn drop(&mut self) {
+        self.0.n_sessions.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A request's share of its tenant's account: one slot, and the bytes it holds. Dropping it releases both.

@@ -114,6 +114,7 @@ impl Attempt {
             item: self.job.bytes.clone(),
             fingerprint: Bytes::copy_from_slice(wanted.fingerprint.as_bytes()),
             item_is_token_ids: options.form == ItemForm::TokenIds,
+            item_is_embeddings: options.form == ItemForm::Embeddings,
             options: Some(options.clone().into()),
             fence: self.fence,
         }

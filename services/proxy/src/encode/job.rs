@@ -4,7 +4,7 @@ use crate::auth::Account;
 use crate::fleet::catalog::Want;
 use crate::fleet::placement::Placement;
 use crate::request_machine::deaths::RequestFingerprint;
-use crate::request_machine::output::Wanted;
+use crate::request_machine::output::{Origin, Wanted};
 use bytes::Bytes;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -29,6 +29,8 @@ pub struct EncodeJob {
     pub account: Arc<Account>,
     /// The PD worker that should encode it, if PD workers do.
     pub placement: Option<Arc<Placement>>,
+    /// True if there is no item: its output is in the store, or nowhere.
+    pub is_stored: bool,
 }
 
 impl EncodeJob {
@@ -41,6 +43,11 @@ impl EncodeJob {
     /// Fingerprint by which it is known again if encoders die of it: its key.
     pub fn death_fingerprint(&self) -> RequestFingerprint {
         RequestFingerprint::from_bytes(*self.wanted.key.as_bytes())
+    }
+
+    /// Permission of the store to answer for the encoder, where that may be `origin`.
+    pub fn origin(&self, origin: Origin) -> Origin {
+        if self.is_stored { Origin::Stored } else { origin }
     }
 
     /// Length of the item.

@@ -4,6 +4,7 @@ use super::cors::AllowedOrigin;
 use super::error::HttpError;
 use crate::admission::{Admission, Permit};
 use crate::auth::{Auth, Caller};
+use crate::bounds::SessionBounds;
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
 use crate::request::{Api, Resumption};
@@ -38,6 +39,8 @@ pub struct HttpApiParts {
     pub registry: MetricsRegistry,
     /// Origins whose web pages may call the API from a browser.
     pub allowed_origins: Vec<AllowedOrigin>,
+    /// Bounds on live transcriptions.
+    pub sessions: SessionBounds,
 }
 
 impl std::ops::Deref for HttpApi {

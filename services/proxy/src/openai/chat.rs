@@ -25,6 +25,8 @@ struct ChatResponseForm {
     stream: bool,
     include_usage: bool,
     n_choices: u32,
+    /// True if log-probabilities of the prompt are wanted.
+    prompt_logprobs: bool,
 }
 
 pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Result<Response, HttpError> {
@@ -35,6 +37,9 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         let read = body::json_twice(&api, &call, &parts.headers, body).await?;
         let (chat, sampling): (ChatBody, SamplingBody) = read;
         chat.check_supported()?;
+        if chat.stream() {
+            sampling.check_streamed()?;
+        }
         Ok::<_, HttpError>((call, chat, sampling))
     };
     let (call, chat, sampling) = read.await.inspect_err(|e| api.refused(id, e))?;
@@ -42,6 +47,7 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         stream: chat.stream(),
         include_usage: chat.include_usage(),
         n_choices: sampling.n(),
+        prompt_logprobs: sampling.prompt_logprobs(),
     };
     let request = chat.into_request(&call, sampling).map_err(HttpError::from);
     let request = request.inspect_err(|e| api.refused(id, e))?;
@@ -58,7 +64,7 @@ async fn respond(mut answer: Answer, form: ChatResponseForm) -> Result<Response,
         let streamed = ChatEvents::new(head, form.include_usage, form.n_choices);
         return Ok(sse::response(streamed.events(first, answer)));
     }
-    let mut collected = ChatCollector::new(form.n_choices);
+    let mut collected = ChatCollector::new(&form);
     let mut logprobs = CollectedLogprobs::default();
     let mut piece = first;
     loop {

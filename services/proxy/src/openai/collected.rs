@@ -19,6 +19,7 @@ impl CollectedLogprobs {
     /// Too large: the limit is exceeded.
     pub(super) fn add(&mut self, delta: &v1::Delta) -> Result<(), Failure> {
         self.0 += delta.logprobs.iter().map(|token| 1 + token.top.len()).sum::<usize>();
+        self.0 += delta.prompt_logprobs.iter().map(|token| token.tokens.len()).sum::<usize>();
         if self.0 <= MAX_LOGPROBS {
             return Ok(());
         }

@@ -30,6 +30,8 @@ struct CompletionResponseForm {
     include_usage: bool,
     /// Answers to each prompt.
     n: u32,
+    /// True if log-probabilities of prompts are wanted.
+    prompt_logprobs: bool,
 }
 
 pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Result<Response, HttpError> {
@@ -40,6 +42,9 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         let read = body::json_twice(&api, &call, &parts.headers, body).await?;
         let (completion, sampling): (CompletionBody, SamplingBody) = read;
         completion.check_supported(&sampling)?;
+        if completion.stream() {
+            sampling.check_streamed()?;
+        }
         Ok::<_, HttpError>((call, completion, sampling))
     };
     let (call, completion, sampling) = read.await.inspect_err(|e| api.refused(id, e))?;
@@ -47,6 +52,7 @@ pub(super) async fn complete(State(api): State<HttpApi>, request: Request) -> Re
         stream: completion.stream(),
         include_usage: completion.include_usage(),
         n: sampling.n(),
+        prompt_logprobs: sampling.prompt_logprobs(),
     };
     let requests = completion.into_requests(&call, sampling).map_err(HttpError::from);
     let requests = requests.inspect_err(|e| api.refused(id, e))?;
@@ -61,6 +67,7 @@ async fn respond(answers: Vec<Answer>, form: CompletionResponseForm) -> Result<R
     let first = answers.first().ok_or_else(|| Failure::internal("a completion without a prompt"))?;
     let head = ResponseHead::new("cmpl", first);
     let shape = CompletionShape { n_prompts: answers.len(), n: form.n as usize };
+    let has_prompt_logprobs = form.prompt_logprobs;
     let pieces = answers.into_iter().enumerate().map(|(prompt, answer)| {
         stream::unfold(answer, |mut answer| async move { Some((answer.next().await?, answer)) })
             .map(move |piece| (prompt, piece))
@@ -87,5 +94,5 @@ async fn respond(answers: Vec<Answer>, form: CompletionResponseForm) -> Result<R
             Piece::Summary(summary) => collected.end(prompt, summary),
         }
     }
-    Ok(Json(collected.into_completion(head)).into_response())
+    Ok(Json(collected.into_completion(head, has_prompt_logprobs)).into_response())
 }

@@ -4,6 +4,7 @@
 //! reset the connection, and the client would lose the response. So the sending side closes first, and remaining input is
 //! discarded for a while ("lingering close", as in nginx).
 
+use super::upgrade::UpgradeSlot;
 use crate::bounds::ConnectionBounds;
 use crate::config::ClientTimes;
 use axum::Router;
@@ -77,8 +78,11 @@ async fn serve_connection(guest: PendingConnection, serving: HttpServing, drain:
         ServerStream::Plain(_) => Scheme::HTTP,
         ServerStream::Tls(_) => Scheme::HTTPS,
     };
+    let slot = UpgradeSlot::default();
+    let left = slot.clone();
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(scheme.clone());
+        request.extensions_mut().insert(slot.clone());
         Box::pin(routes.clone().oneshot(request.map(Body::new)))
     });
     let mut connection = http1::Builder::new()
@@ -99,7 +103,15 @@ async fn serve_connection(guest: PendingConnection, serving: HttpServing, drain:
             () = &mut connections_end => return,
         }
     }
-    linger(connection.into_parts().io.into_inner()).await;
+    let parts = connection.into_parts();
+    let (stream, read) = (parts.io.into_inner(), parts.read_buf);
+    match left.take() {
+        Some(run) => tokio::select! {
+            () = run((stream, read)) => {}
+            () = &mut connections_end => {}
+        },
+        None => linger(stream).await,
+    }
 }
 
 async fn linger(mut stream: ServerStream) {

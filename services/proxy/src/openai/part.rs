@@ -1,10 +1,11 @@
 //! Parts of a message: text, images, videos and audio clips.
 
-use crate::request::{Item, Source};
+use super::error::quoted;
+use crate::request::{Item, OutputName, Source};
 use bytes::Bytes;
 use serde::Deserialize;
 use triptych_core::prompt::MessagePart;
-use triptych_core::{Failure, ItemIdx, ItemOptions, Modality};
+use triptych_core::{Failure, ItemForm, ItemIdx, ItemOptions, Modality};
 
 /// Accepted values of `format`. The encoder detects the container from the bytes.
 const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "oga", "m4a", "mp4", "aac", "webm"];
@@ -23,6 +24,8 @@ pub(super) struct RawPart {
     video_url: Option<ItemUrl>,
     audio_url: Option<ItemUrl>,
     input_audio: Option<InputAudio>,
+    encoder_output: Option<OutputReference>,
+    image_embeds: Option<ImageEmbeds>,
 }
 
 /// An object with a URL; some clients send a bare URL.
@@ -37,6 +40,19 @@ enum ItemUrl {
 struct InputAudio {
     data: Option<String>,
     format: Option<String>,
+}
+
+/// Base64 of a tensor, or of it and of its grid, as vLLM has both.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "base64 of a tensor, or an object with image_embeds and image_grid_thw")]
+enum ImageEmbeds {
+    Bare(String),
+    WithGrid { image_embeds: String, image_grid_thw: Option<String> },
+}
+
+#[derive(Debug, Deserialize)]
+struct OutputReference {
+    id: String,
 }
 
 /// The items of a completion request, which has no messages.
@@ -63,6 +79,7 @@ impl RawPart {
         let missing = |field: &str| {
             Failure::invalid(format!("a part of this type needs {field}")).with_param(format!("{at}.{field}"))
         };
+        let mut form = ItemForm::Plain;
         let (modality, source, param) = match self.kind.as_deref() {
             Some("text" | "input_text" | "output_text") => {
                 return Ok(MessagePart::Text(self.text.ok_or_else(|| missing("text"))?));
@@ -96,18 +113,42 @@ impl RawPart {
                 let source = audio_source(audio).map_err(|f| f.with_param(&*param))?;
                 (Modality::Audio, source, param)
             }
+            Some("image_embeds") => {
+                let param = format!("{at}.image_embeds");
+                let given = self.image_embeds.ok_or_else(|| missing("image_embeds"))?;
+                form = ItemForm::Embeddings;
+                (Modality::Image, embeds_source(given), param)
+            }
+            Some("encoder_output") => {
+                let param = format!("{at}.encoder_output");
+                let OutputReference { id } = self.encoder_output.ok_or_else(|| missing("encoder_output"))?;
+                let name: OutputName = id.parse().map_err(|()| {
+                    let message = format!("id is {}, allowed is one of /v1/encoder_outputs", quoted(&id));
+                    Failure::invalid(message).with_param(&*param)
+                })?;
+                (name.modality, Source::Output(name), param)
+            }
             other => {
                 let what = other.map_or("missing".to_owned(), |kind| format!("{kind:?}"));
                 let message = format!(
-                    "type is {what}, allowed are text, image_url, video_url, audio_url and input_audio"
+                    "type is {what}, allowed are text, image_url, video_url, audio_url, input_audio, image_embeds and encoder_output"
                 );
                 return Err(Failure::invalid(message).with_param(format!("{at}.type")));
             }
         };
         let idx = ItemIdx(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        items.push(Item { modality, source, options: ItemOptions::default(), param });
+        items.push(Item { modality, source, options: ItemOptions { form, ..ItemOptions::default() }, param });
         Ok(MessagePart::Item(idx))
     }
+}
+
+/// The source of rows that the client computed.
+fn embeds_source(given: ImageEmbeds) -> Source {
+    let (rows, grid) = match given {
+        ImageEmbeds::Bare(rows) => (rows, None),
+        ImageEmbeds::WithGrid { image_embeds, image_grid_thw } => (image_embeds, image_grid_thw),
+    };
+    Source::Embeddings { rows: rows.into(), grid: grid.unwrap_or_default().into() }
 }
 
 /// The source behind a URL; `expected` begins the type of a data URL.

@@ -43,6 +43,10 @@ pub(super) struct SamplingBody {
     structured_outputs: Option<StructuredOutputs>,
     echo: Option<bool>,
     priority: Option<i32>,
+    allowed_token_ids: Option<ShortList<u32>>,
+    include_stop_str_in_output: Option<bool>,
+    prompt_logprobs: Option<u32>,
+    truncate_prompt_tokens: Option<i32>,
     // vLLM's older names of structured outputs.
     guided_json: Option<Value>,
     guided_regex: Option<String>,
@@ -50,10 +54,6 @@ pub(super) struct SamplingBody {
     guided_grammar: Option<String>,
     guided_whitespace_pattern: Option<String>,
     // Known and not supported: may be present with the value that changes nothing.
-    allowed_token_ids: Option<IsSet>,
-    prompt_logprobs: Option<IsWanted>,
-    truncate_prompt_tokens: Option<IsWanted>,
-    include_stop_str_in_output: Option<IsWanted>,
     skip_special_tokens: Option<bool>,
     use_beam_search: Option<IsWanted>,
     logits_processors: Option<IsSet>,
@@ -105,9 +105,23 @@ impl SamplingBody {
         self.n.unwrap_or(1)
     }
 
+    /// True if log-probabilities of the prompt are wanted.
+    pub(super) fn prompt_logprobs(&self) -> bool {
+        self.prompt_logprobs.is_some()
+    }
+
     /// Scheduling priority; smaller runs first. Default 0.
     pub(super) fn priority(&self) -> i32 {
         self.priority.unwrap_or(0)
+    }
+
+    /// Refuses log-probabilities of the prompt, which no event of a stream has a place for.
+    pub(super) fn check_streamed(&self) -> Result<(), Failure> {
+        if self.prompt_logprobs.is_none() {
+            return Ok(());
+        }
+        let message = "prompt_logprobs are not for a stream: leave stream out";
+        Err(Failure::invalid(message).with_param("prompt_logprobs"))
     }
 
     /// Sets what `/v1/responses` has under names of its own.
@@ -155,6 +169,10 @@ impl SamplingBody {
             ignore_eos: self.ignore_eos.unwrap_or(false),
             constraint: constraint(self.response_format, structured)?,
             echo: self.echo.unwrap_or(false),
+            allowed_token_ids: allowed(self.allowed_token_ids)?,
+            include_stop_str_in_output: self.include_stop_str_in_output.unwrap_or(false),
+            prompt_logprobs: self.prompt_logprobs,
+            truncate_prompt_tokens: self.truncate_prompt_tokens,
         })
     }
 
@@ -163,10 +181,6 @@ impl SamplingBody {
         let is_set = |value: &Option<IsSet>| value.is_some_and(|value| value.0);
         let is_wanted = |value: &Option<IsWanted>| value.is_some_and(|value| value.0);
         let wanted = [
-            ("allowed_token_ids", is_set(&self.allowed_token_ids)),
-            ("prompt_logprobs", is_wanted(&self.prompt_logprobs)),
-            ("truncate_prompt_tokens", is_wanted(&self.truncate_prompt_tokens)),
-            ("include_stop_str_in_output", is_wanted(&self.include_stop_str_in_output)),
             ("skip_special_tokens", self.skip_special_tokens == Some(false)),
             ("use_beam_search", is_wanted(&self.use_beam_search)),
             ("logits_processors", is_set(&self.logits_processors)),
@@ -205,6 +219,17 @@ impl SamplingBody {
             }
             None => Ok(None),
         }
+    }
+}
+
+/// The tokens that an answer is held to. An empty list would allow none.
+fn allowed(ids: Option<ShortList<u32>>) -> Result<Vec<u32>, Failure> {
+    match ids {
+        Some(ids) if ids.0.is_empty() => {
+            let message = "allowed_token_ids is an empty list, allowed are 1 to 1024 tokens";
+            Err(Failure::invalid(message).with_param("allowed_token_ids"))
+        }
+        ids => Ok(ids.map(|ids| ids.0).unwrap_or_default()),
     }
 }
 
@@ -251,7 +276,9 @@ mod tests {
         let found = read(json!({
             "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
             "logit_bias": {"7": -100}, "bad_words": ["no"], "no_repeat_ngram_size": 3, "min_tokens": 2,
-            "stop_token_ids": [5], "encoder_no_repeat_ngram_size": 2, "renormalize_logits": true, "num_beams": 4, "length_penalty": 0.5, "early_stopping": "never", "echo": true,
+            "stop_token_ids": [5], "encoder_no_repeat_ngram_size": 2, "renormalize_logits": true, "num_beams": 4,
+            "length_penalty": 0.5, "early_stopping": "never", "echo": true, "allowed_token_ids": [5, 6],
+            "include_stop_str_in_output": true, "prompt_logprobs": 3, "truncate_prompt_tokens": -1,
         }));
         let beams = v1::Beams {
             width: 4,
@@ -272,6 +299,10 @@ mod tests {
             stop_token_ids: vec![5],
             beams: Some(beams),
             echo: true,
+            allowed_token_ids: vec![5, 6],
+            include_stop_str_in_output: true,
+            prompt_logprobs: Some(3),
+            truncate_prompt_tokens: Some(-1),
             ..v1::Sampling::default()
         };
         assert_eq!(found.unwrap(), expect);
@@ -322,6 +353,7 @@ mod tests {
             (json!({"early_stopping": "soon", "num_beams": 2}), "early_stopping", "\"never\""),
             (json!({"length_penalty": 1}), "length_penalty", "needs num_beams"),
             (json!({"seed": 1.5}), "seed", "64-bit integer"),
+            (json!({"allowed_token_ids": []}), "allowed_token_ids", "1 to 1024 tokens"),
             (json!({"response_format": {"type": "xml"}}), "response_format.type", "\"xml\""),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema", "needs"),
             (json!({"structured_outputs": {}}), "structured_outputs", "exactly one"),

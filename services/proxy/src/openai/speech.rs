@@ -18,7 +18,7 @@ use bytes::Bytes;
 use form::SpeechForm;
 use format::{Transcript, WordTimes};
 use futures::{Stream, stream};
-use language_tag::LanguageTag;
+pub(super) use language_tag::LanguageTag;
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Failure, ItemOptions, Modality, ModelName};

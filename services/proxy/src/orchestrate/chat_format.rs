@@ -45,7 +45,7 @@ pub(super) fn apply(request: &mut Request, served: &Served) -> Result<AnswerForm
         tools: chat.tools.iter().map(|tool| tool.name.clone()).collect(),
         schemas: chat.tools.iter().filter(|_| is_tagged).filter_map(schema_by_name).collect(),
         // A constrained answer begins at once with what it is held to.
-        reasoning: format.thinks && !is_forced && request.sampling.constraint.is_none(),
+        reasoning: format.reasoning.filter(|_| !is_forced && request.sampling.constraint.is_none()),
         hides_reasoning: chat.hides_reasoning,
     };
     if request.sampling.echo {
@@ -119,7 +119,7 @@ fn check_template(chat: &Chat, served: &Served) -> Result<(), Failure> {
         Err(Failure::invalid(message).with_param(field))
     };
     let format = served.chat.unwrap_or_default();
-    if chat.documents.is_some() && !format.reads_documents {
+    if chat.documents.is_some() && !format.reads_documents && chat.template.is_none() {
         return refused("documents", "which shows none in the one");
     }
     if served.chat.is_some() {
@@ -131,6 +131,7 @@ fn check_template(chat: &Chat, served: &Served) -> Result<(), Failure> {
         ("chat_template_kwargs", chat.template_kwargs.is_some()),
         ("add_generation_prompt", chat.ending == ChatEnding::LastMessage),
         ("continue_final_message", chat.ending == ChatEnding::OpenMessage),
+        ("chat_template", chat.template.is_some()),
         ("messages", parts().any(of_template)),
     ];
     match fields.into_iter().find(|(_, is_set)| *is_set) {

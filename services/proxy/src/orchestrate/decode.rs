@@ -382,6 +382,8 @@ impl<'a> Decoding<'a> {
         let delta = self.parser.read(delta);
         let now = Instant::now();
         match &mut self.text {
+            // Log-probabilities of the prompt come before the first token.
+            None if delta.token_ids.is_empty() && !delta.prompt_logprobs.is_empty() => {}
             Some((_, latest)) => *latest = now,
             None => {
                 self.text = Some((now, now));

@@ -46,6 +46,7 @@ impl Orchestrator {
             let message = "only text is tokenized: the tokens of an item are known when it is encoded";
             return Err(Failure::invalid(message).with_param(&*item.param));
         }
+        self.bounds.check(&request)?;
         let served = self.served(request.model.as_ref(), &request.caller)?;
         chat_format::apply(&mut request, &served)?;
         let TokenOptions { without_special_tokens, with_texts } = options;

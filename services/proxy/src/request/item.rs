@@ -1,5 +1,6 @@
 //! An item of a request, by what its sender declares, and the names by which clients and workers know it.
 
+use super::output_name::OutputName;
 use bytes::Bytes;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::TextOrTokens;
@@ -30,17 +31,27 @@ pub enum Source {
     Base64(Bytes),
     /// Here, as the frames of a video: base64 of each, with commas between them.
     Base64Frames(Bytes),
+    /// Here, as rows of an encoder output and their grid, each base64 of a file; the second may be empty.
+    Embeddings {
+        /// The rows.
+        rows: Bytes,
+        /// The grid.
+        grid: Bytes,
+    },
     /// Behind an http(s) URL.
     Url(String),
+    /// Nowhere: its encoder output is in the store.
+    Output(OutputName),
 }
 
 impl Source {
-    /// Bytes the item will have, as far as it says. `None` behind a URL.
+    /// Bytes the item will have, as far as it says. `None` behind a URL, and for an output.
     pub fn declared_len(&self) -> Option<usize> {
         match self {
             Self::Bytes(bytes) => Some(bytes.len()),
             Self::Base64(text) | Self::Base64Frames(text) => Some(text.len() / 4 * 3),
-            Self::Url(_) => None,
+            Self::Embeddings { rows, grid } => Some((rows.len() + grid.len()) / 4 * 3),
+            Self::Url(_) | Self::Output(_) => None,
         }
     }
 }

@@ -6,6 +6,7 @@
 use super::action::{Counted, EncodeAction, LeaseOutcome, Release};
 use super::attempts::{Attempts, AttemptsEnd, out_of_time};
 use super::event::EncodeEvent;
+use super::failures::not_stored;
 use super::lease::{LeaseRequest, LeaseStep};
 use super::output::{Announced, Belief, Encoded, Origin, Outcome, Wanted};
 use super::policy::{ATTEMPTS, EncodePolicy, MAX_LOST_LEASES, lease_ttl};
@@ -87,7 +88,7 @@ impl InFlightEncode {
         };
         let mut actions = Vec::new();
         match origin {
-            Origin::Any => actions.push(EncodeAction::Probe),
+            Origin::Any | Origin::Stored => actions.push(EncodeAction::Probe),
             Origin::Fresh => encode.ask_lease(around, &mut actions),
         }
         (encode, actions)
@@ -214,6 +215,9 @@ impl InFlightEncode {
         match (&self.stage, found) {
             (Stage::Probing, Some(item)) => {
                 self.finish(Ok(Encoded::found(item, Belief::Stored, around.now)), actions);
+            }
+            (Stage::Probing, None) if self.target.origin == Origin::Stored => {
+                self.finish(Err(not_stored()), actions);
             }
             (Stage::Probing, None) => self.ask_lease(around, actions),
             (Stage::ProbingAgain, Some(item)) => {

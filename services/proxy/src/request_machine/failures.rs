@@ -33,3 +33,10 @@ pub fn broken_off(failure: Failure) -> Failure {
     Failure::unavailable("the worker went away while it wrote the answer, which is incomplete; try again")
         .with_detail(detail)
 }
+
+/// The failure of an item that names an encoder output which is not there, or not its tenant's.
+pub fn not_stored() -> Failure {
+    let message =
+        "there is no such encoder output of this model: it was never made, or is gone; make it again";
+    Failure::new(FailureClass::NotFound, message)
+}

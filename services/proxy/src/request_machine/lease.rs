@@ -70,7 +70,7 @@ impl LeaseRequest {
                 self.step = Step::Waiting { since: now };
                 match self.origin {
                     // A little longer than the lease lasts: it is free by then if nobody renews it.
-                    Origin::Any => LeaseStep::Wait((left + PAUSES.0).min(WAIT_SLICE)),
+                    Origin::Any | Origin::Stored => LeaseStep::Wait((left + PAUSES.0).min(WAIT_SLICE)),
                     // What the store shows may be what was found to be bad: only the lease tells when that is over.
                     Origin::Fresh => self.nothing_found(now, now),
                 }

@@ -96,4 +96,6 @@ pub enum Origin {
     Any,
     /// Its object was found missing or corrupt: encode.
     Fresh,
+    /// The store has it, or nobody: there is nothing to encode.
+    Stored,
 }

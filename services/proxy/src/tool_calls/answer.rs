@@ -7,7 +7,7 @@ use super::tagged::TaggedParser;
 use serde_json::Value;
 use std::sync::Arc;
 use triptych_core::RequestId;
-use triptych_core::prompt::ToolSyntax;
+use triptych_core::prompt::{ReasoningSyntax, ToolSyntax};
 use triptych_proto::v1;
 
 /// Letters and digits of an id of a call. Mistral's templates refuse any other number.
@@ -22,8 +22,8 @@ pub struct AnswerFormat {
     pub tools: Arc<[String]>,
     /// Schemas of their arguments, by name; for a syntax whose values have no types.
     pub schemas: Arc<[(String, Value)]>,
-    /// True if reasoning is apart from the text.
-    pub reasoning: bool,
+    /// Marks around reasoning, which is apart from the text; `None`: it is text.
+    pub reasoning: Option<ReasoningSyntax>,
     /// True if reasoning is left out.
     pub hides_reasoning: bool,
 }
@@ -31,7 +31,7 @@ pub struct AnswerFormat {
 impl AnswerFormat {
     /// True if an answer is its text.
     pub fn is_plain(&self) -> bool {
-        self.calls.is_none() && !self.reasoning
+        self.calls.is_none() && self.reasoning.is_none()
     }
 }
 
@@ -144,7 +144,7 @@ impl AnswerParser {
 impl ChoiceParser {
     fn new(format: &AnswerFormat, begins_in_reasoning: bool) -> Self {
         Self {
-            reasoning: format.reasoning.then(|| ReasoningParser::new(begins_in_reasoning)),
+            reasoning: format.reasoning.map(|syntax| ReasoningParser::new(syntax, begins_in_reasoning)),
             calls: format.calls.map(|syntax| CallParser::new(syntax, format)),
         }
     }
@@ -188,7 +188,8 @@ mod tests {
     use super::*;
 
     fn parser(calls: Option<ToolSyntax>, hides_reasoning: bool) -> AnswerParser {
-        let format = AnswerFormat { calls, reasoning: true, hides_reasoning, ..AnswerFormat::default() };
+        let reasoning = Some(ReasoningSyntax::ThinkTags);
+        let format = AnswerFormat { calls, reasoning, hides_reasoning, ..AnswerFormat::default() };
         AnswerParser::new(format, RequestId::from_bits(7))
     }
 

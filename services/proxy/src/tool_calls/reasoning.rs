@@ -1,17 +1,19 @@
-//! Reasoning in a text that comes in pieces: `<think>` at its beginning, or in the prompt, up to `</think>`.
+//! Reasoning in a text that comes in pieces: between its marks (`<think>` and `</think>`, or Magistral's), of which the first
+//! stands at the beginning of the text or in the prompt.
 //!
 //! Read character by character, so the result depends on no cut of the text.
 
 use super::{AnswerPiece, add};
+use triptych_core::prompt::ReasoningSyntax;
 
-const BEGIN: &str = "<think>";
-const END: &str = "</think>";
 /// Most bytes of white space that are held because reasoning may follow.
 const MAX_SPACE: usize = 64;
 
 /// Splits the reasoning of one answer from its text.
 #[derive(Clone, Debug)]
 pub(super) struct ReasoningParser {
+    /// The marks that begin and end it.
+    marks: [&'static str; 2],
     state: State,
     held: String,
     /// The prompt ends within reasoning.
@@ -28,8 +30,8 @@ enum State {
 
 impl ReasoningParser {
     /// A text; `is_open`: it begins within reasoning.
-    pub(super) fn new(is_open: bool) -> Self {
-        Self { state: State::Begin, held: String::new(), is_open, pieces: Vec::new() }
+    pub(super) fn new(syntax: ReasoningSyntax, is_open: bool) -> Self {
+        Self { marks: syntax.marks(), state: State::Begin, held: String::new(), is_open, pieces: Vec::new() }
     }
 
     /// Adds text. Returns what became certain.
@@ -46,15 +48,16 @@ impl ReasoningParser {
     }
 
     fn step(&mut self, c: char) {
+        let [begin, end] = self.marks;
         match self.state {
             State::Text => self.give(c.into()),
             State::Begin => {
                 self.held.push(c);
                 let rest = self.held.trim_start();
-                if rest == BEGIN {
+                if rest == begin {
                     self.held.clear();
                     self.state = State::Reasoning;
-                } else if !BEGIN.starts_with(rest) || self.held.len() > MAX_SPACE {
+                } else if !begin.starts_with(rest) || self.held.len() > MAX_SPACE {
                     self.state = if self.is_open { State::Reasoning } else { State::Text };
                     // What was held may begin the end.
                     std::mem::take(&mut self.held).chars().for_each(|c| self.step(c));
@@ -62,11 +65,11 @@ impl ReasoningParser {
             }
             State::Reasoning => {
                 self.held.push(c);
-                if self.held == END {
+                if self.held == end {
                     self.held.clear();
                     self.state = State::Text;
                 }
-                while !END.starts_with(self.held.as_str()) {
+                while !end.starts_with(self.held.as_str()) {
                     let first = self.held.remove(0);
                     self.give(first.into());
                 }
@@ -91,8 +94,12 @@ mod tests {
 
     /// Reasoning and text of an answer, cut everywhere.
     fn check(is_open: bool, answer: &str, expect: [&str; 2]) {
+        check_marked(ReasoningSyntax::ThinkTags, is_open, answer, expect);
+    }
+
+    fn check_marked(syntax: ReasoningSyntax, is_open: bool, answer: &str, expect: [&str; 2]) {
         for size in [1, 2, 5, answer.len().max(1)] {
-            let mut parser = ReasoningParser::new(is_open);
+            let mut parser = ReasoningParser::new(syntax, is_open);
             let chars: Vec<char> = answer.chars().collect();
             let cuts = chars.chunks(size).map(|cut| cut.iter().collect::<String>());
             let mut pieces: Vec<AnswerPiece> = cuts.flat_map(|cut| parser.push(&cut)).collect();
@@ -118,6 +125,14 @@ mod tests {
         check(false, "<thi", ["", "<thi"]);
         check(false, "  ", ["", "  "]);
         check(false, "<think>a</th", ["a</th", ""]);
+    }
+
+    #[test]
+    fn magistral_has_marks_of_its_own() {
+        let check = |is_open, answer, expect| check_marked(ReasoningSyntax::Mistral, is_open, answer, expect);
+        check(false, "[THINK]hm [x]</think>[/THINK]yes", ["hm [x]</think>", "yes"]);
+        check(false, "<think>a</think>b", ["", "<think>a</think>b"]);
+        check(true, "hm[/THI[/THINK]yes", ["hm[/THI", "yes"]);
     }
 
     #[test]

@@ -219,7 +219,7 @@ async fn usage_is_counted_by_tenant_and_written_under_its_name() {
 
 #[tokio::test]
 async fn settings_over_the_bounds_of_the_proxy_are_refused_by_name() {
-    let bounds = RequestBounds { n: 2, beams: 3, stops: 1 };
+    let bounds = RequestBounds { n: 2, beams: 3, stops: 1, ..RequestBounds::default() };
     let cluster = Cluster::with(|config| config.bounds = bounds).await;
     let ask = async |more: Value| {
         let mut body = json!({"model": "vl", "messages": [{"role": "user", "content": "hi"}]});

@@ -14,7 +14,7 @@ async fn cluster() -> Cluster {
     let format = v1::ChatFormat {
         reads_tools: true,
         tool_syntax: v1::ToolSyntax::Hermes.into(),
-        thinks: true,
+        reasoning: v1::ReasoningSyntax::ThinkTags.into(),
         ..v1::ChatFormat::default()
     };
     let served = v1::WorkerModel { chat: Some(format), ..model("agent", Modality::Image, 1) };

@@ -73,6 +73,7 @@ pub fn settings(
         bounds: Default::default(),
         connections: Default::default(),
         allowed_origins: Vec::new(),
+        sessions: Default::default(),
         request_log: Default::default(),
     }
 }

@@ -16,7 +16,7 @@ async fn cluster() -> Cluster {
         Some(v1::ChatFormat {
             reads_tools,
             tool_syntax: tool_syntax.into(),
-            thinks,
+            reasoning: if thinks { v1::ReasoningSyntax::ThinkTags.into() } else { 0 },
             ..v1::ChatFormat::default()
         })
     };

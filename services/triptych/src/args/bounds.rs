@@ -2,7 +2,7 @@
 
 use clap::Args;
 use std::time::Duration;
-use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds};
+use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds, SessionBounds};
 
 /// Bounds of a proxy.
 #[derive(Args, Clone, Copy, Debug)]
@@ -20,6 +20,20 @@ pub struct BoundArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_STOPS", default_value_t = RequestBounds::default().stops as u32,
           value_parser = clap::value_parser!(u32).range(0..=RequestBounds::default().stops as i64))]
     pub max_stops: u32,
+    /// Take a chat template from a request (`chat_template`), which is run by PD workers with a bound on its instructions, not
+    /// on its memory: for clients that are trusted with that
+    #[arg(long, env = "TRIPTYCH_TRUST_REQUEST_CHAT_TEMPLATE")]
+    pub trust_request_chat_template: bool,
+    /// Live transcriptions of a tenant at once (`/v1/realtime`)
+    #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_REALTIME_SESSIONS",
+          default_value_t = SessionBounds::default().per_tenant as u32,
+          value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
+    pub max_realtime_sessions: u32,
+    /// Seconds that a live transcription may last
+    #[arg(long, value_name = "S", env = "TRIPTYCH_MAX_REALTIME_TIME",
+          default_value_t = SessionBounds::default().longest.as_secs(),
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub max_realtime_time: u64,
     /// Open connections of the HTTP API; further ones wait to be accepted
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_CONNECTIONS",
           default_value_t = ConnectionBounds::default().connections as u32,
@@ -49,7 +63,18 @@ pub struct BoundArgs {
 impl BoundArgs {
     /// Bounds on a request's settings.
     pub fn request(&self) -> RequestBounds {
-        RequestBounds { n: self.max_n, beams: self.max_beams, stops: self.max_stops as usize }
+        RequestBounds {
+            n: self.max_n,
+            beams: self.max_beams,
+            stops: self.max_stops as usize,
+            chat_templates: self.trust_request_chat_template,
+        }
+    }
+
+    /// Bounds on live transcriptions.
+    pub fn sessions(&self) -> SessionBounds {
+        let longest = Duration::from_secs(self.max_realtime_time);
+        SessionBounds { per_tenant: self.max_realtime_sessions as usize, longest }
     }
 
     /// Bounds on connections.
@@ -89,13 +114,17 @@ mod tests {
             (defaults.request(), defaults.connections()),
             (RequestBounds::default(), ConnectionBounds::default())
         );
+        assert_eq!(defaults.sessions(), SessionBounds::default());
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let all = set.into_iter().chain(more).chain(["--encode-attempt-timeout", "8"]);
+        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template"];
+        let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
+        let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
-        assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0 });
+        assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
+        assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
         assert_eq!(set.encodes().attempt_time, Duration::from_secs(8));
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);

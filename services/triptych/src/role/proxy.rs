@@ -162,6 +162,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         bounds: args.bounds.request(),
         connections: args.bounds.connections(),
         allowed_origins: args.api.allowed_origins,
+        sessions: args.bounds.sessions(),
         request_log: args.api.request_log,
     };
     triptych_proxy::run(config, process.drain, process.metrics).await.map_err(|e| match e {

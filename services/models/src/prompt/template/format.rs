@@ -1,6 +1,6 @@
 //! The format of a model's conversations, read from the text of its chat template.
 
-use triptych_core::prompt::{ChatFormat, ToolSyntax};
+use triptych_core::prompt::{ChatFormat, ReasoningSyntax, ToolSyntax};
 
 /// The format of a template with this text, whose variables are `is_variable`.
 ///
@@ -29,6 +29,10 @@ pub(super) fn format_of(source: &str, is_variable: impl Fn(&str) -> bool) -> Cha
         reads_documents: is_variable("documents"),
         tool_syntax,
         has_named_args: tool_syntax == Some(ToolSyntax::Mistral) && has("[ARGS]"),
-        thinks: has("</think>") || has("<think>"),
+        reasoning: if has("[THINK]") {
+            Some(ReasoningSyntax::Mistral)
+        } else {
+            (has("</think>") || has("<think>")).then_some(ReasoningSyntax::ThinkTags)
+        },
     }
 }

@@ -129,11 +129,28 @@ struct Machine<'a> {
 /// # Errors
 /// The defect, or what is refused, by name.
 pub(super) fn state_dict(pickle: &[u8]) -> Result<BTreeMap<&str, PickledTensor<'_>>, String> {
+    run(pickle)?.finish()
+}
+
+/// The one tensor of a pickle.
+///
+/// # Errors
+/// As [`state_dict`].
+pub(super) fn tensor(pickle: &[u8]) -> Result<PickledTensor<'_>, String> {
+    let mut machine = run(pickle)?;
+    match machine.pop()? {
+        Value::Tensor(tensor) => Ok(machine.tensors[tensor].clone()),
+        other => Err(format!("the pickle holds {}, expected a tensor", other.kind())),
+    }
+}
+
+/// A machine whose program has ended.
+fn run(pickle: &[u8]) -> Result<Machine<'_>, String> {
     let mut machine = Machine { program: pickle, ..Machine::default() };
     for _ in 0..MAX_OPCODES {
         let at = machine.at;
         if machine.step().map_err(|message| format!("{message} (byte {at} of the pickle)"))? == Step::Stop {
-            return machine.finish();
+            return Ok(machine);
         }
     }
     Err(format!("the pickle has more than {MAX_OPCODES} opcodes"))

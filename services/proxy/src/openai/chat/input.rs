@@ -34,13 +34,14 @@ pub(crate) struct ChatBody {
     continue_final_message: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     documents: Option<ShortList<Value>>,
+    chat_template: Option<String>,
     // Known and not supported: may be present with an empty value.
     functions: Option<IsSet>,
     function_call: Option<IsWanted>,
     modalities: Option<ShortList<String>>,
     audio: Option<IsSet>,
     web_search_options: Option<IsSet>,
-    chat_template: Option<IsWanted>,
+    moderation: Option<IsSet>,
     media_io_kwargs: Option<IsSet>,
 }
 
@@ -64,7 +65,7 @@ impl ChatBody {
             ("modalities", non_text),
             ("audio", is_given(&self.audio)),
             ("web_search_options", is_given(&self.web_search_options)),
-            ("chat_template", is_wanted(&self.chat_template)),
+            ("moderation", is_given(&self.moderation)),
             ("media_io_kwargs", is_given(&self.media_io_kwargs)),
         ];
         match wanted.into_iter().find(|(_, wanted)| *wanted) {
@@ -94,6 +95,7 @@ impl ChatBody {
             messages,
             ending: self.ending()?,
             template_kwargs: self.template_kwargs(),
+            template: self.chat_template.take().filter(|text| !text.is_empty()),
             documents: documents.filter(|text| text != "[]"),
             tools: tools::tools(self.tools)?,
             tool_choice: tools::choice(self.tool_choice)?,

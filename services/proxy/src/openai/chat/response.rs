@@ -1,9 +1,11 @@
 //! OpenAI's objects from the pieces of a chat answer: one completion, or a stream of chunks.
 
+use super::super::prompt_logprobs::PromptLogprobs;
 use super::super::response_head::ResponseHead;
 use super::super::sse;
 use super::super::token_logprob::TokenLogprob;
 use super::super::usage::Usage;
+use super::ChatResponseForm;
 use super::schema::{
     AnswerMessage, Call, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, Reasoning,
 };
@@ -20,8 +22,12 @@ fn logprobs(tokens: Vec<v1::ChosenToken>) -> Option<Logprobs> {
     (!content.is_empty()).then_some(Logprobs { content, refusal: None })
 }
 
-/// Collects a whole answer, by choice.
-pub(super) struct ChatCollector(Vec<CollectedChoice>);
+/// Collects a whole answer.
+pub(super) struct ChatCollector {
+    choices: Vec<CollectedChoice>,
+    prompt_logprobs: PromptLogprobs,
+    has_prompt_logprobs: bool,
+}
 
 #[derive(Default)]
 struct CollectedChoice {
@@ -33,13 +39,18 @@ struct CollectedChoice {
 }
 
 impl ChatCollector {
-    pub(super) fn new(n_choices: u32) -> Self {
-        Self((0..n_choices).map(|_| CollectedChoice::default()).collect())
+    pub(super) fn new(form: &ChatResponseForm) -> Self {
+        Self {
+            choices: (0..form.n_choices).map(|_| CollectedChoice::default()).collect(),
+            prompt_logprobs: PromptLogprobs::default(),
+            has_prompt_logprobs: form.prompt_logprobs,
+        }
     }
 
     pub(super) fn add(&mut self, delta: v1::Delta) {
+        self.prompt_logprobs.add(&delta);
         // The orchestrator lets no other choice through.
-        let Some(choice) = self.0.get_mut(delta.choice as usize) else { return };
+        let Some(choice) = self.choices.get_mut(delta.choice as usize) else { return };
         choice.finish = finish_name(delta.finish_reason).or(choice.finish);
         choice.text.push_str(&delta.text);
         choice.reasoning.push_str(&delta.reasoning);
@@ -53,7 +64,7 @@ impl ChatCollector {
     }
 
     pub(super) fn into_completion(self, head: ResponseHead, summary: v1::Summary) -> Completion {
-        let choices = self.0.into_iter().zip(0..).map(|(mut choice, index)| Choice {
+        let choices = self.choices.into_iter().zip(0..).map(|(mut choice, index)| Choice {
             index,
             logprobs: logprobs(std::mem::take(&mut choice.tokens)),
             finish_reason: choice.finish.unwrap_or(FinishReason::Stop.as_str()),
@@ -67,6 +78,7 @@ impl ChatCollector {
             choices: choices.collect(),
             usage: summary.usage.unwrap_or_default().into(),
             system_fingerprint: None,
+            prompt_logprobs: self.prompt_logprobs.asked(self.has_prompt_logprobs),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! OpenAI's objects for chat answers. Fields and their names only; `response` fills them.
 
+use super::super::prompt_logprobs::PromptLogprobs;
 use super::super::token_logprob::TokenLogprob;
 use super::super::usage::Usage;
 use serde::Serialize;
@@ -14,6 +15,9 @@ pub(super) struct Completion {
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Usage,
     pub(super) system_fingerprint: Option<&'static str>,
+    /// Absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Debug, Serialize)]

@@ -2,6 +2,7 @@
 //!
 //! Choice `i` of prompt `p` has index `p · n + i`.
 
+use super::super::prompt_logprobs::PromptLogprobs;
 use super::super::response_head::ResponseHead;
 use super::super::sse;
 use super::super::usage::Usage;
@@ -31,6 +32,8 @@ pub(super) struct CompletionCollector {
     choices: Vec<CollectedChoice>,
     n: usize,
     usage: Usage,
+    /// By prompt.
+    prompt_logprobs: Vec<PromptLogprobs>,
 }
 
 #[derive(Default)]
@@ -46,10 +49,18 @@ impl CompletionCollector {
     /// An empty collector.
     pub(super) fn new(CompletionShape { n_prompts, n }: CompletionShape) -> Self {
         let choices = (0..n_prompts * n).map(|_| CollectedChoice::default()).collect();
-        Self { choices, n, usage: Usage::default() }
+        Self {
+            choices,
+            n,
+            usage: Usage::default(),
+            prompt_logprobs: vec![PromptLogprobs::default(); n_prompts],
+        }
     }
 
     pub(super) fn add(&mut self, prompt: usize, delta: v1::Delta) {
+        if let Some(of_prompt) = self.prompt_logprobs.get_mut(prompt) {
+            of_prompt.add(&delta);
+        }
         // The orchestrator lets no other choice through.
         let Some(choice) = self.choices.get_mut(prompt * self.n + delta.choice as usize) else { return };
         choice.finish = finish_name(delta.finish_reason).or(choice.finish);
@@ -65,7 +76,10 @@ impl CompletionCollector {
         }
     }
 
-    pub(super) fn into_completion(self, head: ResponseHead) -> Completion {
+    /// The completion; with log-probabilities of the prompt in each choice, if they were asked for.
+    pub(super) fn into_completion(self, head: ResponseHead, has_prompt_logprobs: bool) -> Completion {
+        let (n, of_prompts) = (self.n.max(1), self.prompt_logprobs);
+        let of_prompt = |index: usize| of_prompts.get(index / n).cloned().unwrap_or_default();
         let choice = |(index, choice): (usize, CollectedChoice)| Choice {
             index,
             text: choice.text,
@@ -73,6 +87,7 @@ impl CompletionCollector {
             finish_reason: Some(choice.finish.unwrap_or(FinishReason::Stop.as_str())),
             token_ids: choice.token_ids,
             prompts: choice.prompts,
+            prompt_logprobs: of_prompt(index).asked(has_prompt_logprobs),
         };
         let choices = self.choices.into_iter().enumerate().map(choice).collect();
         completion(head, choices, Some(Some(self.usage)))
@@ -125,8 +140,15 @@ impl CompletionEvents {
         }
         let logprobs = Logprobs::of(delta.logprobs, offset);
         let prompts = ReportedPrompts::default();
-        let choice =
-            Choice { index, text: delta.text, logprobs, finish_reason, token_ids: delta.token_ids, prompts };
+        let choice = Choice {
+            index,
+            text: delta.text,
+            logprobs,
+            finish_reason,
+            token_ids: delta.token_ids,
+            prompts,
+            prompt_logprobs: None,
+        };
         sse::event(&self.object(vec![choice], self.include_usage.then_some(None)))
     }
 

@@ -1,5 +1,6 @@
 //! OpenAI's objects for completions, and the extensions. Fields and their names only; `response` fills them.
 
+use super::super::prompt_logprobs::PromptLogprobs;
 use super::super::response_head::own_bytes;
 use super::super::usage::Usage;
 use serde::Serialize;
@@ -31,6 +32,9 @@ pub(super) struct Choice {
     pub(super) token_ids: Vec<u32>,
     #[serde(flatten)]
     pub(super) prompts: ReportedPrompts,
+    /// Extension, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// Extension: prompts of encoder and decoder, for encoder-decoder models.

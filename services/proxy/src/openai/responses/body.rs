@@ -45,6 +45,7 @@ pub(super) struct ResponsesBody {
     chat_template_kwargs: Option<Map<String, Value>>,
     mm_processor_kwargs: Option<ProcessorSettings>,
     // Known and not supported: may be present with an empty value.
+    moderation: Option<IsSet>,
     background: Option<IsWanted>,
     previous_response_id: Option<IsWanted>,
     conversation: Option<IsWanted>,
@@ -68,6 +69,7 @@ impl ResponsesBody {
         let is_wanted = |value: &Option<IsWanted>| value.is_some_and(|value| value.0);
         let unstored = "nothing is stored: send the whole conversation as input";
         let wanted = [
+            ("moderation", is_given(&self.moderation), "nothing is moderated"),
             ("background", is_wanted(&self.background), "nothing is stored"),
             ("previous_response_id", is_wanted(&self.previous_response_id), unstored),
             ("conversation", is_wanted(&self.conversation), unstored),
@@ -82,6 +84,7 @@ impl ResponsesBody {
             ),
             ("response_format", is_given(&self.response_format), "its name here is text.format"),
             ("n", sampling.n() != 1, "a response is one answer"),
+            ("prompt_logprobs", sampling.prompt_logprobs(), "a response has no place for them"),
         ];
         if let Some((field, _, why)) = wanted.into_iter().find(|(_, wanted, _)| *wanted) {
             let message = format!("{field} is not supported: {why}");
@@ -135,6 +138,7 @@ impl ResponsesBody {
             messages,
             ending: ChatEnding::GenerationPrompt,
             template_kwargs: self.template_kwargs(),
+            template: None,
             documents: None,
             tools: tools.map(|(i, tool)| tool.into_tool(i)).collect::<Result<_, _>>()?,
             tool_choice: self.tool_choice.take().unwrap_or_default().into_choice()?,

@@ -138,7 +138,7 @@ impl Fields {
                 self.includes.push(text_of(field).await?);
                 return Ok(());
             }
-            "known_speaker_names[]" | "known_speaker_references[]" => {
+            "known_speaker_names[]" | "known_speaker_references[]" | "keywords[]" | "languages[]" => {
                 let message = format!("{name} is not supported by this server");
                 return Err(Failure::invalid(message).with_param(name).into());
             }
