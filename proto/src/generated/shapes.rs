@@ -250,6 +250,16 @@ impl Shaped for v1::LoadAdapterResponse {
         &NO_LISTS
     }
 }
+impl Shaped for v1::LoadModelRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::LoadModelResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::PdGenerateRequest {
     fn shape() -> &'static Shape {
         &PD_GENERATE_REQUEST
@@ -270,6 +280,16 @@ impl Shaped for v1::PutResult {
         &NO_LISTS
     }
 }
+impl Shaped for v1::SetLogFilterRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::SetLogFilterResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::TokenizeRequest {
     fn shape() -> &'static Shape {
         &TOKENIZE_REQUEST
@@ -286,6 +306,16 @@ impl Shaped for v1::UnloadAdapterRequest {
     }
 }
 impl Shaped for v1::UnloadAdapterResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadModelRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadModelResponse {
     fn shape() -> &'static Shape {
         &NO_LISTS
     }

@@ -90,7 +90,7 @@ impl EncoderWorkerState {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
         let v1::LoadAdapterRequest { model, name, path } = request;
-        check_adapter_name(&name, |name| self.models.contains_key(name))?;
+        check_adapter_name(&name, |name| self.models.get(name).is_some())?;
         let served = self.models.get(&model).ok_or_else(|| {
             let message = format!("model {model:?} is not served by this encoder");
             Failure::new(FailureClass::NotFound, message).with_param("base_model_name")
@@ -100,7 +100,8 @@ impl EncoderWorkerState {
         let open = move || Ok::<_, Failure>(modules.split(lora.open(&named)?));
         let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
         let id = parts.id();
-        let taken = self.models.values().find_map(|model| model.adapters.all().remove(&name));
+        let models = self.models.all();
+        let taken = models.iter().find_map(|(_, model)| model.adapters.all().remove(&name));
         let was_loaded = taken.as_ref().is_some_and(|known| known.id == id);
         if taken.is_some() && !was_loaded {
             let message = format!("an adapter called {name:?} is loaded; unload it first");
@@ -121,7 +122,8 @@ impl EncoderWorkerState {
     pub async fn unload_adapter(&self, name: &str) -> Result<(), Failure> {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
-        if self.models.values().all(|model| model.adapters.names.write().remove(name).is_none()) {
+        let models = self.models.all();
+        if models.iter().all(|(_, model)| model.adapters.names.write().remove(name).is_none()) {
             let message = format!("no adapter of an encoder is called {name:?}");
             return Err(Failure::new(FailureClass::NotFound, message).with_param("lora_name"));
         }

@@ -25,6 +25,7 @@ pub mod load;
 pub mod cost;
 mod meters;
 
+mod model_updates;
 mod worker;
 mod warm;
 

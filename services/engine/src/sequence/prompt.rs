@@ -9,7 +9,7 @@ use triptych_core::{AdapterId, ContentKey, EncoderOutput, Failure, PrefixKey};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
 /// The prompt that all completions of a request share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SharedPrompt {
     pub n_tokens: usize,
     positions: Vec<[u32; 3]>,
@@ -24,7 +24,7 @@ pub(super) struct SharedPrompt {
 }
 
 /// Rows of an item among the tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PromptSpan {
     tokens: Range<usize>,
     first_row: usize,
@@ -32,7 +32,7 @@ struct PromptSpan {
 }
 
 /// The cross-attention input.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CrossSource {
     pub key: CrossKey,
     pub item: ItemUse,
@@ -97,6 +97,27 @@ impl SharedPrompt {
             limit = limit.min(readable_before(&span.item, span.tokens.start)?);
         }
         Ok(limit)
+    }
+
+    /// Uses of items, within and beside the tokens.
+    fn uses_mut(&mut self) -> impl Iterator<Item = &mut ItemUse> {
+        self.spans.iter_mut().map(|s| &mut s.item).chain(self.cross.as_mut().map(|c| &mut c.item))
+    }
+
+    /// True if the rows of an item are here or awaited.
+    pub fn reads_items(&self) -> bool {
+        let uses = self.spans.iter().map(|s| &s.item).chain(self.cross.as_ref().map(|c| &c.item));
+        uses.into_iter().any(ItemUse::is_joined)
+    }
+
+    /// Gives the rows of all items back.
+    pub fn release_items(&mut self) {
+        self.uses_mut().for_each(ItemUse::release);
+    }
+
+    /// Waits for the rows of all items again.
+    pub fn rejoin_items(&mut self, items: &mut ItemTable) {
+        self.uses_mut().for_each(|item| item.rejoin(items));
     }
 
     /// The span that has tokens before token `end` and from it on.

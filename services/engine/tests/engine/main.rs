@@ -11,6 +11,7 @@ mod projections;
 mod adapters;
 mod alignments;
 mod resumed;
+mod row_uses;
 mod queue;
 mod rules;
 mod schedules;

@@ -18,6 +18,7 @@ mod generate;
 mod http_limits;
 mod once;
 mod operations;
+mod quotas;
 mod request_log;
 mod responses;
 mod resumed;

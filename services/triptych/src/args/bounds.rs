@@ -1,6 +1,7 @@
 //! Flags of a proxy's bounds on requests, connections and attempts.
 
 use clap::Args;
+use std::ffi::OsString;
 use std::time::Duration;
 use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds};
 
@@ -47,6 +48,21 @@ pub struct BoundArgs {
 }
 
 impl BoundArgs {
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let flags = [
+            ("--max-n", u64::from(self.max_n)),
+            ("--max-beams", self.max_beams.into()),
+            ("--max-stops", self.max_stops.into()),
+            ("--max-connections", self.max_connections.into()),
+            ("--max-head-kib", self.max_head_kib.into()),
+            ("--head-timeout", self.head_timeout),
+            ("--body-idle-timeout", self.body_idle_timeout),
+            ("--encode-attempt-timeout", self.encode_attempt_timeout),
+        ];
+        flags.into_iter().flat_map(|(flag, n)| [flag.into(), n.to_string().into()]).collect()
+    }
+
     /// Bounds on a request's settings.
     pub fn request(&self) -> RequestBounds {
         RequestBounds { n: self.max_n, beams: self.max_beams, stops: self.max_stops as usize }
@@ -94,6 +110,8 @@ mod tests {
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
         let all = set.into_iter().chain(more).chain(["--encode-attempt-timeout", "8"]);
         let set = Flags::parse_from(all).bounds;
+        let again = Flags::parse_from(["x".into()].into_iter().chain(set.to_flags())).bounds;
+        assert_eq!(format!("{again:?}"), format!("{set:?}"), "a child has the same");
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0 });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.encodes().attempt_time, Duration::from_secs(8));
