@@ -20,6 +20,7 @@ mod lora;
 mod observability;
 mod one_encode;
 mod openai;
+mod operations;
 mod privacy;
 mod responses;
 mod text_decoders;

@@ -65,6 +65,7 @@ fn model() -> ModelSource {
 
 fn pd(parts: Parts) -> PdConfig {
     PdConfig {
+        model_updates: None,
         worker_id: WorkerId::new("faulty-pd"),
         grpc: parts.listener.into(),
         admin: None,
@@ -79,6 +80,8 @@ fn pd(parts: Parts) -> PdConfig {
         encoder_precision: Precision::F32,
         mac_keys: Default::default(),
         limits: Limits::default(),
+        ec_cache_bytes: 64 << 20,
+        memory_bytes: None,
         engine: EngineSettings { self_kv_bytes: Some(64 << 20), ..EngineSettings::default() },
         colocated: None,
         arbiter: None,
@@ -92,6 +95,7 @@ fn pd(parts: Parts) -> PdConfig {
 
 fn encoder(parts: Parts) -> EncoderConfig {
     EncoderConfig {
+        model_updates: None,
         worker_id: WorkerId::new("faulty-encoder"),
         grpc: parts.listener.into(),
         admin: None,

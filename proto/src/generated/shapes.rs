@@ -251,6 +251,16 @@ impl Shaped for v1::LoadAdapterResponse {
         &NO_LISTS
     }
 }
+impl Shaped for v1::LoadModelRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::LoadModelResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::PdGenerateRequest {
     fn shape() -> &'static Shape {
         &PD_GENERATE_REQUEST
@@ -271,6 +281,16 @@ impl Shaped for v1::PutResult {
         &NO_LISTS
     }
 }
+impl Shaped for v1::SetLogFilterRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::SetLogFilterResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::TokenizeRequest {
     fn shape() -> &'static Shape {
         &TOKENIZE_REQUEST
@@ -287,6 +307,16 @@ impl Shaped for v1::UnloadAdapterRequest {
     }
 }
 impl Shaped for v1::UnloadAdapterResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadModelRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::UnloadModelResponse {
     fn shape() -> &'static Shape {
         &NO_LISTS
     }

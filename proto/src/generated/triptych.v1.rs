@@ -1971,6 +1971,56 @@ pub mod triptych_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// A model to load.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadModelRequest {
+    /// The name that clients will use.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its directory on the worker, below the one that the worker allows.
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
+    /// Name of the model that gives way, which may be the same; empty: none.
+    #[prost(string, tag = "3")]
+    pub replaces: ::prost::alloc::string::String,
+    /// Milliseconds for what runs on that model to end.
+    #[prost(uint64, tag = "4")]
+    pub drain_ms: u64,
+}
+/// The model is served, or is none for this worker.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadModelResponse {
+    /// False: it has no stage that this worker computes, and nothing was changed.
+    #[prost(bool, tag = "1")]
+    pub serves: bool,
+}
+/// A model to drop.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnloadModelRequest {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Milliseconds for what runs on it to end.
+    #[prost(uint64, tag = "2")]
+    pub drain_ms: u64,
+}
+/// The model's memory is free.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnloadModelResponse {}
+/// A filter of the log.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLogFilterRequest {
+    /// Directives, as `info,triptych_pd=debug`.
+    #[prost(string, tag = "1")]
+    pub filter: ::prost::alloc::string::String,
+}
+/// The log's filter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLogFilterResponse {
+    /// Directives that hold from here on.
+    #[prost(string, tag = "1")]
+    pub filter: ::prost::alloc::string::String,
+}
 /// An adapter to load.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadAdapterRequest {
@@ -3943,6 +3993,465 @@ pub mod prefill_decode_worker_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "triptych.v1.PrefillDecodeWorker";
     impl<T> tonic::server::NamedService for PrefillDecodeWorkerServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod worker_admin_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Changes of a worker by an operator while it runs; encoder and PD workers serve it beside their own service.
+    #[derive(Debug, Clone)]
+    pub struct WorkerAdminClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl WorkerAdminClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> WorkerAdminClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> WorkerAdminClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            WorkerAdminClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Loads a model, if the worker allows it. Ends when it is served.
+        pub async fn load_model(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadModelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadModelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.WorkerAdmin/LoadModel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("triptych.v1.WorkerAdmin", "LoadModel"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Refuses new requests for a model, lets those that run end, and gives its memory back.
+        pub async fn unload_model(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnloadModelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadModelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.WorkerAdmin/UnloadModel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("triptych.v1.WorkerAdmin", "UnloadModel"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes the log's filter, until the process ends.
+        pub async fn set_log_filter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetLogFilterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLogFilterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.WorkerAdmin/SetLogFilter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("triptych.v1.WorkerAdmin", "SetLogFilter"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod worker_admin_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with WorkerAdminServer.
+    #[async_trait]
+    pub trait WorkerAdmin: std::marker::Send + std::marker::Sync + 'static {
+        /// Loads a model, if the worker allows it. Ends when it is served.
+        async fn load_model(
+            &self,
+            request: tonic::Request<super::LoadModelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadModelResponse>,
+            tonic::Status,
+        >;
+        /// Refuses new requests for a model, lets those that run end, and gives its memory back.
+        async fn unload_model(
+            &self,
+            request: tonic::Request<super::UnloadModelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnloadModelResponse>,
+            tonic::Status,
+        >;
+        /// Changes the log's filter, until the process ends.
+        async fn set_log_filter(
+            &self,
+            request: tonic::Request<super::SetLogFilterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLogFilterResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Changes of a worker by an operator while it runs; encoder and PD workers serve it beside their own service.
+    #[derive(Debug)]
+    pub struct WorkerAdminServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> WorkerAdminServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for WorkerAdminServer<T>
+    where
+        T: WorkerAdmin,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/triptych.v1.WorkerAdmin/LoadModel" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadModelSvc<T: WorkerAdmin>(pub Arc<T>);
+                    impl<
+                        T: WorkerAdmin,
+                    > tonic::server::UnaryService<super::LoadModelRequest>
+                    for LoadModelSvc<T> {
+                        type Response = super::LoadModelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadModelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerAdmin>::load_model(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadModelSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.WorkerAdmin/UnloadModel" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnloadModelSvc<T: WorkerAdmin>(pub Arc<T>);
+                    impl<
+                        T: WorkerAdmin,
+                    > tonic::server::UnaryService<super::UnloadModelRequest>
+                    for UnloadModelSvc<T> {
+                        type Response = super::UnloadModelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnloadModelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerAdmin>::unload_model(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnloadModelSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.WorkerAdmin/SetLogFilter" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetLogFilterSvc<T: WorkerAdmin>(pub Arc<T>);
+                    impl<
+                        T: WorkerAdmin,
+                    > tonic::server::UnaryService<super::SetLogFilterRequest>
+                    for SetLogFilterSvc<T> {
+                        type Response = super::SetLogFilterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetLogFilterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerAdmin>::set_log_filter(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetLogFilterSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for WorkerAdminServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "triptych.v1.WorkerAdmin";
+    impl<T> tonic::server::NamedService for WorkerAdminServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -65,6 +65,8 @@ metrics! {
     LOAD_TIME = "ec_load_time", "seconds", "Time to load an encoder output";
     EC_HITS = "ec_hits", "", "Encoder outputs found, by tier";
     EC_MISSES = "ec_misses", "", "Encoder outputs not found, by tier";
+    EC_CACHE = "ec_cache", "bytes", "Encoder outputs in a PD worker's memory, by state: held by requests or on their way to them, resident, budget of both";
+    EC_CACHE_WAITS = "ec_cache_waits", "", "Requests that waited for room for their encoder outputs on a PD worker";
     EC_CORRUPT = "ec_corrupt_objects", "", "Objects that did not verify and were quarantined";
     WORKERS = "fleet_workers", "", "Workers known to this proxy, by role and state";
     WORKER_EJECTIONS = "worker_ejections", "", "Workers ejected for a while after failures, by role and cause";
@@ -86,6 +88,8 @@ metrics! {
     CACHED_TOKENS = "cached_prompt_tokens", "", "Prompt tokens found in the prefix cache";
     COMPUTED_TOKENS = "computed_tokens", "", "Tokens computed by engine steps, of prompts and answers";
     DRAFTED_TOKENS = "drafted_tokens", "", "Draft tokens proposed by speculative decoding";
+    QUOTA_STORE_UP = "quota_store_up", "", "1 while all proxies count the rates of tenants together, 0 while this one counts alone";
+    QUOTAS_COUNTED_ALONE = "quotas_counted_alone", "", "Takes from tenants' rates that this proxy counted alone, since the quota store was away";
     DRAINING = "draining", "", "1 while the process drains, else 0";
     ACCEPTED_TOKENS = "accepted_tokens", "", "Draft tokens accepted";
 }

@@ -1,7 +1,8 @@
 //! A cache of values under content keys within a byte budget. Values of the lowest priority, and of owners over their
 //! share, are evicted first ([`crate::policy`]).
 //!
-//! Held values are never evicted, so the sum may pass the budget while they are held; admission bounds the holders.
+//! Held values are never evicted, so the sum may pass the budget while they are held; admission bounds the holders. Room for
+//! values that are to come is taken from the others ahead ([`ByteCache::reserve`]).
 //! Knows no locks and no time.
 
 use crate::policy::{BY_EVICTIONS, OwnerShares, is_young};
@@ -14,6 +15,8 @@ pub struct ByteCache<V> {
     budget: usize,
     /// The sum of `bytes` over `entries`.
     used: usize,
+    /// Bytes of the budget that values to come are given.
+    reserved: usize,
     /// Grows with every touch; no two entries have the same.
     tick: u64,
     /// The largest priority that was evicted.
@@ -44,7 +47,7 @@ impl<V: Clone> ByteCache<V> {
     pub fn new(budget: usize) -> Self {
         let (entries, idle) = (HashMap::new(), BTreeMap::new());
         let shares = OwnerShares::of_budget(budget as u64);
-        Self { budget, used: 0, tick: 0, clock: 0, added: 0, entries, shares, idle }
+        Self { budget, used: 0, reserved: 0, tick: 0, clock: 0, added: 0, entries, shares, idle }
     }
 
     /// Adds a value that is not held, unless the key has one. Returns true if it was added; it may be evicted at once
@@ -119,6 +122,17 @@ impl<V: Clone> ByteCache<V> {
         self.entries.iter().filter_map(|(key, e)| Some((*key, read(key, &e.value)?))).collect()
     }
 
+    /// Sets the bytes that are kept free for values to come, and evicts what is in their place.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.reserved = bytes;
+        self.evict();
+    }
+
+    /// The budget.
+    pub fn budget(&self) -> usize {
+        self.budget
+    }
+
     /// Sum of the sizes.
     pub fn used(&self) -> usize {
         self.used
@@ -159,7 +173,7 @@ impl<V: Clone> ByteCache<V> {
     }
 
     fn evict(&mut self) {
-        while self.used > self.budget {
+        while self.used.saturating_add(self.reserved) > self.budget {
             let Some((priority, key)) = self.victim() else { return };
             self.clock = self.clock.max(priority);
             self.remove(&key);
@@ -256,6 +270,21 @@ mod tests {
         cache.release(&key(1));
         assert!(!cache.contains(&key(1)));
         assert_eq!(cache.used(), 10);
+    }
+
+    #[test]
+    fn room_for_values_to_come_is_taken_from_those_that_are_not_held() {
+        let mut cache = ByteCache::new(30);
+        cache.insert_held(key(1), 1, 10);
+        cache.insert(key(2), 2, 10);
+        cache.insert(key(3), 3, 10);
+        cache.reserve(10);
+        assert_eq!((cache.used(), cache.contains(&key(1)), cache.contains(&key(2))), (20, true, false));
+        cache.insert(key(4), 4, 10);
+        assert_eq!(cache.used(), 20, "the room is kept");
+        cache.reserve(0);
+        cache.insert(key(5), 5, 10);
+        assert_eq!(cache.used(), 30);
     }
 
     /// The n-th object of an owner.

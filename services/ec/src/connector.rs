@@ -23,6 +23,7 @@ pub use types::{
 };
 pub use worker::WorkerRole;
 
+pub use crate::local::HoldOutcome;
 use crate::metered::{EcObserver, Metered};
 use crate::store::EcStore;
 use parking_lot::Mutex;

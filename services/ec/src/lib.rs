@@ -30,6 +30,8 @@ mod policy;
 pub mod server;
 mod wire;
 
+pub mod token_bucket;
+
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]

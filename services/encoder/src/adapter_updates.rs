@@ -48,7 +48,7 @@ impl EncoderWorkerState {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
         let v1::LoadAdapterRequest { model, name, path } = request;
-        check_adapter_name(&name, |name| self.models.contains_key(name))?;
+        check_adapter_name(&name, |name| self.models.get(name).is_some())?;
         let served = self.models.get(&model).ok_or_else(|| {
             let message = format!("model {model:?} is not served by this encoder");
             Failure::new(FailureClass::NotFound, message).with_param("base_model_name")
@@ -59,7 +59,7 @@ impl EncoderWorkerState {
         let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
         let id = parts.id();
         let was_loaded = served.adapters.get(&name).is_some_and(|known| known.id == id);
-        if !was_loaded && self.models.values().any(|model| model.adapters.get(&name).is_some()) {
+        if !was_loaded && self.models.all().iter().any(|(_, model)| model.adapters.get(&name).is_some()) {
             let message = format!("an adapter called {name:?} is loaded; unload it first");
             return Err(Failure::invalid(message).with_param("lora_name"));
         }
@@ -78,7 +78,7 @@ impl EncoderWorkerState {
     pub async fn unload_adapter(&self, name: &str) -> Result<(), Failure> {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
-        if !self.models.values().any(|model| model.adapters.remove(name)) {
+        if !self.models.all().iter().any(|(_, model)| model.adapters.remove(name)) {
             let message = format!("no adapter of an encoder is called {name:?}");
             return Err(Failure::new(FailureClass::NotFound, message).with_param("lora_name"));
         }

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
@@ -111,6 +112,7 @@ pub struct Batcher {
     /// Adapters whose parts were dropped, once for each. At most as many as were loaded.
     unused: Arc<Mutex<Vec<AdapterId>>>,
     hidden: usize,
+    ended: CancellationToken,
 }
 
 impl Batcher {
@@ -128,6 +130,8 @@ impl Batcher {
         let hidden = encoder.hidden();
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let unused = Arc::<Mutex<Vec<AdapterId>>>::default();
+        let ended = CancellationToken::new();
+        let guard = ended.clone().drop_guard();
         let mut batches = BatcherThread {
             encoder,
             limits,
@@ -140,6 +144,7 @@ impl Batcher {
             unused: Arc::clone(&unused),
         };
         let work = move || {
+            let _ended = guard;
             batches.report_graphs();
             batches.run(inbox);
         };
@@ -147,7 +152,12 @@ impl Batcher {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
         }
-        Self { orders, unused, hidden }
+        Self { orders, unused, hidden, ended }
+    }
+
+    /// Cancelled when the thread has ended and the encoder's memory is free.
+    pub fn ended(&self) -> CancellationToken {
+        self.ended.clone()
     }
 
     /// Width of the rows.

@@ -4,9 +4,10 @@ use crate::adapters::ServedAdapters;
 use crate::batcher::{BatchItem, Batcher, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
+use crate::model_updates::{ModelUpdates, ServedEncoders};
 use crate::pool::{JobPermit, PreprocessPool};
 use bytes::Bytes;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Mutex, watch};
@@ -20,6 +21,7 @@ use triptych_core::{
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
+use triptych_models::ModelSource;
 use triptych_models::lora::LoraSettings;
 use triptych_models::preprocess::{Preprocess, embeddings};
 use triptych_proto::{convert, v1};
@@ -37,6 +39,8 @@ pub struct ServedEncoder {
     pub family: String,
     /// Preprocessor.
     pub preprocess: Arc<dyn Preprocess>,
+    /// Its directory.
+    pub source: ModelSource,
     /// Encoders by modality.
     pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
     /// Element type of its published rows.
@@ -52,7 +56,9 @@ pub struct EncoderWorkerState {
     /// Name of the worker.
     pub worker_id: WorkerId,
     /// Models by served name.
-    pub models: HashMap<String, ServedEncoder>,
+    pub models: ServedEncoders,
+    /// Loading of others.
+    pub updates: ModelUpdates,
     /// Limits on adapters.
     pub lora: LoraSettings,
     /// Held while an adapter is loaded or unloaded.
@@ -88,16 +94,16 @@ pub struct JobProgress {
 }
 
 /// A validated request.
-struct CheckedJob<'a> {
-    model: &'a ServedEncoder,
+struct CheckedJob {
+    model: Arc<ServedEncoder>,
     modality: Modality,
     key: ContentKey,
     fingerprint: Fingerprint,
-    batcher: &'a Batcher,
+    batcher: Batcher,
     adapter: Option<Arc<LoadedPart>>,
 }
 
-impl CheckedJob<'_> {
+impl CheckedJob {
     /// Metadata of its output, before it is sealed.
     fn item(&self, n_tokens: u32, extent: Extent) -> Result<EncodedItem, Failure> {
         Ok(EncodedItem {
@@ -148,21 +154,19 @@ impl EncoderWorkerState {
     /// Counts a finished job.
     pub fn count(&self, model: &str, outcome: &'static str, failure: Option<&Failure>) {
         // The name is the client's text, which must not become a label.
-        self.meters.job(if self.models.contains_key(model) { model } else { "unknown" }, outcome);
+        self.meters.job(if self.models.get(model).is_some() { model } else { "unknown" }, outcome);
         if let Some(failure) = failure {
             tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "job failed");
         }
     }
 
-    fn check(&self, request: &v1::EncodeRequest) -> Result<CheckedJob<'_>, Failure> {
-        let model = self.models.get(&request.model).ok_or_else(|| {
-            let message = format!("model {:?} is not served by this encoder", request.model);
-            Failure::new(FailureClass::NotFound, message).with_param("model")
-        })?;
+    fn check(&self, request: &v1::EncodeRequest) -> Result<CheckedJob, Failure> {
+        let model = self.models.get(&request.model).ok_or_else(|| self.models.missing(&request.model))?;
         let modality = convert::modality(request.modality)?;
         let key = convert::key(&request.key, "key")?;
         let wanted = convert::fingerprint(&request.fingerprint, "fingerprint")?;
-        let (fingerprint, batcher) = model.encoders.get(&modality).ok_or_else(|| {
+        let found = model.encoders.get(&modality).cloned();
+        let (fingerprint, batcher) = found.ok_or_else(|| {
             let reads: Vec<_> = model.encoders.keys().map(|m| m.as_str()).collect();
             Failure::invalid(format!(
                 "model {:?} reads {}, not {modality}",
@@ -171,7 +175,7 @@ impl EncoderWorkerState {
             ))
         })?;
         let adapter = model.adapters.of_fingerprint(modality, &wanted);
-        if wanted != *fingerprint && adapter.is_none() {
+        if wanted != fingerprint && adapter.is_none() {
             let detail = format!("asked for encoder {wanted}, this worker has {fingerprint}");
             return Err(
                 Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
@@ -224,7 +228,7 @@ impl EncoderWorkerState {
     /// Publishes rows that the client computed, as if they had been encoded from an image.
     async fn take_rows(
         &self,
-        job: &CheckedJob<'_>,
+        job: &CheckedJob,
         item: Bytes,
         state: &watch::Sender<JobProgress>,
         permit: Arc<JobPermit>,
@@ -269,7 +273,7 @@ impl EncoderWorkerState {
     }
 
     /// Cached output of an earlier job for the key.
-    fn cached_output(&self, job: &CheckedJob<'_>) -> Option<EncoderOutput> {
+    fn cached_output(&self, job: &CheckedJob) -> Option<EncoderOutput> {
         self.connector.rows(&job.key).filter(|output| {
             let item = output.item();
             item.fingerprint == job.fingerprint && item.modality == job.modality

@@ -26,6 +26,7 @@ pub mod load;
 pub mod cost;
 mod meters;
 
+mod model_updates;
 mod worker;
 mod warm;
 

@@ -19,8 +19,8 @@ pub struct EncoderService(Arc<EncoderWorkerState>);
 
 impl EncoderService {
     /// Wraps the worker's state.
-    pub fn new(encoders: EncoderWorkerState) -> Self {
-        Self(Arc::new(encoders))
+    pub fn new(encoders: Arc<EncoderWorkerState>) -> Self {
+        Self(encoders)
     }
 
     fn describe(&self) -> v1::DescribeResponse {
@@ -30,7 +30,7 @@ impl EncoderService {
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.preprocess.takes_prompt(),
             };
-        let model = |(name, m): (&String, &ServedEncoder)| v1::WorkerModel {
+        let model = |name: &String, m: &ServedEncoder| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
             encoders: m.encoders.iter().map(|(modality, (f, _))| encoder(m, modality, f)).collect(),
@@ -56,14 +56,14 @@ impl EncoderService {
                     ..base.clone()
                 }
             };
-        let with_adapters = |(name, m): (&String, &ServedEncoder)| {
-            let base = model((name, m));
+        let with_adapters = |(name, m): &(String, Arc<ServedEncoder>)| {
+            let base = model(name, m);
             let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(m, of, &base)).collect();
             std::iter::once(base).chain(adapters)
         };
         v1::DescribeResponse {
             worker_id: self.0.worker_id.to_string(),
-            models: self.0.models.iter().flat_map(with_adapters).collect(),
+            models: self.0.models.all().iter().flat_map(with_adapters).collect(),
             ec_store: self.0.store.describe(),
             encodes: true,
             instance: self.0.journal.instance(),

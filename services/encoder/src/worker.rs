@@ -6,11 +6,12 @@ use crate::fences::FenceTable;
 use crate::job::{EncoderWorkerState, ServedEncoder};
 use crate::load::LoadTracker;
 use crate::meters::EncoderMeters;
+use crate::model_updates::{ModelUpdates, ServedEncoders};
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::service::EncoderService;
 use crate::warm::warm_up;
 use futures::future::BoxFuture;
-use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 use thiserror::Error;
@@ -35,6 +36,7 @@ use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
 use triptych_runtime::single_flight::SingleFlight;
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
+use triptych_runtime::worker_admin::WorkerAdmin;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of an encoder worker.
@@ -49,6 +51,8 @@ pub struct EncoderConfig {
     pub models: Vec<ModelSource>,
     /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
     pub lora: LoraSettings,
+    /// Directory below which operators may name models to load; `None`: models are those of the start.
+    pub model_updates: Option<PathBuf>,
     /// Store for encoder outputs.
     pub store: Arc<dyn EcStore>,
     /// Compute settings.
@@ -128,6 +132,8 @@ pub struct EmbeddedConfig {
     pub models: Vec<ModelSource>,
     /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
     pub lora: LoraSettings,
+    /// Directory below which operators may name models to load; `None`: models are those of the start.
+    pub model_updates: Option<PathBuf>,
     /// Store below the connector, for the description.
     pub store: Arc<dyn EcStore>,
     /// Compute settings; an engine beside it takes the same threads in turn.
@@ -179,7 +185,7 @@ async fn load_embedded(
     let meters = Arc::new(EncoderMeters::new(&metrics));
     // Nothing is served while it loads.
     let service = config.load(connector, meters, drain, WithoutEncoder::LeftOut).await?;
-    Ok(service.map_or_else(ColocatedServices::default, |(service, load)| {
+    Ok(service.map_or_else(ColocatedServices::default, |(service, load, _)| {
         ColocatedServices::default().with(service).with_load(move || load.report())
     }))
 }
@@ -228,6 +234,7 @@ async fn run_to_drain(
         worker_id: config.worker_id,
         models: config.models,
         lora: config.lora,
+        model_updates: config.model_updates,
         store: config.store,
         compute: config.compute,
         dtype: config.dtype,
@@ -243,7 +250,8 @@ async fn run_to_drain(
         fault: config.fault,
     };
     let loaded = parts.load(connector.clone(), meters, drain.clone(), WithoutEncoder::Refused).await?;
-    let Some((service, _)) = loaded else { return Ok(()) };
+    let Some((service, _, state)) = loaded else { return Ok(()) };
+    let beside = beside.with(WorkerAdmin::service(state));
     serve_colocated(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())
@@ -257,7 +265,7 @@ impl EmbeddedConfig {
         meters: Arc<EncoderMeters>,
         drain: Drain,
         without: WithoutEncoder,
-    ) -> Result<Option<(EncoderWorkerServer<EncoderService>, LoadTracker)>, EncoderError> {
+    ) -> Result<Option<LoadedService>, EncoderError> {
         let settings = LoadSettings {
             compute: self.compute,
             dtype: self.dtype,
@@ -265,8 +273,8 @@ impl EmbeddedConfig {
             without,
             lora: self.lora.clone(),
         };
-        let sources = self.models;
-        let loading = tokio::task::spawn_blocking(move || settings.load_all(&sources));
+        let (sources, loader) = (self.models, settings.clone());
+        let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));
         let models = tokio::select! {
             loaded = loading => loaded??,
             // The loading thread is not in the drain group: draining need not wait for weights that are then
@@ -278,15 +286,19 @@ impl EmbeddedConfig {
         };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
         let batcher = BatcherConfig { limits: self.batch, arbiter, watchdog: self.watchdog.clone() };
-        let mut started = HashMap::new();
+        let served = ServedEncoders::default();
         for model in models {
-            let (name, served) = model.start(&batcher, &meters).await?;
-            started.insert(name, served);
-        }
-        let models = started;
-        for name in models.keys() {
+            let (name, model) = model.start(&batcher, &meters).await?;
             tracing::info!(model = %name, "encoder ready");
+            served.insert(name, Arc::new(model));
         }
+        let updates = ModelUpdates {
+            root: self.model_updates,
+            loader: Arc::new(settings.of_named_models()),
+            batcher,
+            meters: meters.clone(),
+            one_at_a_time: Mutex::default(),
+        };
         let pool = PoolConfig {
             threads: self.preprocess_threads,
             max_jobs: self.max_jobs,
@@ -296,9 +308,10 @@ impl EmbeddedConfig {
         };
         let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
         let load = pool.load().clone();
-        let service = EncoderService::new(EncoderWorkerState {
+        let state = Arc::new(EncoderWorkerState {
             worker_id: self.worker_id,
-            models,
+            models: served,
+            updates,
             lora: self.lora,
             adapter_updates: Mutex::default(),
             pool,
@@ -311,15 +324,19 @@ impl EmbeddedConfig {
             peer_cache: self.peer_cache,
             journal: self.journal,
         });
-        let service = EncoderWorkerServer::new(service)
+        let service = EncoderWorkerServer::new(EncoderService::new(state.clone()))
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
             .max_encoding_message_size(1 << 20);
-        Ok(Some((service, load)))
+        Ok(Some((service, load, state)))
     }
 }
 
+/// Service of the encoders, their load, and their state.
+type LoadedService = (EncoderWorkerServer<EncoderService>, LoadTracker, Arc<EncoderWorkerState>);
+
 /// A model with loaded weights, before its threads are started.
-struct LoadedModel {
+pub struct LoadedModel {
+    source: ModelSource,
     model: Model,
     /// The kinds of items that the encoder reads, each with its fingerprint.
     kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
@@ -341,7 +358,8 @@ enum WithoutEncoder {
 }
 
 /// Settings of loading.
-struct LoadSettings {
+#[derive(Clone)]
+pub struct LoadSettings {
     compute: ComputeConfig,
     dtype: RowTypes,
     graphs: Option<EncoderGraphConfig>,
@@ -350,7 +368,17 @@ struct LoadSettings {
 }
 
 impl LoadSettings {
-    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedModel>, EncoderError> {
+    /// The same for models that are loaded while others are served: adapters are those that name theirs.
+    fn of_named_models(mut self) -> Self {
+        self.lora.adapters.retain(|adapter| adapter.model.is_some());
+        self
+    }
+
+    /// Loads models.
+    ///
+    /// # Errors
+    /// [`EncoderError`] for the first that cannot be served.
+    pub fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedModel>, EncoderError> {
         let failed = |source: &ModelSource| {
             let dir = source.dir.display().to_string();
             move |source| EncoderError::Model { dir, source }
@@ -384,7 +412,8 @@ impl LoadSettings {
         }
         warm_up(&mut *encoder, &*model.preprocess(), first);
         let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
-        Ok(Some(LoadedModel { model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
+        let source = source.clone();
+        Ok(Some(LoadedModel { source, model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
     }
 
     /// Opens the adapters of a model.
@@ -411,7 +440,11 @@ fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
 }
 
 impl LoadedModel {
-    async fn start(
+    /// Starts its thread; returns the model with its name.
+    ///
+    /// # Errors
+    /// [`EncoderError`] for an adapter that cannot be loaded.
+    pub async fn start(
         self,
         batcher: &BatcherConfig,
         meters: &Arc<EncoderMeters>,
@@ -422,6 +455,7 @@ impl LoadedModel {
         let batcher = Batcher::spawn(label, self.encoder, batcher.clone(), meters.clone());
         let encoders = self.kinds.into_iter().map(|(m, fingerprint)| (m, (fingerprint, batcher.clone())));
         let served = ServedEncoder {
+            source: self.source,
             family: self.model.family().to_owned(),
             preprocess: self.model.preprocess(),
             encoders: encoders.collect(),

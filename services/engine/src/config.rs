@@ -32,6 +32,8 @@ pub struct EngineConfig {
     pub speculation: Speculation,
     /// Planning of a step while the one before it computes.
     pub pipelining: Pipelining,
+    /// Time for which a sequence keeps the rows of its items.
+    pub rows: RowRetention,
 }
 
 /// Sizes of the KV caches.
@@ -91,6 +93,17 @@ pub enum Preemption {
     Recompute,
 }
 
+/// Time for which a sequence keeps the rows of its items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowRetention {
+    /// To its end.
+    #[default]
+    UntilEnd,
+    /// Until its tokens are computed and it decodes. A sequence that is preempted later asks for them again
+    /// ([`Output::Rows`](crate::Output::Rows)).
+    UntilRead,
+}
+
 /// Planning of a step while the one before it computes. The output is the same; it pays where a device computes beside the
 /// engine's thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,6 +145,7 @@ impl Default for EngineConfig {
             preemption: Preemption::default(),
             speculation: Speculation::Off,
             pipelining: Pipelining::Off,
+            rows: RowRetention::UntilEnd,
         }
     }
 }

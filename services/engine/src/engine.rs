@@ -119,6 +119,7 @@ impl Engine {
             max_loras: config.max_loras,
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
+            rows: config.rows,
         };
         Ok(Self {
             scheduler: Scheduler::new(scheduler_config, info, pools),
@@ -191,6 +192,7 @@ impl Engine {
             self.begin(next, clock, &mut outputs);
         }
         outputs.extend(self.advance_alignment());
+        outputs.extend(self.scheduler.take_row_uses().into_iter().map(|(id, rows)| Output::Rows(id, rows)));
         self.drop_unused_adapters();
         outputs
     }

@@ -1,8 +1,8 @@
 //! Encoder outputs in use: one slot per content key, shared by the sequences that read it.
 //!
 //! A slot is Pending until the first delivery, then Ready or Failed for good. Sequences hold it; its rows are
-//! dropped with the last of them. Rows stay while a sequence lives, since a preempted one reads them again. The
-//! module does not know where outputs come from.
+//! dropped with the last of them. A use may be released before its sequence ends, once the rows were read, and joined again
+//! when they are needed again ([`crate::config::RowRetention`]). The module does not know where outputs come from.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,11 +25,15 @@ impl ItemTable {
     /// A sequence's use of an item. A slot that failed earlier is not reused, so that the item may be loaded
     /// again.
     pub fn join(&mut self, declared: &EncodedItem) -> ItemUse {
+        ItemUse { slot: Some(self.slot(&declared.key)), declared: declared.clone() }
+    }
+
+    fn slot(&mut self, key: &ContentKey) -> Arc<ItemSlot> {
         self.slots.retain(|_, slot| slot.strong_count() > 0);
-        let live = self.slots.get(&declared.key).and_then(Weak::upgrade);
+        let live = self.slots.get(key).and_then(Weak::upgrade);
         let slot = live.filter(|slot| !matches!(slot.outcome.get(), Some(Err(_)))).unwrap_or_default();
-        self.slots.insert(declared.key, Arc::downgrade(&slot));
-        ItemUse { declared: declared.clone(), slot }
+        self.slots.insert(*key, Arc::downgrade(&slot));
+        slot
     }
 
     /// Delivers rows. No effect when no sequence needs them.
@@ -61,16 +65,17 @@ impl ItemTable {
 }
 
 /// An item with the metadata that one sequence expects.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ItemUse {
     declared: EncodedItem,
-    slot: Arc<ItemSlot>,
+    /// `None`: released.
+    slot: Option<Arc<ItemSlot>>,
 }
 
 /// State of an item for one sequence.
 #[derive(Debug)]
 pub enum ItemState<'a> {
-    /// Not delivered yet.
+    /// Not delivered yet, or released.
     Pending,
     /// Delivered and as declared.
     Ready(&'a EncoderOutput),
@@ -84,9 +89,26 @@ impl ItemUse {
         &self.declared
     }
 
+    /// Gives the rows back; they are dropped with their last use.
+    pub fn release(&mut self) {
+        self.slot = None;
+    }
+
+    /// True until [`Self::release`].
+    pub fn is_joined(&self) -> bool {
+        self.slot.is_some()
+    }
+
+    /// Ends [`Self::release`]: the rows are pending, unless another use has them.
+    pub fn rejoin(&mut self, table: &mut ItemTable) {
+        if self.slot.is_none() {
+            self.slot = Some(table.slot(&self.declared.key));
+        }
+    }
+
     /// Ready only if the delivered output matches the declared metadata.
     pub fn state(&self) -> ItemState<'_> {
-        match self.slot.outcome.get() {
+        match self.slot.as_ref().and_then(|slot| slot.outcome.get()) {
             None => ItemState::Pending,
             Some(Err(failure)) => ItemState::Failed(failure.clone()),
             Some(Ok(output)) => match mismatch(&self.declared, output.item()) {
@@ -140,6 +162,20 @@ mod tests {
         assert_eq!((table.counts(), Arc::strong_count(rows.rows())), ((1, 0), 2));
         drop(second);
         assert_eq!((table.counts(), Arc::strong_count(rows.rows())), ((0, 0), 1));
+    }
+
+    #[test]
+    fn a_released_use_drops_its_rows_and_waits_for_them_when_it_joins_again() {
+        let (mut table, rows) = (ItemTable::default(), output(2));
+        let mut item = table.join(rows.item());
+        table.deliver(&rows.item().key, rows.clone());
+        item.release();
+        assert!(matches!(item.state(), ItemState::Pending) && !item.is_joined());
+        assert_eq!((table.counts(), Arc::strong_count(rows.rows())), ((0, 0), 1));
+        item.rejoin(&mut table);
+        assert_eq!(table.counts(), (0, 1));
+        table.deliver(&rows.item().key, rows.clone());
+        assert!(matches!(item.state(), ItemState::Ready(_)));
     }
 
     #[test]

@@ -20,7 +20,8 @@
 //!
 //! For every item of every request the driver delivers, sooner or later, [`Event::ItemReady`] or
 //! [`Event::ItemFailed`]; delivering one twice, early or late does no harm. Every sequence ends with exactly one
-//! [`Output::Finished`] or [`Output::Failed`]; an aborted one ends without output.
+//! [`Output::Finished`] or [`Output::Failed`]; an aborted one ends without output. With [`RowRetention::UntilRead`] it tells
+//! when it read its rows, and when it needs them again ([`Output::Rows`]).
 //!
 //! Read in this order:
 #![forbid(unsafe_code)]
@@ -56,10 +57,12 @@ pub mod speculation;
 pub mod stats;
 
 pub use align::AlignJob;
-pub use config::{EngineConfig, KvBudget, Pipelining, Preemption, PrefixCache, Speculation, StateBudget};
+pub use config::{
+    EngineConfig, KvBudget, Pipelining, Preemption, PrefixCache, RowRetention, Speculation, StateBudget,
+};
 pub use engine::{Engine, Event, NextStep};
 pub use error::EngineError;
-pub use output::{ChosenToken, Delta, Finished, Output, SequenceTimes};
+pub use output::{ChosenToken, Delta, Finished, Output, RowUse, SequenceTimes};
 pub use request::{Resumed, SequenceId, SequenceRequest};
 pub use scheduler::AdapterLoad;
 pub use stats::Stats;

@@ -16,6 +16,17 @@ pub enum Output {
     Aligned(SequenceId, Vec<f32>),
     /// Failure.
     Failed(SequenceId, Failure),
+    /// Use of the rows of its items; only with [`RowRetention::UntilRead`](crate::config::RowRetention::UntilRead).
+    Rows(SequenceId, RowUse),
+}
+
+/// Use of the rows of a sequence's items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowUse {
+    /// They were read and dropped.
+    Read,
+    /// They are needed again: each is to be delivered, as for a sequence that arrives.
+    Needed,
 }
 
 /// New tokens and text of a sequence.
@@ -83,12 +94,16 @@ impl Output {
     /// Id of the sequence.
     pub fn id(&self) -> SequenceId {
         match self {
-            Self::Delta(id, _) | Self::Finished(id, _) | Self::Failed(id, _) | Self::Aligned(id, _) => *id,
+            Self::Delta(id, _)
+            | Self::Finished(id, _)
+            | Self::Failed(id, _)
+            | Self::Aligned(id, _)
+            | Self::Rows(id, _) => *id,
         }
     }
 
     /// True for the last output of an id.
     pub fn is_last(&self) -> bool {
-        !matches!(self, Self::Delta(..))
+        !matches!(self, Self::Delta(..) | Self::Rows(..))
     }
 }

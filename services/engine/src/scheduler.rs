@@ -33,12 +33,14 @@ mod decode_share;
 mod preemption;
 mod running;
 mod plan_builder;
+mod row_uses;
 mod states;
 
 use crate::blocks::BlockPool;
-use crate::config::{PoolSizes, Preemption, PrefixCache};
+use crate::config::{PoolSizes, Preemption, PrefixCache, RowRetention};
 use crate::cross::{CrossCache, CrossKey};
 use crate::items::ItemTable;
+use crate::output::RowUse;
 use crate::plan::StepPlan;
 use crate::request::{Capacity, SequenceId, SequenceRequest};
 use crate::sequence::{QueueKey, Sequence, SequenceStatus};
@@ -71,6 +73,8 @@ pub struct SchedulerConfig {
     pub prefix_cache: PrefixCache,
     /// Fate of the KV of a preempted sequence.
     pub preemption: Preemption,
+    /// Time for which a sequence keeps the rows of its items.
+    pub rows: RowRetention,
 }
 
 /// Sequences of an adapter.
@@ -132,6 +136,8 @@ pub struct Scheduler {
     decode_pacing: DecodeShare,
     n_requests: u64,
     counts: SchedulerCounters,
+    /// Uses of rows that were not told yet.
+    row_uses: Vec<(SequenceId, RowUse)>,
 }
 
 /// Result of planning a step.
@@ -179,6 +185,7 @@ impl Scheduler {
             decode_pacing: DecodeShare::new(config.decode_share),
             n_requests: 0,
             counts: SchedulerCounters::default(),
+            row_uses: Vec::new(),
         }
     }
 
@@ -262,6 +269,7 @@ impl Scheduler {
         self.counts.computed_tokens += plan.n_rows() as u64;
         for chunk in &plan.chunks {
             self.advance(chunk.id, chunk.branch, chunk.tokens.end);
+            self.release_read_rows(chunk.id);
         }
     }
 

@@ -350,6 +350,29 @@ impl Sequence {
         Ok(self.prompt.readable(n_computed, needs_rows)?.min(self.n_tokens()))
     }
 
+    /// True if the rows of an item are here or awaited.
+    pub fn reads_items(&self) -> bool {
+        self.prompt.reads_items()
+    }
+
+    /// True if all its tokens but the newest are computed, so that it reads no rows before it is preempted. Its prompt alone is not
+    /// enough: one that is computed again and was admitted with blocks for a part would lose both, for ever.
+    pub fn has_read_items(&self) -> bool {
+        let all_but_one = self.n_tokens() - 1;
+        self.device_kv().is_some_and(|r| r.has_filled_cross()) && self.n_computed() >= all_but_one
+    }
+
+    /// Gives the rows of its items back. Forks keep theirs.
+    pub fn release_items(&mut self) {
+        Arc::make_mut(&mut self.prompt).release_items();
+    }
+
+    /// Waits for the rows of its items again.
+    pub fn rejoin_items(&mut self, items: &mut ItemTable) {
+        Arc::make_mut(&mut self.prompt).rejoin_items(items);
+        self.blocked_at = None;
+    }
+
     /// Tokens that every branch has computed.
     pub fn n_computed(&self) -> usize {
         let branches = match &self.status {

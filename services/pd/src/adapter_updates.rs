@@ -6,6 +6,7 @@
 use crate::adapters::ServedAdapter;
 use crate::state::{PdWorkerState, ServedDecoder};
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use triptych_core::{Failure, FailureClass};
 use triptych_models::lora::{check_adapter_name, refused_by_request};
@@ -15,20 +16,9 @@ impl PdWorkerState {
     /// A model, or the base model of an adapter and that adapter.
     ///
     /// # Errors
-    /// NotFound.
-    pub(crate) fn model(&self, name: &str) -> Result<(&ServedDecoder, Option<ServedAdapter>), Failure> {
-        self.find(name).ok_or_else(|| {
-            let message = format!("model {name:?} is not served by this worker");
-            Failure::new(FailureClass::NotFound, message).with_param("model")
-        })
-    }
-
-    /// As [`Self::model`]; `None` for a name that is neither.
-    pub(crate) fn find(&self, name: &str) -> Option<(&ServedDecoder, Option<ServedAdapter>)> {
-        if let Some(model) = self.models.get(name) {
-            return Some((model, None));
-        }
-        self.models.values().find_map(|model| Some((model, Some(model.adapters.get(name)?))))
+    /// NotFound; Unavailable for a model that was unloaded.
+    pub(crate) fn model(&self, name: &str) -> Result<(Arc<ServedDecoder>, Option<ServedAdapter>), Failure> {
+        self.models.find(name).ok_or_else(|| self.models.missing(name))
     }
 
     /// Loads an adapter and lets requests use it. One that has the name already and is the same stays.
@@ -43,7 +33,7 @@ impl PdWorkerState {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
         let v1::LoadAdapterRequest { model, name, path } = request;
-        check_adapter_name(&name, |name| self.models.contains_key(name))?;
+        check_adapter_name(&name, |name| self.models.get(name).is_some())?;
         let served = match self.models.get(&model) {
             Some(served) => served,
             None => {
@@ -55,7 +45,7 @@ impl PdWorkerState {
         let open = move || Ok::<_, Failure>(modules.split(lora.open(&named)?));
         let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
         let adapter = ServedAdapter::of(&parts);
-        let was_loaded = match self.find(&name).and_then(|(_, known)| known) {
+        let was_loaded = match self.models.find(&name).and_then(|(_, known)| known) {
             None => false,
             Some(known) if known.id == adapter.id && served.adapters.get(&name).is_some() => true,
             Some(_) => {
@@ -84,7 +74,8 @@ impl PdWorkerState {
     pub(crate) async fn unload_adapter(&self, name: &str) -> Result<(), Failure> {
         self.lora.check_updates()?;
         let _one_at_a_time = self.adapter_updates.lock().await;
-        let Some(served) = self.models.values().find(|model| model.adapters.get(name).is_some()) else {
+        let models = self.models.all();
+        let Some((_, served)) = models.iter().find(|(_, model)| model.adapters.get(name).is_some()) else {
             let message = format!("no adapter is called {name:?}");
             return Err(Failure::new(FailureClass::NotFound, message).with_param("lora_name"));
         };

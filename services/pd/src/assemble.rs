@@ -163,7 +163,7 @@ impl Assembler {
                     self.totals.time(finished);
                 }
             }
-            Output::Delta(..) | Output::Aligned(..) => {}
+            Output::Delta(..) | Output::Aligned(..) | Output::Rows(..) => {}
         }
         let Some(choice) = self.choices.get_mut(position.choice as usize) else { return Ok(Vec::new()) };
         if let Some(window) = choice.windows.get_mut(position.window) {
@@ -182,7 +182,7 @@ impl Assembler {
             let mut delta = match output {
                 Output::Delta(_, delta) => choice.pass(delta, logprobs),
                 Output::Finished(_, finished) => choice.end_window(&finished, tokenizer),
-                Output::Failed(..) | Output::Aligned(..) => continue,
+                Output::Failed(..) | Output::Aligned(..) | Output::Rows(..) => continue,
             };
             delta.choice = index;
             deltas.push(delta);

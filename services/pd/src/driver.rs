@@ -69,6 +69,8 @@ pub struct DriverSetup {
     pub watchdog: Watchdog,
     /// Called on the engine's thread with each sequence that starts. `None` outside tests.
     pub fault: Option<SequenceHook>,
+    /// Cancelled when the thread has ended and the engine's memory is free.
+    pub ended: CancellationToken,
 }
 
 /// Seam by which tests plant faults into an engine's thread.
@@ -80,7 +82,7 @@ impl Driver {
     /// # Errors
     /// The system refuses a thread.
     pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
-        let DriverSetup { engine, adapter_names, meters, arbitration, watchdog, fault } = setup;
+        let DriverSetup { engine, adapter_names, meters, arbitration, watchdog, fault, ended } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (stats_sender, stats) = watch::channel(engine.stats());
@@ -97,7 +99,11 @@ impl Driver {
             fault,
         };
         thread.observe_adapters();
-        std::thread::Builder::new().name(format!("engine-{name}")).spawn(move || thread.run(&died))?;
+        let run = move || {
+            let _ended = ended.drop_guard();
+            thread.run(&died);
+        };
+        std::thread::Builder::new().name(format!("engine-{name}")).spawn(run)?;
         Ok(Self { commands, next_id: Arc::default(), stats })
     }
 
@@ -160,6 +166,11 @@ impl Driver {
     /// Refuses new sequences of an adapter, which goes when the last one has ended.
     pub fn unload_adapter(&self, id: AdapterId) {
         let _ = self.commands.send(EngineCommand::UnloadAdapter(id));
+    }
+
+    /// True if both are handles of one engine.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.next_id, &other.next_id)
     }
 
     /// Sends an event. An engine that is gone has failed all its sequences, so a failed send needs no report.

@@ -2,8 +2,9 @@
 
 use crate::assemble::{Assembler, LogprobReporting};
 use crate::driver::RunningSequences;
-use crate::loads::{ItemHolds, item_param};
+use crate::loads::{NeededItems, item_param};
 use crate::request::{AdmittedRequest, ChoiceWindow, RequestContext};
+use crate::request_rows::{RequestRows, Retention, RowProgress};
 use crate::resume::ReplayFilter;
 use crate::speech::{self, SpeechAction, WindowBuffer};
 use std::collections::HashMap;
@@ -33,7 +34,7 @@ pub type ResponseStream = Sender<Result<v1::PdGenerateResponse, Status>>;
 /// released.
 pub struct RunningRequest {
     sequences: Vec<RunningSequences>,
-    items: ItemHolds,
+    rows: RequestRows,
     context: RequestContext,
     assembler: Assembler,
     /// Speech windows, if they are buffered.
@@ -74,7 +75,7 @@ impl RunningRequest {
             .at(sampling.temperature)
             .with_encoder_texts(&prepared.items);
         let mut buffer = speech::window_buffer(&prepared, &context, &mut sampling)?;
-        let mut sequences = Vec::new();
+        let (mut sequences, mut readers) = (Vec::new(), Vec::new());
         let mut n_resumed = HashMap::new();
         let can_resume = prepared.can_resume();
         for window in 0..prepared.windows.len() {
@@ -94,6 +95,7 @@ impl RunningRequest {
                 false => Vec::new(),
             };
             for arrival in arrivals {
+                readers.extend(arrival.ids.first());
                 let written = arrival.resumed.as_ref().map_or(0, |resumed| resumed.tokens.len());
                 n_resumed.extend(arrival.ids.iter().map(|id| (*id, written)));
                 sequences.push(context.driver.start(arrival, sender.clone())?);
@@ -107,11 +109,14 @@ impl RunningRequest {
             assembler.ended_elsewhere(*choice);
         }
         let since = Instant::now();
-        let items = context.loads.start(&prepared.items, &prepared.hints, &context.driver);
+        let needed = NeededItems { items: prepared.items.clone(), hints: prepared.hints.clone() };
+        let retention = if buffer.is_some() { Retention::ToTheEnd } else { Retention::WhileRead };
+        let mut rows = RequestRows::start(&context.loads, &context.driver, needed, retention)?;
+        rows.read_by(readers);
         let load = prepared.items.is_empty().then_some(Duration::ZERO);
         Ok(Self {
             sequences,
-            items,
+            rows,
             context,
             assembler,
             buffer,
@@ -171,6 +176,11 @@ impl RunningRequest {
                 break;
             }
             let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
+            self.rows.observe(&output)?;
+            if matches!(output, Output::Rows(..)) {
+                deltas = Vec::new();
+                continue;
+            }
             if !has_output {
                 has_output = true;
                 self.prepared.starting = None;
@@ -188,24 +198,30 @@ impl RunningRequest {
         client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)
     }
 
-    /// Next output. Meanwhile records when all items are loaded.
+    /// Next output. Meanwhile waits for room for the rows, and records when all items are loaded.
     async fn next(&mut self) -> Option<Output> {
-        if self.load.is_none() {
+        loop {
+            let advances = self.rows.is_waiting() || self.load.is_none();
             tokio::select! {
                 biased;
-                () = self.items.all_ready() => {
-                    let took = self.since.elapsed();
-                    match self.prepared.items.iter().any(EncodedItem::is_pending) {
-                        true => self.context.meters.waited(took),
-                        false => self.context.meters.loaded(took),
+                progress = self.rows.advance(), if advances => {
+                    if progress == RowProgress::Loaded {
+                        self.record_load();
                     }
-                    self.load = Some(took);
-                    self.stage = info_span!("prefill");
                 }
                 output = self.outputs.recv() => return output,
             }
         }
-        self.outputs.recv().await
+    }
+
+    fn record_load(&mut self) {
+        let took = self.since.elapsed();
+        match self.prepared.items.iter().any(EncodedItem::is_pending) {
+            true => self.context.meters.waited(took),
+            false => self.context.meters.loaded(took),
+        }
+        self.load = Some(took);
+        self.stage = info_span!("prefill");
     }
 
     /// Deltas of buffered windows before any output.

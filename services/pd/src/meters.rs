@@ -265,6 +265,32 @@ impl EcMeters {
     }
 }
 
+/// Metrics of the rows on this worker.
+#[derive(Clone)]
+pub struct RowMeters {
+    bytes: Gauges,
+    waits: Counters,
+}
+
+impl RowMeters {
+    /// Registers the metrics.
+    pub fn new(registry: &MetricsRegistry) -> Self {
+        Self { bytes: registry.gauges(metrics::EC_CACHE), waits: registry.counters(metrics::EC_CACHE_WAITS) }
+    }
+
+    /// Records the bytes that requests hold, those that are here, and the budget of both.
+    pub fn observe(&self, held: usize, resident: usize, budget: usize) {
+        for (state, bytes) in [("held", held), ("resident", resident), ("budget", budget)] {
+            self.bytes.get_or_create(&vec![("state", state.to_owned())]).set(bytes as f64);
+        }
+    }
+
+    /// Counts a request that waits for room.
+    pub fn waits(&self) {
+        self.waits.get_or_create(&Labels::new()).inc();
+    }
+}
+
 fn tier_labels(tier: CacheTier) -> Labels {
     vec![("tier", tier.as_str().to_owned())]
 }

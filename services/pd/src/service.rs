@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
@@ -38,8 +38,8 @@ pub struct PdService(Arc<PdWorkerState>);
 
 impl PdService {
     /// Wraps the worker's state.
-    pub fn new(state: PdWorkerState) -> Self {
-        Self(Arc::new(state))
+    pub fn new(state: Arc<PdWorkerState>) -> Self {
+        Self(state)
     }
 }
 
@@ -121,7 +121,7 @@ impl PdWorkerState {
             speech: model.prompts.speech(),
             reasoning_tokens: model.reasoning_tokens(),
             meters: model.meters.clone(),
-            abort: self.drain.abort_token(),
+            abort: model.abort.clone(),
         };
         RunningRequest::start(prepared, context)
     }
@@ -134,7 +134,7 @@ impl PdWorkerState {
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.encoder_takes_prompt,
             };
-        let base = |(name, m): (&String, &ServedDecoder)| v1::WorkerModel {
+        let base = |(name, m): (&String, &Arc<ServedDecoder>)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
             encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
@@ -162,14 +162,14 @@ impl PdWorkerState {
                 ..base.clone()
             }
         };
-        let with_adapters = |(name, m): (&String, &ServedDecoder)| {
+        let with_adapters = |(name, m): &(String, Arc<ServedDecoder>)| {
             let model = base((name, m));
             let adapters: Vec<_> = m.adapters.all().into_iter().map(|of| of_adapter(m, of, &model)).collect();
             std::iter::once(model).chain(adapters)
         };
         v1::DescribeResponse {
             worker_id: self.worker_id.to_string(),
-            models: self.models.iter().flat_map(with_adapters).collect(),
+            models: self.models.all().iter().flat_map(with_adapters).collect(),
             ec_store: self.store.describe(),
             encodes: self.encodes,
             instance: self.journal.instance(),
@@ -350,7 +350,10 @@ impl ServedDecoder {
             Failure::new(FailureClass::Overloaded, message)
         };
         let wanted = u32::try_from(wanted).map_err(|_| full())?;
-        self.sequence_permits.clone().try_acquire_many_owned(wanted).map_err(|_| full())
+        self.sequence_permits.clone().try_acquire_many_owned(wanted).map_err(|e| match e {
+            TryAcquireError::NoPermits => full(),
+            TryAcquireError::Closed => Failure::unavailable("the model is being unloaded from this worker"),
+        })
     }
 
     /// Refuses more sequences than an idle worker holds.
@@ -384,7 +387,8 @@ impl PrefillDecodeWorker for PdService {
         let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
         let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
-        let meters = self.0.find(&request.model).map_or(&self.0.unknown, |(m, _)| &m.meters);
+        let found = self.0.models.find(&request.model);
+        let meters = found.map_or_else(|| self.0.unknown.clone(), |(m, _)| m.meters.clone());
         // A panic here would end the connection, and with it every other request of its proxy.
         let start = AssertUnwindSafe(self.0.start(request, deadline)).catch_unwind();
         let started = start.instrument(span.clone()).await;

@@ -5,14 +5,18 @@ use crate::driver::Driver;
 use crate::grammar::GrammarCompiler;
 use crate::loads::EcLoads;
 use crate::meters::PdMeters;
-use std::collections::{BTreeMap, HashMap};
+use crate::model_updates::ModelUpdates;
+use crate::served::ServedModels;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::{Mutex, Semaphore};
+use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::ChatFormat;
 use triptych_core::{Fingerprint, Modality, WorkerId};
 use triptych_ec::store::EcStore;
+use triptych_models::ModelSource;
 use triptych_models::lora::{EncoderModules, LoraSettings};
 use triptych_models::prompt::PromptBuilder;
 use triptych_models::tokenization::Tokenizer;
@@ -23,6 +27,14 @@ use triptych_runtime::watchdog::Watchdog;
 
 /// A model that this worker serves.
 pub struct ServedDecoder {
+    /// Its directory.
+    pub source: ModelSource,
+    /// Bytes of a divided memory that are its own.
+    pub share: usize,
+    /// Cancelled when its requests must end.
+    pub abort: CancellationToken,
+    /// Cancelled when its engine's thread has ended and its memory is free.
+    pub ended: CancellationToken,
     /// Hugging Face's `model_type`.
     pub family: String,
     /// Prompt builder.
@@ -65,7 +77,9 @@ pub struct PdWorkerState {
     /// Load of the colocated encoders.
     pub colocated_load: Option<ColocatedLoad>,
     /// Models by served name.
-    pub models: HashMap<String, ServedDecoder>,
+    pub models: ServedModels,
+    /// Loading of others.
+    pub updates: ModelUpdates,
     /// Limits on adapters.
     pub lora: LoraSettings,
     /// Held while an adapter is loaded or unloaded.

@@ -43,7 +43,7 @@ fn run_request(engine: &mut Engine, info: &DecoderInfo) -> Result<(), Failure> {
             match output {
                 Output::Failed(_, failure) => return Err(failure),
                 Output::Finished(..) => return Ok(()),
-                Output::Delta(..) | Output::Aligned(..) => {}
+                Output::Delta(..) | Output::Aligned(..) | Output::Rows(..) => {}
             }
         }
         outputs = engine.step(&clock);

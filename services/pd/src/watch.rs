@@ -71,7 +71,7 @@ impl PdWorkerState {
     /// Load over all models.
     fn load(&self) -> v1::WorkerLoad {
         let n_requests = self.max_requests.saturating_sub(self.request_permits.available_permits());
-        let stats: Vec<_> = self.models.values().map(|model| model.driver.stats()).collect();
+        let stats: Vec<_> = self.models.all().iter().map(|(_, model)| model.driver.stats()).collect();
         let encoders = self.colocated_load.as_ref().map(|load| load()).unwrap_or_default();
         load(RequestSlots { used: n_requests, total: self.max_requests }, &stats, encoders)
     }

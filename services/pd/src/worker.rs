@@ -1,36 +1,35 @@
 //! The PD worker's process: load, serve, drain.
 
-use crate::adapters::{ServedAdapter, ServedAdapters};
-use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
-use crate::engine_settings::{CrossShortage, EngineSettings};
-use crate::grammar::{CompilePool, GrammarCompiler, TrialProgram};
-use crate::loads::EcLoads;
-use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies};
+use crate::driver::SequenceHook;
+use crate::engine_settings::EngineSettings;
+use crate::grammar::{CompilePool, TrialProgram};
+use crate::loader::{DecoderLoader, EngineStarter, LoadedDecoder};
+use crate::loads::{EcLoads, LoadSettings};
+use crate::memory_needs::MemorySettings;
+use crate::memory_plan::MemoryPlan;
+use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies, RowMeters};
+use crate::model_updates::ModelUpdates;
+use crate::served::ServedModels;
 use crate::service::PdService;
-use crate::state::{PdWorkerState, ServedDecoder};
-use crate::warm::warm_up;
+use crate::state::PdWorkerState;
 use futures::future::BoxFuture;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::SystemTime;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use triptych_core::limits::Limits;
-use triptych_core::prompt::{ChatFormat, ToolSyntax};
-use triptych_core::{Fingerprint, Modality, ModelName, RowTypes, WorkerId};
+use triptych_core::prompt::ToolSyntax;
+use triptych_core::{RowTypes, WorkerId};
 use triptych_ec::connector::WorkerRole;
 use triptych_ec::object::MacKeys;
 use triptych_ec::store::EcStore;
-use triptych_engine::constraint::Constraints;
-use triptych_engine::{Engine, EngineError, Pipelining, Speculation};
-use triptych_models::compute::{Compute, ComputeConfig, Precision};
-use triptych_models::decoder::Decoder;
-use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, LoraSource};
-use triptych_models::prompt::ChatTemplate;
-use triptych_models::{Model, ModelError, ModelSource};
+use triptych_engine::EngineError;
+use triptych_models::compute::{ComputeConfig, Precision};
+use triptych_models::lora::LoraSettings;
+use triptych_models::{ModelError, ModelSource};
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::compute_arbiter::ComputeArbiter;
@@ -39,6 +38,7 @@ use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
+use triptych_runtime::worker_admin::WorkerAdmin;
 use triptych_runtime::{Drain, MetricsRegistry};
 
 /// Settings of a PD worker.
@@ -51,6 +51,8 @@ pub struct PdConfig {
     pub admin: Option<TcpListener>,
     /// Models to serve.
     pub models: Vec<ModelSource>,
+    /// Directory below which operators may name models to load; `None`: models are those of the start.
+    pub model_updates: Option<PathBuf>,
     /// Draft models, each under the name of the model it drafts for.
     pub drafts: Vec<ModelSource>,
     /// LoRA adapters, and limits on them.
@@ -71,8 +73,12 @@ pub struct PdConfig {
     pub mac_keys: MacKeys,
     /// Limits on requests.
     pub limits: Limits,
+    /// Bytes of encoder outputs in memory: those of requests, and those kept for later ones. A request waits for room.
+    pub ec_cache_bytes: usize,
     /// Sizes of each model's engine.
     pub engine: EngineSettings,
+    /// Bytes of memory to divide among weights, activations, caches and encoder outputs; `None`: sizes are those set.
+    pub memory_bytes: Option<usize>,
     /// Program that tries out a request's grammar before it is compiled here.
     pub grammar_trial: TrialProgram,
     /// Services colocated with this one, such as encoders; `None`: none.
@@ -120,6 +126,9 @@ pub enum PdError {
         /// The fault.
         message: String,
     },
+    /// Memory that cannot be divided.
+    #[error("{0}")]
+    Memory(String),
     /// An engine that cannot be made.
     #[error("engine of {model}: {source}")]
     Engine {
@@ -159,10 +168,14 @@ pub fn run(
 }
 
 async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
-    let loader = DecoderLoader::new(&config);
+    let memory = memory_settings(&config)?;
+    let plan = divided(memory.as_ref(), &config.models)?;
+    let cache_bytes = plan.as_ref().map_or(config.ec_cache_bytes, |plan| plan.rows.max(1));
+    let loader = DecoderLoader::new(&config, plan.as_ref());
     let readiness = Readiness::new(drain.clone());
     let families = MetricFamilies::new(&metrics);
     let ec_meters = Arc::new(EcMeters::new(&metrics));
+    let row_meters = RowMeters::new(&metrics);
     let arbiter = config.arbiter.map(|arbiter| (ArbiterMeters::new(&metrics), arbiter));
     if let Some(listener) = config.admin {
         admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
@@ -170,17 +183,11 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     let loads = EcLoads::new(
         config.store.clone(),
         ec_meters,
-        config.limits.clone(),
+        row_meters,
         &config.dialer,
-        config.mac_keys.clone(),
+        LoadSettings { limits: config.limits.clone(), mac_keys: config.mac_keys.clone(), cache_bytes },
     );
-    let loading = tokio::task::spawn_blocking(move || loader.load_all(&config.models));
-    let loaded = tokio::select! {
-        loaded = loading => loaded??,
-        // The loading thread is not in the drain group: draining need not wait for weights that are then
-        // dropped.
-        () = drain.stopping() => return Ok(()),
-    };
+    let Some(loaded) = load_all(&loader, config.models, &drain).await? else { return Ok(()) };
     let encodes = config.colocated.is_some();
     let colocated = colocated_services(config.colocated, &loads).await?;
     let died = CancellationToken::new();
@@ -189,20 +196,22 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         families: families.clone(),
         arbiter,
         died: died.clone(),
+        abort: drain.abort_token(),
         watchdog: config.watchdog.clone(),
         fault: config.fault,
         pool: CompilePool::new(config.grammar_trial, drain.tasks()),
         tool_syntax: config.tool_syntax,
     };
-    let models = starter.start_all(loaded)?;
-    loads.attach(models.values().map(|m| m.driver.clone()).collect());
+    let models = start_all(loaded, &starter, &loads)?;
+    let updates = ModelUpdates::new(config.model_updates, loader, starter, memory);
     let journal = config.journal;
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
-    let service = PdService::new(PdWorkerState {
+    let state = Arc::new(PdWorkerState {
         worker_id: config.worker_id,
         encodes,
         colocated_load: colocated.load(),
         models,
+        updates,
         lora: config.lora,
         adapter_updates: Mutex::default(),
         loads: loads.clone(),
@@ -215,8 +224,9 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         journal: journal.clone(),
         watchdog: config.watchdog,
     });
-    let service =
-        PrefillDecodeWorkerServer::new(service).max_decoding_message_size(config.limits.max_body_bytes);
+    let colocated = colocated.with(WorkerAdmin::service(state.clone()));
+    let service = PrefillDecodeWorkerServer::new(PdService::new(state))
+        .max_decoding_message_size(config.limits.max_body_bytes);
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
@@ -224,6 +234,63 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     }
     loads.drain().await;
     Ok(())
+}
+
+/// Loads the models; `None`: the process was stopped meanwhile.
+async fn load_all(
+    loader: &DecoderLoader,
+    models: Vec<ModelSource>,
+    drain: &Drain,
+) -> Result<Option<Vec<LoadedDecoder>>, PdError> {
+    let loader = loader.clone();
+    let loading = tokio::task::spawn_blocking(move || loader.load_all(&models));
+    tokio::select! {
+        loaded = loading => Ok(Some(loaded??)),
+        // The loading thread is not in the drain group: draining need not wait for weights that are then
+        // dropped.
+        () = drain.stopping() => Ok(None),
+    }
+}
+
+/// Starts the engines, which receive the loads of their items.
+fn start_all(
+    loaded: Vec<LoadedDecoder>,
+    starter: &EngineStarter,
+    loads: &EcLoads,
+) -> std::io::Result<ServedModels> {
+    let models = ServedModels::default();
+    for loaded in loaded {
+        let (name, served) = starter.start(loaded)?;
+        loads.attach(&served.driver);
+        models.insert(name, served);
+    }
+    Ok(models)
+}
+
+/// The division of a stated memory, which the log has.
+fn divided(memory: Option<&MemorySettings>, models: &[ModelSource]) -> Result<Option<MemoryPlan>, PdError> {
+    let plan = memory.map(|memory| memory.plan(models)).transpose()?;
+    if let Some(plan) = &plan {
+        tracing::info!("memory {plan}");
+    }
+    Ok(plan)
+}
+
+/// Settings by which a stated memory is divided; `None`: none is stated.
+fn memory_settings(config: &PdConfig) -> Result<Option<MemorySettings>, PdError> {
+    let Some(total) = config.memory_bytes else { return Ok(None) };
+    if let Some(draft) = config.drafts.first() {
+        let dir = draft.dir.display();
+        let text = format!("--memory-mib does not count draft models, here {dir}: size caches by --kv-mib");
+        return Err(PdError::Memory(text));
+    }
+    Ok(Some(MemorySettings {
+        total,
+        compute: config.compute,
+        rows: config.encoder_dtype.clone(),
+        engine: config.engine,
+        encodes: config.colocated.is_some(),
+    }))
 }
 
 async fn colocated_services(
@@ -241,234 +308,4 @@ async fn colocated_services(
 fn engine_died(journal: &StartJournal) -> PdError {
     journal.keep();
     PdError::EngineDied
-}
-
-struct DecoderLoader {
-    compute: ComputeConfig,
-    /// Element type and precision of the encoders, parts of their fingerprints.
-    dtype: RowTypes,
-    precision: Precision,
-    engine: EngineSettings,
-    drafts: Vec<ModelSource>,
-    lora: LoraSettings,
-    /// True if no encoder of this process computes. Beside encoders nothing is submitted ahead: the device is the engine's in
-    /// its steps alone.
-    has_device_alone: bool,
-}
-
-/// A model and its decoder.
-struct LoadedWeights {
-    model: Model,
-    compute: Compute,
-    decoder: Box<dyn Decoder>,
-    /// Fingerprints of the encoders whose outputs it takes.
-    encoders: BTreeMap<Modality, Fingerprint>,
-}
-
-/// A model with an engine, before its thread is started.
-struct LoadedDecoder {
-    model: Model,
-    engine: Engine,
-    /// Width of the logits.
-    vocab: usize,
-    encoders: BTreeMap<Modality, Fingerprint>,
-    /// Its adapters by name.
-    adapters: Vec<(String, ServedAdapter)>,
-    /// Layers of its encoder that adapters may have a part for.
-    encoder_modules: EncoderModules,
-}
-
-impl DecoderLoader {
-    fn new(config: &PdConfig) -> Self {
-        Self {
-            compute: config.compute,
-            dtype: config.encoder_dtype.clone(),
-            precision: config.encoder_precision,
-            engine: config.engine,
-            drafts: config.drafts.clone(),
-            lora: config.lora.clone(),
-            has_device_alone: config.arbiter.is_none(),
-        }
-    }
-
-    fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedDecoder>, PdError> {
-        let weights = |source: &ModelSource| self.weights(source).map_err(Self::failed(source));
-        // All weights first: caches take what they leave.
-        let loaded: Vec<LoadedWeights> = sources.iter().map(weights).collect::<Result<_, _>>()?;
-        let free = match (loaded.last(), sources.last()) {
-            (Some(last), Some(source)) => last.compute.free_device_bytes().map_err(Self::failed(source))?,
-            _ => None,
-        };
-        self.check_adapters(&loaded)?;
-        let n_models = loaded.len();
-        loaded.into_iter().map(|weights| self.load(weights, free.map(|free| (free, n_models)))).collect()
-    }
-
-    /// Refuses adapters whose name is taken, or whose base model is not served or not said.
-    fn check_adapters(&self, loaded: &[LoadedWeights]) -> Result<(), PdError> {
-        let served = |name: &str| loaded.iter().any(|weights| weights.model.name().as_str() == name);
-        let mut names = BTreeSet::new();
-        for LoraSource { name, model, .. } in &self.lora.adapters {
-            let message = match model {
-                _ if served(name) => "a model has this name".to_owned(),
-                _ if !names.insert(name) => "two adapters have this name".to_owned(),
-                Some(model) if !served(model) => format!("its base model {model} is not served"),
-                None if loaded.len() != 1 => "name its base model, as in --lora MODEL:NAME=DIR".to_owned(),
-                _ => continue,
-            };
-            return Err(PdError::AdapterName { name: name.clone(), message });
-        }
-        Ok(())
-    }
-
-    fn failed(source: &ModelSource) -> impl FnOnce(ModelError) -> PdError {
-        let dir = source.dir.display().to_string();
-        move |source| PdError::Model { dir, source }
-    }
-
-    /// Makes the engine. `device`: bytes free on the device, and models that share them.
-    fn load(
-        &self,
-        LoadedWeights { model, compute, mut decoder, encoders }: LoadedWeights,
-        device: Option<(usize, usize)>,
-    ) -> Result<LoadedDecoder, PdError> {
-        let info = decoder.info();
-        let max_rows = model.max_cross_rows();
-        let settings = match device {
-            Some((free, n_models)) => self.engine.on_device(free, n_models, &info),
-            None => self.engine,
-        };
-        let mut config = settings.for_decoder(&info, max_rows);
-        if let Some(shortage) = CrossShortage::of(&config, &info, max_rows) {
-            tracing::warn!(model = %model.name(), "{shortage}");
-        }
-        if self.has_device_alone && matches!(compute, Compute::Cuda(_)) {
-            config.pipelining = Pipelining::On;
-        }
-        let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));
-        if draft.is_some() {
-            config.speculation = Speculation::DraftModel { n_tokens: self.engine.draft_tokens };
-        }
-        decoder.use_graphs(settings.graphs());
-        let refused = |source| PdError::Engine { model: model.name().to_string(), source };
-        let mut engine = Engine::new(decoder, model.tokenizer().clone(), config).map_err(refused)?;
-        if let Some(draft) = draft {
-            let decoder = self.draft(draft).map_err(Self::failed(draft))?;
-            let kv = settings.for_decoder(&decoder.info(), max_rows).kv;
-            engine = engine.with_draft_model(decoder, kv).map_err(refused)?;
-        }
-        let encoder_modules = self.encoder_modules(&model).map_err(Self::failed(model.source()))?;
-        let adapters = self.load_adapters(&mut engine, model.name(), &encoder_modules)?;
-        if let Err(failure) = warm_up(&mut engine, &info) {
-            tracing::warn!(model = %model.name(), %failure, "the warm-up request failed; serving all the same");
-        }
-        Ok(LoadedDecoder { model, engine, vocab: info.vocab, encoders, adapters, encoder_modules })
-    }
-
-    /// Layers of a model's encoder that adapters may have a part for; none where no adapter is ever loaded.
-    fn encoder_modules(&self, model: &Model) -> Result<EncoderModules, ModelError> {
-        if self.lora.is_used() { model.encoder_modules() } else { Ok(EncoderModules::default()) }
-    }
-
-    /// Loads the adapters of a model; returns them by name.
-    fn load_adapters(
-        &self,
-        engine: &mut Engine,
-        model: &ModelName,
-        modules: &EncoderModules,
-    ) -> Result<Vec<(String, ServedAdapter)>, PdError> {
-        let own = self.lora.adapters.iter().filter(|source| source.is_of(model.as_str()));
-        let load = |source: &LoraSource| {
-            let failed = |error| PdError::Adapter { name: source.name.clone(), source: error };
-            let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank).map_err(failed)?;
-            let parts = modules.split(adapter);
-            engine.load_adapter(&parts.decoder).map_err(failed)?;
-            tracing::info!(%model, adapter = %source.name, id = ?parts.id(), "adapter loaded");
-            Ok((source.name.clone(), ServedAdapter::of(&parts)))
-        };
-        own.map(load).collect()
-    }
-
-    fn draft(&self, source: &ModelSource) -> Result<Box<dyn Decoder>, ModelError> {
-        Compute::new(self.compute)?.load_decoder(&Model::open(source)?)
-    }
-
-    fn weights(&self, source: &ModelSource) -> Result<LoadedWeights, ModelError> {
-        let compute = Compute::new(self.compute)?;
-        let model = Model::open(source)?;
-        let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
-        let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
-        let decoder = compute.load_decoder(&model)?;
-        Ok(LoadedWeights { model, compute, decoder, encoders })
-    }
-}
-
-/// Common parts of the engines' threads.
-struct EngineStarter {
-    max_live: usize,
-    families: MetricFamilies,
-    arbiter: Option<(ArbiterMeters, ComputeArbiter)>,
-    died: CancellationToken,
-    watchdog: Watchdog,
-    fault: Option<SequenceHook>,
-    pool: CompilePool,
-    tool_syntax: Option<ToolSyntax>,
-}
-
-impl EngineStarter {
-    /// Format of a template's conversations, with the syntax of calls that is set.
-    fn format_of(&self, template: &ChatTemplate) -> ChatFormat {
-        let format = template.format();
-        ChatFormat { tool_syntax: self.tool_syntax.or(format.tool_syntax), ..format }
-    }
-
-    /// Starts the engines; returns the models by name.
-    fn start_all(&self, loaded: Vec<LoadedDecoder>) -> std::io::Result<HashMap<String, ServedDecoder>> {
-        let mut models = HashMap::new();
-        for model in loaded {
-            let name = model.model.name().to_string();
-            models.insert(name.clone(), model.start(self)?);
-            tracing::info!(model = %name, "decoder ready");
-        }
-        Ok(models)
-    }
-}
-
-impl LoadedDecoder {
-    fn start(self, with: &EngineStarter) -> std::io::Result<ServedDecoder> {
-        let Self { model, engine, vocab, encoders, adapters, encoder_modules } = self;
-        let max_live = with.max_live;
-        let died = with.died.clone();
-        let meters = with.families.of_model(model.name().as_str());
-        let arbitration = with.arbiter.as_ref().map(|(meters, arbiter)| Arbitration::new(arbiter, meters));
-        let setup = DriverSetup {
-            engine,
-            adapter_names: adapters.iter().map(|(name, adapter)| (adapter.id, name.clone())).collect(),
-            meters: meters.clone(),
-            arbitration,
-            watchdog: with.watchdog.clone(),
-            fault: with.fault.clone(),
-        };
-        Ok(ServedDecoder {
-            family: model.family().to_owned(),
-            chat: model.prompts().chat_template().map(|template| with.format_of(template)),
-            prompts: model.prompts(),
-            tokenizer: model.tokenizer().clone(),
-            grammars: GrammarCompiler::new(
-                Constraints::new(model.tokenizer().clone(), vocab),
-                with.pool.clone(),
-            ),
-            adapters: ServedAdapters::new(adapters),
-            encoder_modules,
-            driver: Driver::spawn(model.name().as_str(), setup, died)?,
-            meters,
-            encoders,
-            encoder_takes_prompt: model.preprocess().takes_prompt(),
-            max_context: model.max_context(),
-            created: SystemTime::now(),
-            sequence_permits: Arc::new(Semaphore::new(max_live)),
-            max_live,
-        })
-    }
 }

@@ -7,16 +7,19 @@
 pub mod access;
 mod api;
 mod caches;
+mod changes;
 mod limits;
 mod log;
+mod models;
 mod requests;
 pub mod token;
 mod workers;
 
 pub use api::AdminApi;
+pub use changes::ModelChanges;
 
 use access::Access;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use axum::{Router, middleware};
 
 /// The routes, for callers that `access` lets in.
@@ -24,6 +27,10 @@ pub fn routes(api: AdminApi, access: Access) -> Router {
     Router::new()
         .route("/admin/workers", get(workers::list))
         .route("/admin/workers/{id}/drain", post(workers::drain).delete(workers::resume))
+        .route("/admin/workers/{id}/log", put(log::of_worker))
+        .route("/admin/models", get(models::list))
+        .route("/admin/models/load", post(models::load))
+        .route("/admin/models/unload", post(models::unload))
         .route("/admin/requests", get(requests::list))
         .route("/admin/requests/{id}", get(requests::find).delete(requests::abort))
         .route("/admin/limits", get(limits::show).patch(limits::change))

@@ -11,10 +11,12 @@ mod file;
 pub mod jwt;
 pub mod keys;
 mod rate;
+mod shared;
 
 pub use account::{Account, Accounts, MAX_TENANT_BYTES, Quota, RequestSlot};
 pub use error::AuthError;
 pub use jwt::JwtConfig;
+pub use shared::SharedQuotas;
 
 use arc_swap::ArcSwap;
 use error::unauthenticated;
@@ -177,6 +179,13 @@ impl Auth {
             });
         }
         Ok(auth)
+    }
+
+    /// Has all proxies with these quotas count the rates of tenants together.
+    #[must_use]
+    pub fn shared(self, quotas: SharedQuotas) -> Self {
+        self.0.accounts.share(quotas);
+        self
     }
 
     fn reload(&self) {

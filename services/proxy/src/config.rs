@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
+use triptych_ec::token_bucket::TokenBuckets;
 use triptych_runtime::discovery::Source;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::listener::Listener;
@@ -54,6 +55,8 @@ pub struct ProxyConfig {
     pub tenant_salt: Vec<u8>,
     /// Authentication of clients, and the quota of each tenant. Default: no authentication.
     pub auth: AuthConfig,
+    /// Buckets in which all proxies count the rates of tenants together. `None`: each counts alone.
+    pub quota_store: Option<TokenBuckets>,
     /// Requests worked on at once, over HTTP and gRPC together; one more is Overloaded.
     pub max_in_flight: usize,
     /// Rules by which items are encoded. Its `max_time` is held to that of a request.

@@ -242,6 +242,17 @@ impl Fleet {
         Some(self.shared.workers().get(worker)?.channel())
     }
 
+    /// Connections to all workers that are not down, in the order of their names; encoder workers first.
+    pub fn all_up(&self) -> Vec<(WorkerId, Role, Channel)> {
+        let (catalog, workers) = (self.catalog(), self.shared.workers());
+        let up = catalog.workers.iter().filter(|known| known.health != catalog::Health::Down);
+        let channel =
+            |known: &catalog::Known| Some((known.id.clone(), known.role, workers.get(&known.id)?.channel()));
+        let mut all: Vec<_> = up.filter_map(channel).collect();
+        all.sort_by_key(|(_, role, _)| *role != Role::Encoder);
+        all
+    }
+
     /// Asks a worker at once what it serves.
     pub fn ask_again(&self, worker: &WorkerId) {
         if let Some(worker) = self.shared.workers().get(worker) {

@@ -52,19 +52,20 @@ impl GrpcApi {
         admit::Admit::new(service, check)
     }
 
-    fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
+    async fn start(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<Answer, Failure> {
         let id = admit::request_id(request.extensions());
-        let (request, permit) = self.read(request).inspect_err(|failure| self.refused(id, failure))?;
+        let (request, permit) = self.read(request).await.inspect_err(|failure| self.refused(id, failure))?;
         self.orchestrator.start(request, permit)
     }
 
     /// A request that was admitted, and its permit.
-    fn read(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<(Request, Permit), Failure> {
+    async fn read(&self, request: tonic::Request<v1::GenerateRequest>) -> Result<(Request, Permit), Failure> {
         let admitted = request.extensions().get::<Admitted>().cloned();
         let admitted = admitted.ok_or_else(|| Failure::internal("a call that was not admitted"))?;
         let id = admit::request_id(request.extensions());
         let (metadata, _, message) = request.into_parts();
         let Admitted { caller, permit } = self.named(admitted, &message)?;
+        caller.account.enter_shared().await?;
         Ok((read(id, message, &metadata, &self.limits, caller)?, permit))
     }
 
@@ -85,7 +86,7 @@ impl GrpcApi {
             prompt: asked.prompt,
             ..v1::GenerateRequest::default()
         };
-        let read = self.read(request.map(as_question)).inspect_err(|failure| self.refused(id, failure));
+        let read = self.read(request.map(as_question)).await.inspect_err(|failure| self.refused(id, failure));
         let (request, _permit) = read?;
         self.orchestrator.tokenize(request, TokenOptions { without_special_tokens, with_texts }).await
     }
@@ -104,7 +105,7 @@ impl GrpcApi {
             let prompt = Some(v1::Prompt { kind: Some(v1::prompt::Kind::Singleton(nothing)) });
             v1::GenerateRequest { model: asked.model, prompt, ..v1::GenerateRequest::default() }
         });
-        let read = self.read(request).inspect_err(|failure| self.refused(id, failure));
+        let read = self.read(request).await.inspect_err(|failure| self.refused(id, failure));
         let (request, _permit) = read?;
         let times = (request.arrived, request.deadline);
         self.orchestrator.detokenize(request.model.as_ref(), token_ids, &request.caller, times).await
@@ -202,7 +203,7 @@ impl Triptych for GrpcApi {
         &self,
         request: tonic::Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let answer = self.start(request).map_err(|failure| to_status(&failure))?;
+        let answer = self.start(request).await.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(pieces(answer).boxed()))
     }
 

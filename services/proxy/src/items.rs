@@ -75,7 +75,7 @@ impl Materials {
             }
             other => other.clone(),
         };
-        request.caller.account.take_items(source.declared_len().unwrap_or(0))?;
+        request.caller.account.take_items(source.declared_len().unwrap_or(0)).await?;
         let (limits, salt) = (self.limits.clone(), request.tenant_secret(&self.tenant_salt));
         let canonical = item.options.canonical();
         let prepare = move || {

@@ -69,6 +69,7 @@ pub fn routes(api: HttpApi) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/load_lora_adapter", post(adapters::load))
         .route("/v1/unload_lora_adapter", post(adapters::unload))
+        .route_layer(middleware::from_fn_with_state(api.clone(), api::count_in_all_proxies))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .merge(probes())

@@ -5,7 +5,7 @@ use crate::admin::AdminApi;
 use crate::admin::access::Access;
 use crate::admin::token::AdminToken;
 use crate::admission::Admission;
-use crate::auth::Auth;
+use crate::auth::{Auth, SharedQuotas};
 use crate::budget::RetryBudget;
 use crate::cache::EncoderCache;
 use crate::config::{ProxyConfig, ProxyError};
@@ -51,6 +51,10 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     let ProxyConfig { limits, client_times: times, .. } = config;
     let (admission, policy) = (Admission::new(config.max_in_flight), config.encodes);
     let auth = Auth::start(config.auth, limits.max_body_bytes, &drain)?;
+    let auth = match config.quota_store {
+        Some(buckets) => auth.shared(SharedQuotas::new(buckets, &metrics)),
+        None => auth,
+    };
     let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
     let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, .. } = config;
     let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo };
@@ -120,6 +124,7 @@ fn serve_admin(
     drain: &Drain,
 ) {
     let api = AdminApi {
+        changes: crate::admin::ModelChanges::default(),
         orchestrator: Arc::clone(&http_api.orchestrator),
         admission: http_api.admission.clone(),
         auth: http_api.auth.clone(),

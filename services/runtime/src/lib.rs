@@ -25,6 +25,7 @@ pub mod compute_arbiter;
 pub mod reload;
 pub mod start_journal;
 pub mod watchdog;
+pub mod worker_admin;
 pub mod tls;
 
 pub use drain::Drain;

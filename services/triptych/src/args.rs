@@ -11,6 +11,8 @@ pub mod drain;
 pub mod graphs;
 pub mod limits;
 pub mod lora;
+pub mod memory;
+pub mod model_updates;
 pub mod operator;
 pub mod rows;
 pub mod watchdog;

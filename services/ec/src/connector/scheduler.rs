@@ -2,6 +2,7 @@
 
 use super::state::LoadState;
 use super::types::{CacheStatus, EcConnectorMeta, ItemHint};
+use crate::local::HoldOutcome;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use triptych_core::{EncodedItem, RequestId};
@@ -26,6 +27,12 @@ impl SchedulerRole {
             _ => CacheStatus::Missing,
         };
         items.iter().map(status).collect()
+    }
+
+    /// Holds the items for the request if they fit the local budget beside those that other requests hold, before any load
+    /// of them starts. Without this call the request's items are not counted.
+    pub fn try_hold(&self, request: RequestId, items: &[EncodedItem]) -> HoldOutcome {
+        self.state.lock().local.try_hold(request, items)
     }
 
     /// The request was allocated and needs the item: holds its rows until [`Self::request_finished`], and adds a load

@@ -102,6 +102,12 @@ impl WorkerRole {
         self.shared.state.lock().local.used_bytes()
     }
 
+    /// Bytes of the rows that admitted requests hold or wait for, and the budget of all rows.
+    pub fn held_bytes(&self) -> (usize, usize) {
+        let state = self.shared.state.lock();
+        (state.local.held_bytes(), state.local.budget_bytes())
+    }
+
     /// The store, as [`EcStore`], observed.
     pub fn store(&self) -> &Arc<dyn EcStore> {
         &self.shared.store

@@ -90,6 +90,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
     let address = grpc.local_addr().expect("an address");
     let advertise = (advertised == Advertised::Here).then(|| address.to_string());
     let config = EncoderConfig {
+        model_updates: None,
         worker_id: WorkerId::new("encoder-test"),
         grpc: grpc.into(),
         admin: None,

@@ -49,7 +49,10 @@ impl Scheduler {
             }
             loop {
                 match self.try_admit(queue_key, builder, now) {
-                    AdmitOutcome::Admitted | AdmitOutcome::WaitsForItem => break,
+                    AdmitOutcome::Admitted | AdmitOutcome::WaitsForItem => {
+                        self.ask_for_rows(queue_key);
+                        break;
+                    }
                     AdmitOutcome::ProjectionsFull => return,
                     AdmitOutcome::NoRoom => {
                         let Some(last) = self.victim_for(queue_key) else { return };

@@ -12,7 +12,7 @@ use triptych_core::{ContentKey, EncoderOutput};
 use triptych_models::prompt::CrossInput;
 
 /// Encoder rows of one entry, and the tokens that attend to them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CrossSource {
     /// Key of the entry.
     pub key: CrossKey,
@@ -21,7 +21,7 @@ pub(crate) struct CrossSource {
 }
 
 /// Rows of one input.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct CrossPart {
     item: ItemUse,
     /// First row in the encoder output.
@@ -67,6 +67,11 @@ impl CrossSource {
     /// Items whose rows are projected.
     pub fn items(&self) -> impl Iterator<Item = &ItemUse> {
         self.parts.iter().map(|part| &part.item)
+    }
+
+    /// The same, to be released or joined again.
+    pub fn items_mut(&mut self) -> impl Iterator<Item = &mut ItemUse> {
+        self.parts.iter_mut().map(|part| &mut part.item)
     }
 
     /// Loaded rows of the entry from row `start` on, as many as one encoder output has of them and at most `n`: the output,

@@ -10,7 +10,7 @@ use triptych_core::{AdapterId, ContentKey, EncoderOutput, Failure, PrefixKey};
 use triptych_models::prompt::{CrossInput, ItemSpan};
 
 /// The prompt that all completions of a request share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SharedPrompt {
     pub n_tokens: usize,
     positions: Vec<[u32; 3]>,
@@ -28,7 +28,7 @@ pub(super) struct SharedPrompt {
 }
 
 /// Rows of an item among the tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct PromptSpan {
     tokens: Range<usize>,
     first_row: usize,
@@ -91,6 +91,28 @@ impl SharedPrompt {
             limit = limit.min(readable_before(&span.item, span.tokens.start)?);
         }
         Ok(limit)
+    }
+
+    /// Uses of items, within and beside the tokens.
+    fn uses_mut(&mut self) -> impl Iterator<Item = &mut ItemUse> {
+        let crossed = self.cross.iter_mut().flat_map(CrossSource::items_mut);
+        self.spans.iter_mut().map(|s| &mut s.item).chain(crossed)
+    }
+
+    /// True if the rows of an item are here or awaited.
+    pub fn reads_items(&self) -> bool {
+        let crossed = self.cross.iter().flat_map(CrossSource::items);
+        self.spans.iter().map(|s| &s.item).chain(crossed).any(ItemUse::is_joined)
+    }
+
+    /// Gives the rows of all items back.
+    pub fn release_items(&mut self) {
+        self.uses_mut().for_each(ItemUse::release);
+    }
+
+    /// Waits for the rows of all items again.
+    pub fn rejoin_items(&mut self, items: &mut ItemTable) {
+        self.uses_mut().for_each(|item| item.rejoin(items));
     }
 
     /// The span that has tokens before token `end` and from it on.

@@ -13,7 +13,8 @@ use triptych_core::{
     Modality, TenantId,
 };
 use triptych_engine::{
-    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, SequenceId, SequenceRequest,
+    Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, RowUse, SequenceId,
+    SequenceRequest,
 };
 use triptych_models::decoder::DecoderInfo;
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
@@ -164,6 +165,8 @@ pub struct Bench {
     seen: BTreeMap<u64, Seen>,
     /// Weights of alignments, in the order they ended.
     pub aligned: Vec<(u64, Vec<f32>)>,
+    /// Uses of rows, in order.
+    pub row_uses: Vec<(u64, RowUse)>,
 }
 
 impl Bench {
@@ -186,7 +189,14 @@ impl Bench {
         let log = Arc::new(Mutex::new(StepLog::default()));
         let decoder = FakeDecoder { info, log: Arc::clone(&log) };
         let engine = Engine::new(Box::new(decoder), tokenizer(), config).unwrap();
-        Self { engine, clock: Arc::default(), log, seen: BTreeMap::new(), aligned: Vec::new() }
+        Self {
+            engine,
+            clock: Arc::default(),
+            log,
+            seen: BTreeMap::new(),
+            aligned: Vec::new(),
+            row_uses: Vec::new(),
+        }
     }
 
     /// The same with its engine changed.
@@ -289,6 +299,7 @@ impl Bench {
                 Output::Finished(_, finished) => seen.end = Some(Ok(finished)),
                 Output::Failed(_, failure) => seen.end = Some(Err(failure)),
                 Output::Aligned(_, weights) => self.aligned.push((id, weights)),
+                Output::Rows(_, rows) => self.row_uses.push((id, rows)),
             }
         }
     }

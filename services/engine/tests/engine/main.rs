@@ -13,6 +13,7 @@ mod prompt_scores;
 mod adapters;
 mod alignments;
 mod resumed;
+mod row_uses;
 mod queue;
 mod rules;
 mod schedules;

@@ -10,8 +10,8 @@ use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_core::{EncoderOutput, Failure, FailureClass, TenantId};
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{
-    EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, SequenceId, SequenceRequest,
-    Speculation, StateBudget,
+    EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, RowRetention, SequenceId,
+    SequenceRequest, Speculation, StateBudget,
 };
 use triptych_models::decoder::DecoderInfo;
 
@@ -111,13 +111,14 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     let config = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
+    let rows = prop_oneof![Just(RowRetention::UntilEnd), Just(RowRetention::UntilRead)];
     let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
     let window = prop_oneof![2 => Just(None), 3 => (1u32..80).prop_map(NonZeroU32::new)];
     (
         (any::<bool>(), window, prop::option::of(1usize..12)),
         config,
         policies,
-        (decode_share, pipelining),
+        (decode_share, pipelining, rows),
         prop::collection::vec(one_move(), 1..120),
     )
         .prop_map(
@@ -125,7 +126,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                 (cross_attention, window, states),
                 config,
                 (preemption, speculation, prefix_cache),
-                (decode_share, pipelining),
+                (decode_share, pipelining, rows),
                 moves,
             )| {
                 let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
@@ -141,6 +142,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     preemption,
                     speculation: if states.is_some() { Speculation::Off } else { speculation },
                     pipelining,
+                    rows,
                 };
                 let window = window.filter(|_| states.is_none());
                 Schedule { cross_attention, window, recurrent: states.is_some(), config, moves }
@@ -224,9 +226,15 @@ fn play(schedule: &Schedule) -> (Bench, Vec<SequenceRequest>) {
         assert!(stats.states_used + stats.state_checkpoints <= stats.states_total);
         assert!(!schedule.recurrent || stats.running == stats.states_used);
     }
-    outputs.iter().for_each(|o| bench.ready(o));
-    bench.settle();
-    (bench, arrivals)
+    // Whoever is computed again may ask for its rows once more.
+    loop {
+        let n_uses = bench.row_uses.len();
+        outputs.iter().for_each(|o| bench.ready(o));
+        bench.settle();
+        if bench.row_uses.len() == n_uses {
+            return (bench, arrivals);
+        }
+    }
 }
 
 fn check(schedule: &Schedule) {

@@ -2,12 +2,13 @@
 
 use crate::case::{Case, Request};
 use std::collections::BTreeMap;
+use triptych_core::ContentKey;
 use triptych_core::clock::SystemClock;
 use triptych_core::sampling::FinishReason;
 use triptych_cuda_standin::Standin;
 use triptych_engine::{
     Delta, Engine, EngineConfig, Event, Finished, KvBudget, NextStep, Output, Pipelining, PrefixCache,
-    SequenceRequest, StateBudget, Stats,
+    RowUse, SequenceRequest, StateBudget, Stats,
 };
 use triptych_models::compute::{Compute, ComputeConfig, Device};
 use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo};
@@ -71,6 +72,11 @@ pub struct Bench<'a> {
     pub seen: BTreeMap<u64, Seen>,
     /// The most of each count at any step.
     pub most_cross_used: usize,
+    /// Items of each sequence, which it may ask for again.
+    keys: BTreeMap<u64, Vec<ContentKey>>,
+    /// Sequences that read their rows, and that asked for them again.
+    pub n_read: usize,
+    pub n_asked: usize,
 }
 
 impl<'a> Bench<'a> {
@@ -89,13 +95,27 @@ impl<'a> Bench<'a> {
     pub fn of(decoder: Box<dyn Decoder>, case: &'a Case, config: EngineConfig) -> Self {
         let info = decoder.info();
         let engine = Engine::new(decoder, case.model.tokenizer().clone(), config).expect("an engine");
-        Self { case, engine, info, seen: BTreeMap::new(), most_cross_used: 0 }
+        Self {
+            case,
+            engine,
+            info,
+            seen: BTreeMap::new(),
+            most_cross_used: 0,
+            keys: BTreeMap::new(),
+            n_read: 0,
+            n_asked: 0,
+        }
     }
 
     /// Adds a request with all its items loaded.
     pub fn add(&mut self, arrival: SequenceRequest) {
         let keys: Vec<_> = arrival.items.iter().map(|i| i.key).collect();
+        self.keys.extend(arrival.ids.iter().map(|id| (id.0, keys.clone())));
         self.handle(Event::Add(Box::new(arrival)));
+        self.deliver(&keys);
+    }
+
+    fn deliver(&mut self, keys: &[ContentKey]) {
         for output in self.case.outputs.iter().filter(|o| keys.contains(&o.item().key)) {
             self.handle(Event::ItemReady { key: output.item().key, output: output.clone() });
         }
@@ -162,6 +182,12 @@ impl<'a> Bench<'a> {
                 Output::Finished(_, finished) => seen.finished = Some(finished),
                 Output::Failed(id, failure) => panic!("{} {id:?}: {failure}", self.case.name),
                 Output::Aligned(id, _) => panic!("{} {id:?}: no alignment was requested", self.case.name),
+                Output::Rows(_, RowUse::Read) => self.n_read += 1,
+                Output::Rows(id, RowUse::Needed) => {
+                    self.n_asked += 1;
+                    let keys = self.keys[&id.0].clone();
+                    self.deliver(&keys);
+                }
             }
         }
     }

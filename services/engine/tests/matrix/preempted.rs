@@ -2,15 +2,19 @@
 
 use crate::bench::{Bench, roomy};
 use crate::case::{Case, LONG, cases};
-use triptych_engine::{EngineConfig, KvBudget, Preemption, PrefixCache, Stats};
+use triptych_engine::{EngineConfig, KvBudget, Preemption, PrefixCache, RowRetention, Stats};
 
-/// Every request past its end: alone in an engine with room, and all at once in one that is short of blocks.
+/// Every request past its end: alone in an engine with room, and all at once in one that is short of blocks and drops rows once
+/// they were read.
 fn run(case: &Case, preemption: Preemption, prefix_cache: PrefixCache) -> Stats {
     let mut calm = Bench::new(case, roomy());
     let longest = case.requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0);
     let self_attention = (longest + LONG).div_ceil(32) + 2;
     let kv = KvBudget::Blocks { self_attention, cross_attention: 256, host: 64 };
-    let mut tight = Bench::new(case, EngineConfig { kv, preemption, prefix_cache, ..roomy() });
+    let mut tight = Bench::new(
+        case,
+        EngineConfig { kv, preemption, prefix_cache, rows: RowRetention::UntilRead, ..roomy() },
+    );
     for (id, request) in case.numbered() {
         tight.add(case.arrival(request, id, request.long(&tight.info)));
     }
@@ -19,6 +23,8 @@ fn run(case: &Case, preemption: Preemption, prefix_cache: PrefixCache) -> Stats 
         let expected = calm.alone(case.arrival(request, id, request.long(&tight.info)));
         assert_eq!(tight.seen[&id].tokens(), expected, "{} request {id}", case.name);
     }
+    let has_items = !case.outputs.is_empty();
+    assert_eq!(tight.n_read > 0, has_items, "{}: {} sequences dropped their rows", case.name, tight.n_read);
     assert!(stats.preemptions > 0, "{}: nothing was preempted: {stats:?}", case.name);
     stats
 }

@@ -115,6 +115,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
         fault: None,
+        ended: CancellationToken::new(),
     };
     Driver::spawn("m", setup, CancellationToken::new()).unwrap()
 }

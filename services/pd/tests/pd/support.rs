@@ -91,6 +91,7 @@ pub async fn start_changed(change: impl FnOnce(PdConfig) -> PdConfig) -> Pd {
 /// Settings of a worker that serves both models.
 pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
     PdConfig {
+        model_updates: None,
         worker_id: WorkerId::new("pd-test"),
         grpc: grpc.into(),
         admin: None,
@@ -105,6 +106,8 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         encoder_precision: Precision::F32,
         mac_keys: Default::default(),
         limits: Limits::default(),
+        ec_cache_bytes: 64 << 20,
+        memory_bytes: None,
         engine: EngineSettings::default(),
         grammar_trial: trial("compile"),
         colocated: None,

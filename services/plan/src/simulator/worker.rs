@@ -253,6 +253,7 @@ impl PdSide {
             max_waiting: config.max_waiting,
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
+            rows: config.rows,
         };
         let scheduler = Scheduler::new(bounds, info, pools);
         Ok(Self {

@@ -1,5 +1,6 @@
 //! State that every route of the admin API shares, and its errors.
 
+use super::changes::ModelChanges;
 use crate::admission::Admission;
 use crate::auth::Auth;
 use crate::cache::EncoderCache;
@@ -28,6 +29,8 @@ pub struct AdminApi {
     pub auth: Auth,
     /// The store of encoder outputs.
     pub cache: EncoderCache,
+    /// Changes of models.
+    pub changes: ModelChanges,
 }
 
 /// A failure as this API answers it.

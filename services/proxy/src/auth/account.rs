@@ -4,13 +4,15 @@
 //! evicted first.
 
 use super::rate::{RateBucket, RateExceeded};
+use super::shared::{SharedQuotas, SharedTake};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use triptych_core::{Failure, FailureClass};
+use triptych_ec::token_bucket::BucketSize;
 
 /// Longest name of a tenant in bytes.
 pub const MAX_TENANT_BYTES: usize = 256;
@@ -18,6 +20,8 @@ pub const MAX_TENANT_BYTES: usize = 256;
 const MAX_ACCOUNTS: usize = 10_000;
 /// Suggested pause where the time until there is room is unknown.
 const SOON: Duration = Duration::from_secs(1);
+/// Words for the rate of items that have to be encoded.
+const NEW_ITEMS: &str = "KiB of new items a second";
 /// Unit of the byte rates.
 const KIB: usize = 1 << 10;
 
@@ -43,6 +47,10 @@ pub struct Account {
     requests: Option<RateBucket>,
     items: Option<RateBucket>,
     encodes: Option<RateBucket>,
+    /// Rates that all proxies count together, and the tenant's name there; `None`: this proxy counts alone.
+    shared: Option<(SharedQuotas, String)>,
+    /// KiB of a body at most.
+    largest: u32,
     n_in_flight: AtomicUsize,
     n_sessions: AtomicUsize,
     body_bytes: AtomicUsize,
@@ -60,10 +68,52 @@ impl Account {
             requests: quota.requests_per_s.map(|rate| RateBucket::new(rate, rate)),
             items: quota.item_kib_per_s.map(bytes),
             encodes: quota.encode_kib_per_s.map(bytes),
+            shared: None,
+            largest,
             n_in_flight: AtomicUsize::new(0),
             n_sessions: AtomicUsize::new(0),
             body_bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// The same with rates that all proxies count together.
+    #[must_use]
+    pub fn shared(self, quotas: SharedQuotas, tenant: &str) -> Self {
+        Self { shared: Some((quotas, SharedQuotas::name_of(tenant))), ..self }
+    }
+
+    /// Counts a request in the rate of all proxies. To be asked after [`Self::enter`], or before.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub async fn enter_shared(&self) -> Result<(), Failure> {
+        let size = self.quota.requests_per_s.map(|rate| (rate, rate.get()));
+        self.take_shared("requests", size, (1, "requests a second")).await
+    }
+
+    async fn take_shared(
+        &self,
+        kind: &str,
+        size: Option<(NonZeroU32, u32)>,
+        (n, what): (u32, &str),
+    ) -> Result<(), Failure> {
+        let (Some((quotas, tenant)), Some((rate, most))) = (&self.shared, size) else { return Ok(()) };
+        if n == 0 {
+            return Ok(());
+        }
+        match quotas.take((tenant, kind), BucketSize { per_second: rate.get(), most }, n).await {
+            SharedTake::Taken | SharedTake::Alone => Ok(()),
+            SharedTake::RetryAfter(pause) => Err(over(what, rate.get() as usize, pause)),
+        }
+    }
+
+    /// True if its rates are counted by all proxies together.
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    fn bytes_size(&self, rate: Option<NonZeroU32>) -> Option<(NonZeroU32, u32)> {
+        rate.map(|rate| (rate, rate.get().max(self.largest)))
     }
 
     /// Takes a slot for a request.
@@ -100,8 +150,11 @@ impl Account {
     ///
     /// # Errors
     /// As [`Self::enter`].
-    pub fn take_items(&self, bytes: usize) -> Result<(), Failure> {
-        take(self.items.as_ref(), kib(bytes), "KiB of items a second", self.quota.item_kib_per_s)
+    pub async fn take_items(&self, bytes: usize) -> Result<(), Failure> {
+        const WHAT: &str = "KiB of items a second";
+        let rate = self.quota.item_kib_per_s;
+        take(self.items.as_ref(), kib(bytes), WHAT, rate)?;
+        self.take_shared("items", self.bytes_size(rate), (kib(bytes), WHAT)).await
     }
 
     /// Counts bytes of items that are not in the caches and have to be encoded.
@@ -109,7 +162,16 @@ impl Account {
     /// # Errors
     /// As [`Self::enter`].
     pub fn take_encode(&self, bytes: usize) -> Result<(), Failure> {
-        take(self.encodes.as_ref(), kib(bytes), "KiB of new items a second", self.quota.encode_kib_per_s)
+        take(self.encodes.as_ref(), kib(bytes), NEW_ITEMS, self.quota.encode_kib_per_s)
+    }
+
+    /// The same in the rate of all proxies, after [`Self::take_encode`].
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub async fn take_shared_encode(&self, bytes: usize) -> Result<(), Failure> {
+        let size = self.bytes_size(self.quota.encode_kib_per_s);
+        self.take_shared("encodes", size, (kib(bytes), NEW_ITEMS)).await
     }
 
     fn is_idle(&self) -> bool {
@@ -189,12 +251,19 @@ impl Drop for RequestSlot {
 pub struct Accounts {
     by_tenant: Mutex<HashMap<String, Arc<Account>>>,
     max_body_bytes: usize,
+    /// Set once, before requests come.
+    shared: OnceLock<SharedQuotas>,
 }
 
 impl Accounts {
     /// No accounts yet, of requests of at most `max_body_bytes`.
     pub fn new(max_body_bytes: usize) -> Self {
-        Self { by_tenant: Mutex::default(), max_body_bytes }
+        Self { by_tenant: Mutex::default(), max_body_bytes, shared: OnceLock::new() }
+    }
+
+    /// Has all proxies count rates together from here on; later calls have no effect.
+    pub fn share(&self, quotas: SharedQuotas) {
+        let _ = self.shared.set(quotas);
     }
 
     /// The tenant's account. A changed quota starts a new one; requests of the old one end under the old quota.
@@ -213,7 +282,11 @@ impl Accounts {
                 return Err(Failure::new(FailureClass::Overloaded, text));
             }
         }
-        let account = Arc::new(Account::new(quota, self.max_body_bytes));
+        let account = Account::new(quota, self.max_body_bytes);
+        let account = Arc::new(match self.shared.get() {
+            Some(shared) => account.shared(shared.clone(), tenant),
+            None => account,
+        });
         accounts.insert(tenant.to_owned(), Arc::clone(&account));
         Ok(account)
     }
@@ -254,7 +327,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn encoded_items_have_a_rate_of_their_own_and_a_full_body_always_fits_once() {
         let account = Account::new(Quota { encode_kib_per_s: n(1024), ..Quota::default() }, MAX_BODY);
-        assert!(account.take_items(usize::MAX / 2).is_ok());
+        assert!(account.take_items(usize::MAX / 2).await.is_ok());
         account.take_encode(MAX_BODY).unwrap();
         let failure = account.take_encode(2 << 20).unwrap_err();
         let pause = failure.retry_after.unwrap();

@@ -195,7 +195,13 @@ impl Driver {
                 }
             }
             EncodeAction::Charge => {
-                return Some(EncodeEvent::Charged(self.job.account.take_encode(self.job.bytes.len())));
+                let (account, n_bytes) = (Arc::clone(&self.job.account), self.job.bytes.len());
+                let charged = account.take_encode(n_bytes);
+                if charged.is_err() || !account.is_shared() {
+                    return Some(EncodeEvent::Charged(charged));
+                }
+                let charge = async move { EncodeEvent::Charged(account.take_shared_encode(n_bytes).await) };
+                self.begin(charge.map(Happened::Event));
             }
             EncodeAction::Admit { due } => {
                 let (encoder, due) = (self.job.encoder(), Instant::from_std(due));

@@ -8,8 +8,10 @@ use crate::bounds::SessionBounds;
 use crate::config::ClientTimes;
 use crate::orchestrate::Orchestrator;
 use crate::request::{Api, Resumption};
-use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::Response;
 use std::sync::Arc;
 use tokio::time::Instant;
 use triptych_core::limits::Limits;
@@ -89,6 +91,21 @@ impl HttpApi {
     pub(super) fn is_ready(&self) -> bool {
         self.orchestrator.fleet.catalog().is_ready() && !self.orchestrator.drain.is_stopping()
     }
+}
+
+/// Counts a request in the rate of its tenant that all proxies share. One without a valid key is for the handler to refuse.
+pub(super) async fn count_in_all_proxies(
+    State(api): State<HttpApi>,
+    request: Request,
+    next: Next,
+) -> Result<Response, HttpError> {
+    if request.method() == Method::POST
+        && let Ok(caller) = api.auth.identify(request.headers())
+    {
+        let counted = caller.account.enter_shared().await.map_err(HttpError::from);
+        counted.inspect_err(|e| api.refused(request_id(&request), e))?;
+    }
+    Ok(next.run(request).await)
 }
 
 /// The id that the request was given on arrival.

@@ -19,6 +19,7 @@ mod generate;
 mod http_limits;
 mod once;
 mod operations;
+mod quotas;
 mod realtime;
 mod request_log;
 mod responses;

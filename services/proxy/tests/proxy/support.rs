@@ -67,6 +67,7 @@ pub fn settings(
         fetch: FetchPolicy::default(),
         tenant_salt: Vec::new(),
         auth: Default::default(),
+        quota_store: None,
         max_in_flight: 64,
         encodes: EncodePolicy::default(),
         client_times: ClientTimes::default(),

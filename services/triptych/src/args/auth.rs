@@ -1,9 +1,12 @@
 //! Flags of tenants: who clients are, and what each tenant may have.
 
+use super::discovery::redis_link;
+use crate::error::CliError;
 use clap::Args;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
+use triptych_ec::token_bucket::TokenBuckets;
 use triptych_proxy::auth::{AuthConfig, JwtConfig, Quota};
 
 /// Flags of authentication.
@@ -31,6 +34,10 @@ pub struct AuthArgs {
     /// Allowed clock skew in seconds when a JWT's times are checked
     #[arg(long, value_name = "S", env = "TRIPTYCH_JWT_LEEWAY_S", default_value_t = 60)]
     pub jwt_leeway_s: u64,
+    /// A Redis, in any form of `--ec`, in which all proxies count requests and KiB a second of each tenant together. While it does
+    /// not answer, each proxy counts alone. Default: each counts alone
+    #[arg(long, value_name = "REDIS", env = "TRIPTYCH_QUOTA_STORE", hide_env_values = true)]
+    pub quota_store: Option<String>,
     /// Quotas
     #[command(flatten)]
     pub quota: QuotaArgs,
@@ -60,6 +67,15 @@ impl AuthArgs {
     /// True if clients must authenticate.
     pub fn is_required(&self) -> bool {
         self.api_keys.is_some() || self.jwt_keys.is_some()
+    }
+
+    /// The buckets that all proxies take from.
+    ///
+    /// # Errors
+    /// [`CliError::Setting`] for what is no Redis.
+    pub fn buckets(&self) -> Result<Option<TokenBuckets>, CliError> {
+        let link = |text: &String| redis_link("--quota-store", text).map(TokenBuckets::new);
+        self.quota_store.as_ref().map(link).transpose()
     }
 
     /// Settings of the proxy.

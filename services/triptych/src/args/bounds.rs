@@ -1,6 +1,7 @@
 //! Flags of a proxy's bounds on requests, connections and attempts.
 
 use clap::Args;
+use std::ffi::OsString;
 use std::time::Duration;
 use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds, SessionBounds};
 
@@ -61,6 +62,25 @@ pub struct BoundArgs {
 }
 
 impl BoundArgs {
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let flags = [
+            ("--max-n", u64::from(self.max_n)),
+            ("--max-beams", self.max_beams.into()),
+            ("--max-stops", self.max_stops.into()),
+            ("--max-connections", self.max_connections.into()),
+            ("--max-head-kib", self.max_head_kib.into()),
+            ("--head-timeout", self.head_timeout),
+            ("--body-idle-timeout", self.body_idle_timeout),
+            ("--encode-attempt-timeout", self.encode_attempt_timeout),
+            ("--max-realtime-sessions", u64::from(self.max_realtime_sessions)),
+            ("--max-realtime-time", self.max_realtime_time),
+        ];
+        let trusts = self.trust_request_chat_template.then(|| "--trust-request-chat-template".into());
+        let set = flags.into_iter().flat_map(|(flag, n)| [flag.into(), n.to_string().into()]);
+        set.chain(trusts).collect()
+    }
+
     /// Bounds on a request's settings.
     pub fn request(&self) -> RequestBounds {
         RequestBounds {
@@ -122,6 +142,8 @@ mod tests {
         let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
         let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
+        let again = Flags::parse_from(["x".into()].into_iter().chain(set.to_flags())).bounds;
+        assert_eq!(format!("{again:?}"), format!("{set:?}"), "a child has the same");
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });

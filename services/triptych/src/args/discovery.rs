@@ -80,13 +80,21 @@ fn reachable(address: SocketAddr) -> Result<String, CliError> {
 }
 
 fn registry(flag: &str, text: &str) -> Result<RedisRegistry, CliError> {
+    let link = redis_link(flag, text)?;
+    let shown = link.shown().to_owned();
+    Ok(RedisRegistry::new(link.into_query(), shown))
+}
+
+/// A link to the Redis that a flag names. Connects to nothing yet.
+///
+/// # Errors
+/// [`CliError::Setting`] for what is no Redis.
+pub fn redis_link(flag: &str, text: &str) -> Result<RedisLink, CliError> {
     let setting = text.parse::<RedisSetting>();
     let setting = setting.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))?;
     let setting = setting.with_environment(|name| std::env::var_os(name));
-    let shown = setting.to_string();
     let link = RedisLink::new(&setting, &RedisTuning::default());
-    let link = link.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))?;
-    Ok(RedisRegistry::new(link.into_query(), shown))
+    link.map_err(|e| CliError::Setting(format!("{flag}: {}", chain(&e))))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, chain};
 use clap::Args;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use triptych_proxy::AdminToken;
 
@@ -20,6 +21,14 @@ pub struct OperatorArgs {
 }
 
 impl OperatorArgs {
+    /// The flags, for a child.
+    pub fn to_flags(&self) -> Vec<OsString> {
+        let files =
+            [("--admin-token-file", &self.admin_token_file), ("--accounting-log", &self.accounting_log)];
+        let set = files.into_iter().filter_map(|(flag, file)| Some([flag.into(), file.as_ref()?.into()]));
+        set.flatten().collect()
+    }
+
     /// The token, if there is one.
     ///
     /// # Errors

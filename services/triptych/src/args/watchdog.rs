@@ -33,6 +33,11 @@ impl WatchdogArgs {
         WatchdogLimits { work, memory_bytes }
     }
 
+    /// The same within a stated memory, unless a limit is set.
+    pub fn within(self, memory_mib: Option<u32>) -> Self {
+        Self { memory_limit_mib: self.memory_limit_mib.or(memory_mib.map(u64::from)), ..self }
+    }
+
     /// Starts the watchdog of this process, which ends it.
     ///
     /// # Errors

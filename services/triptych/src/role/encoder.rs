@@ -5,6 +5,7 @@ use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::AdapterArgs;
+use crate::args::model_updates::ModelUpdateArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs};
@@ -32,6 +33,9 @@ pub struct EncoderArgs {
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
+    /// Changes of models
+    #[command(flatten)]
+    pub updates: ModelUpdateArgs,
     /// Jobs admitted at once, waiting ones included; one more is refused as retryable
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_JOBS", default_value_t = 256)]
     pub max_jobs: usize,
@@ -117,6 +121,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         batch: BatchLimits { max_tokens: args.batch_tokens, max_items: args.batch_items.max(1) },
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        model_updates: args.updates.dir()?,
         rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),
         advertise,
         // The written output stays in the cached rows.

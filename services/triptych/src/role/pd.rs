@@ -5,6 +5,8 @@ use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
+use crate::args::memory::MemoryArgs;
+use crate::args::model_updates::ModelUpdateArgs;
 use crate::args::tls::{PlaintextArgs, TlsArgs};
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg, ToolParserArg};
@@ -47,6 +49,12 @@ pub struct PdArgs {
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
+    /// Memory
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    /// Changes of models
+    #[command(flatten)]
+    pub updates: ModelUpdateArgs,
     /// Sizes of the engine
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -182,6 +190,7 @@ fn encoders(
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
         lora: config.lora.clone(),
+        model_updates: None,
         store: config.store.clone(),
         compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
         dtype: config.encoder_dtype.clone(),
@@ -214,6 +223,10 @@ impl PdArgs {
         self.plaintext.check(&self.tls, &self.grpc)?;
         self.models.check()?;
         self.lora.loaded.settings()?;
+        if self.updates.dir()?.is_some() && self.with_encoder {
+            let text = "--model-updates: a worker with encoders (--with-encoder) has the models of its start";
+            return Err(CliError::Setting(text.into()));
+        }
         self.ec.check(Others::at(std::iter::once(self.grpc.as_str())))
     }
 }
@@ -223,12 +236,14 @@ impl PdArgs {
 /// # Errors
 /// [`CliError`] if it cannot start, or its server or an engine ends.
 pub async fn run(args: PdArgs) -> Result<(), CliError> {
+    args.check()?;
     let process = Process::start("pd", &args.log, &args.drain)?;
     let limits = args.limits.limits();
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "pd", &grpc);
-    let (journal, watchdog) = (journal(&id, &grpc), args.watchdog.start()?);
+    let watchdog = args.watchdog.within(args.memory.memory_mib);
+    let (journal, watchdog) = (journal(&id, &grpc), watchdog.start()?);
     args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
     let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
@@ -237,6 +252,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         grpc: links.listener(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
+        model_updates: args.updates.dir()?,
         drafts: model::resolve_drafts(&args.drafts, &args.models).await?,
         lora: args.lora.loaded.settings()?,
         tool_syntax: args.tool_parser.map(Into::into),
@@ -247,6 +263,8 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         encoder_precision: args.encoder_precision.unwrap_or(args.models.compute.precision).into(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
+        ec_cache_bytes: mib(args.memory.ec_cache_mib),
+        memory_bytes: args.memory.memory_mib.map(mib),
         engine: EngineSettings { max_loras: size(args.lora.max_loras), ..args.engine.settings() },
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         colocated: None,
@@ -265,7 +283,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         ));
     }
     triptych_pd::run(config, process.drain, process.metrics).await.map_err(|e| match e {
-        PdError::Model { .. } | PdError::Engine { .. } => CliError::Setting(chain(&e)),
+        PdError::Model { .. } | PdError::Engine { .. } | PdError::Memory(_) => CliError::Setting(chain(&e)),
         other => CliError::Failed(chain(&other)),
     })
 }

@@ -154,6 +154,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         limits,
         fetch: args.fetch.policy(),
+        quota_store: args.auth.buckets()?,
         auth: args.auth.config(),
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,

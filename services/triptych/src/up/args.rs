@@ -1,14 +1,19 @@
 //! Flags of `triptych up`.
 
 use crate::args::api::ApiArgs;
+use crate::args::bounds::BoundArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
+use crate::args::memory::MemoryArgs;
+use crate::args::model_updates::ModelUpdateArgs;
+use crate::args::operator::OperatorArgs;
 use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
 use crate::config::ConfigArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use std::net::SocketAddr;
 
 /// Flags of `up`.
 #[derive(Args, Debug)]
@@ -19,6 +24,9 @@ pub struct UpArgs {
     /// Address of the gRPC API
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_GRPC", default_value = "127.0.0.1:50051")]
     pub grpc: String,
+    /// Address of the proxy's admin API. Default: a free port of the loopback address, which its log says
+    #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
+    pub admin: Option<SocketAddr>,
     /// Encoder workers; 0 only with --with-encoder, and for models without an encoder, which need none
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(..=64))]
     pub encoders: u16,
@@ -31,6 +39,12 @@ pub struct UpArgs {
     /// APIs
     #[command(flatten)]
     pub api: ApiArgs,
+    /// Bounds of the proxy
+    #[command(flatten)]
+    pub bounds: BoundArgs,
+    /// Admin API and accounting
+    #[command(flatten)]
+    pub operator: OperatorArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -43,6 +57,12 @@ pub struct UpArgs {
     /// Items by URL
     #[command(flatten)]
     pub fetch: FetchArgs,
+    /// Changes of models
+    #[command(flatten)]
+    pub updates: ModelUpdateArgs,
+    /// Memory of PD workers
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// Limits of the workers
     #[command(flatten)]
     pub watchdog: WatchdogArgs,

@@ -136,9 +136,10 @@ impl ClusterPlan {
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(model_flags(&args.models, models));
                 worker.flags.extend(args.watchdog.to_flags());
+                worker.flags.extend(args.updates.to_flags());
                 worker.flags.extend(args.limits.to_flags());
                 worker.flags.extend(match role {
-                    Role::Pd => args.lora.to_flags(),
+                    Role::Pd => [args.lora.to_flags(), args.memory.to_flags()].concat(),
                     _ => args.lora.loaded.to_flags(),
                 });
                 if role == Role::Pd && args.with_encoder {
@@ -150,8 +151,11 @@ impl ClusterPlan {
         }
         let mut proxy = proxy(&children, ec, endpoints);
         // An own address: whoever answers at the public ones may be the proxy of another cluster.
-        proxy.admin = local(ports.next()?);
-        proxy.flags.extend(["--admin".into(), proxy.admin.to_string().into()]);
+        let admin = args.admin.map_or_else(|| ports.next().map(local), Ok)?;
+        proxy.admin = if admin.ip().is_unspecified() { local(admin.port()) } else { admin };
+        proxy.flags.extend(["--admin".into(), admin.to_string().into()]);
+        proxy.flags.extend(args.bounds.to_flags());
+        proxy.flags.extend(args.operator.to_flags());
         proxy.flags.extend(args.fetch.to_flags());
         proxy.flags.extend(args.limits.to_flags());
         proxy.flags.extend(args.api.to_flags());
@@ -281,6 +285,38 @@ mod tests {
             line.extend(child.ec.map(|ec| [OsString::from("--ec"), ec.into()]).into_iter().flatten());
             Cli::try_parse_from(line).unwrap();
         }
+    }
+
+    #[test]
+    fn what_operators_set_is_handed_to_the_roles_that_have_it() {
+        let plan = plan(&[
+            "--admin",
+            "0.0.0.0:9190",
+            "--max-n",
+            "4",
+            "--max-stops",
+            "2",
+            "--memory-mib",
+            "900",
+            "--ec-cache-mib",
+            "7",
+            "--model-updates",
+            "/models",
+            "--admin-token-file",
+            "/token",
+        ]);
+        let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
+        let (encoder, pd, proxy) = (flags(1), flags(2), flags(3));
+        assert!(encoder.contains("--model-updates /models") && !encoder.contains("--memory-mib"));
+        assert!(
+            pd.contains("--memory-mib 900")
+                && pd.contains("--ec-cache-mib 7")
+                && pd.contains("--model-updates /models")
+        );
+        for flag in ["--admin 0.0.0.0:9190", "--max-n 4", "--max-stops 2", "--admin-token-file /token"] {
+            assert!(proxy.contains(flag), "{proxy}");
+        }
+        assert_eq!(plan.children[3].admin.to_string(), "127.0.0.1:9190");
     }
 
     #[test]
