@@ -115,7 +115,7 @@ def swinv2_shapes():
         Shape("swinv2_resized", Swinv2Config(depths=[2, 2], num_heads=[1, 2], window_size=4, image_size=24, qkv_bias=False,
                                              **swin),
               trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=16), vit_processor(32, 40),
-              torch.bfloat16, 2600, SIZES, **settings),
+              torch.bfloat16, 2600, SIZES, max_rounding=1e-5, **settings),
     ]
 
 
