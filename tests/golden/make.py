@@ -95,6 +95,7 @@ def main(groups):
         "trocr": vision.make_trocr,
         "vit_gpt2": vision_more.make_gpt2,
         "nougat": vision_more.make_nougat,
+        "swinv2": vision_more.make_swinv2,
         "vision_towers": vision_more.make_towers,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,

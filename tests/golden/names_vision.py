@@ -8,6 +8,7 @@ from transformers import (
     Florence2ForConditionalGeneration,
     GPT2Config,
     MBartConfig,
+    Swinv2Config,
     TrOCRConfig,
     ViTConfig,
     VisionEncoderDecoderConfig,
@@ -31,6 +32,8 @@ def models():
         "trocr-base-printed": pair(
             ViTConfig(image_size=384, qkv_bias=False), TrOCRConfig(is_decoder=True, cross_attention_hidden_size=768)),
         "vit-gpt2": pair(ViTConfig(), GPT2Config(is_decoder=True, add_cross_attention=True)),
+        # The encoder is swinv2-tiny-patch4-window8-256.
+        "swinv2-tiny-trocr": pair(Swinv2Config(image_size=256, window_size=8), TrOCRConfig(is_decoder=True)),
         "donut-base": pair(
             DonutSwinConfig(image_size=[2560, 1920], embed_dim=128, depths=[2, 2, 14, 2], num_heads=[4, 8, 16, 32],
                             window_size=10),

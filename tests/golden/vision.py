@@ -72,6 +72,8 @@ class Shape:
     prompts: tuple = ("</s>",)
     asked: tuple = ()
     max_rounding: float = MAX_ROUNDING
+    max_row_rounding: float = 0.0
+    """The same of the encoder's rows; 0: any."""
     margins: bool = False
     """True for images within a light page."""
 
@@ -374,6 +376,7 @@ def attempt(shape, seed):
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
         head.data *= 3
+    turn_up_cosines(model)
     widen(model)
     round_weights(model, shape.disk)
     processor, prepare = processor_of(shape, tok, model)
@@ -394,6 +397,8 @@ def attempt(shape, seed):
         runs.append(tokens)
     words = tok.encode(" the quick brown fox is near abcdefgh", add_special_tokens=False).ids
     forced = (prompts[0] + words)[:N_FORCED]
+    if shape.max_row_rounding and (error := row_rounding(model, inputs)) > shape.max_row_rounding:
+        return f"rows round to {error:.1e} of themselves"
     if (error := rounding(model, inputs[0], forced)) > shape.max_rounding:
         return f"logits round to {error:.1e} of themselves"
     folder = case_dir(shape.case)
@@ -415,6 +420,16 @@ def rounding(model, inputs, forced):
     return float((got - want).abs().max() / want.square().mean().sqrt())
 
 
+def row_rounding(model, inputs):
+    """Most distance of the encoder's rows from those in f64, in units of their root mean square."""
+    exact = copy.deepcopy(model).double()
+    errors = []
+    for one in inputs:
+        want = rows_of(exact, {k: v.double() for k, v in one.items()})
+        errors.append(float((rows_of(model, one) - want).abs().max() / want.square().mean().sqrt()))
+    return max(errors)
+
+
 def scale_of(shape):
     return math.sqrt(shape.decoder.hidden_size) if getattr(shape.decoder, "scale_embedding", False) else 1.0
 
@@ -423,6 +438,13 @@ def extra_specials(shape):
     if shape.captions:
         return ["<image>", *(f"<loc_{i}>" for i in range(4)), "<OD>", "<CAPTION>"]
     return [] if shape.prompts == ("</s>",) else ["<s_test>", "<s_page>"]
+
+
+def turn_up_cosines(model):
+    """Factors of Swinv2's heads on both sides of their limit."""
+    for name, value in model.named_parameters():
+        if name.endswith("logit_scale"):
+            value.data[:] = torch.linspace(1.0, 4.7, len(value))[:, None, None]
 
 
 def widen(model):

@@ -1,4 +1,4 @@
-"""Golden files of further image encoders and text decoders in one model: ViT-GPT2 and Nougat in three shapes each, the
+"""Golden files of further image encoders and text decoders in one model: ViT-GPT2, Nougat and Swinv2 in three shapes each, the
 towers of CLIP and DINOv2, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
 """
 
@@ -9,12 +9,12 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import CLIPVisionConfig, Dinov2Config, DonutSwinConfig, GPT2Config, SwinConfig, ViTConfig
+from transformers import CLIPVisionConfig, Dinov2Config, DonutSwinConfig, GPT2Config, SwinConfig, Swinv2Config, ViTConfig
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from common import ROOT, write_json, write_tensors
-from vision import PAGES, QUIET_LAYERS, SIZES, Shape, clip, make_case, mbart, trocr
+from vision import PAGES, QUIET_LAYERS, SIZES, Shape, clip, donut, make_case, mbart, trocr
 
 # `randomise` takes the inputs of a matrix for its outputs, which GPT-2 stores first.
 GPT2_GAINS = (("attn.c_attn", 1.8), ("crossattention.q_attn", 2.0), ("crossattention.c_attn", 1.4), ("attn.c_proj", 0.4),
@@ -95,6 +95,32 @@ def tower_shapes():
 
 def make_towers():
     for shape in tower_shapes():
+        make_case(shape)
+
+
+def swinv2_shapes():
+    swin = dict(patch_size=4, embed_dim=8, mlp_ratio=2.0)
+    gains = (("position_bias_mlp.0", 3.0), ("position_bias_mlp.2", 4.0), ("logit_scale", 0.0))
+    settings = dict(embed_std=1.0, gains=gains + QUIET_LAYERS, max_row_rounding=4e-5)
+    return [
+        # The second stage is as narrow as its windows, which are not shifted then.
+        Shape("swinv2_trocr", Swinv2Config(depths=[2, 2], num_heads=[1, 2], window_size=4, image_size=32, **swin),
+              trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=16), vit_processor(32, 32),
+              torch.float32, 2400, SIZES, **settings),
+        # Windows of 3 rows measured by those of another training, padding down and across, three stages.
+        Shape("swinv2_padded", Swinv2Config(depths=[2, 1, 2], num_heads=[2, 2, 4], window_size=3, image_size=[56, 72],
+                                            pretrained_window_sizes=[5, 4, 0], **swin),
+              mbart(d_model=24, decoder_attention_heads=3, decoder_layers=1), donut(56, 72), torch.float16, 2500, PAGES, **settings),
+        # Images of another size than the configured one: windows stay as wide as that says.
+        Shape("swinv2_resized", Swinv2Config(depths=[2, 2], num_heads=[1, 2], window_size=4, image_size=24, qkv_bias=False,
+                                             **swin),
+              trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=16), vit_processor(32, 40),
+              torch.bfloat16, 2600, SIZES, max_rounding=1e-5, **settings),
+    ]
+
+
+def make_swinv2():
+    for shape in swinv2_shapes():
         make_case(shape)
 
 

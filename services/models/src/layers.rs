@@ -15,6 +15,7 @@ mod rotary;
 mod site;
 
 pub use adapted::{Adapted, AdaptedLinear, AdapterGroup, LoadedAdapter, LowRank};
+pub(crate) use attention::norm_parts;
 pub use attention::{AttentionRows, CachedRows, CrossAttention, SelfAttention};
 pub use experts::FeedForwardLayer;
 pub use feed_forward::FeedForward;

@@ -2,6 +2,7 @@
 //! stems have files of their own.
 
 mod captioned;
+mod cosine;
 mod davit;
 mod input;
 mod join;

@@ -32,10 +32,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         "beit" => vit::spec(&encoder_config, vit::VitKind::Beit)?,
         "dinov2" => vit::spec(&encoder_config, vit::VitKind::Dinov2)?,
         "clip_vision_model" => towers::clip_encoder(&encoder_config)?,
-        "donut-swin" => swin::spec(&encoder_config, false)?,
-        "swin" => swin::spec(&encoder_config, true)?,
+        "donut-swin" => swin::spec(&encoder_config, swin::SwinKind::Donut)?,
+        "swin" => swin::spec(&encoder_config, swin::SwinKind::Swin)?,
+        "swinv2" => swin::spec(&encoder_config, swin::SwinKind::Swinv2)?,
         other => {
-            let expected = "vit, deit, beit, dinov2, clip_vision_model, swin, donut-swin";
+            let expected = "vit, deit, beit, dinov2, clip_vision_model, swin, swinv2, donut-swin";
             return Err(encoder_config.unsupported("model_type", other, expected));
         }
     };

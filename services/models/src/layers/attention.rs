@@ -407,7 +407,10 @@ impl OutputProjection<'_> {
 }
 
 /// Normalises each of the `n_parts` parts of a row of `x: [n_tokens, width]` by itself.
-fn norm_parts<B: Backend>(
+///
+/// # Errors
+/// [`ModelError::Kernel`] for a wrong width.
+pub(crate) fn norm_parts<B: Backend>(
     backend: &B,
     x: B::Tensor,
     norm: &B::Norm,

@@ -222,9 +222,11 @@ pub struct DavitNames {
 pub struct SwinSpec {
     /// Dimensions of a patch as its weight is stored: channels, height, width.
     pub patch: [usize; 3],
-    /// Rows on a side of a window.
-    pub window: usize,
-    /// The stages; every second layer of one is shifted by half a window.
+    /// Windows of each stage.
+    pub windows: Vec<SwinWindow>,
+    /// The scores inside them.
+    pub scores: SwinScores,
+    /// The stages; every second layer of one is shifted.
     pub stages: Vec<StackSpec>,
     /// Added to the variance in the norms after the patches and between stages.
     pub norm_eps: f32,
@@ -232,14 +234,39 @@ pub struct SwinSpec {
     pub names: &'static SwinNames,
 }
 
+/// The windows of a stage of Swin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwinWindow {
+    /// Rows on a side.
+    pub side: usize,
+    /// Rows that the grid of every second layer is shifted by.
+    pub shift: usize,
+}
+
+/// The scores inside windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwinScores {
+    /// Products, with a stored bias for each offset. A grid as narrow as a window is not shifted, a narrower one refused.
+    Products,
+    /// Cosines times a factor of each head, with a bias that a network of two layers makes of each offset (version 2). A narrow
+    /// grid is padded and shifted as any other. Between stages the norm comes after the linear layer.
+    Cosines {
+        /// Rows on a side of the windows by which offsets are measured, of each stage.
+        measured: Vec<usize>,
+        /// Name of the logarithm of each head's factor.
+        factor: &'static str,
+    },
+}
+
 impl SwinSpec {
     /// Rows of the last stage; `None` for a grid that a window of some stage does not fit into.
     pub(super) fn rows(&self, mut grid: [usize; 2]) -> Option<usize> {
-        for (i, _) in self.stages.iter().enumerate() {
+        let pads = matches!(self.scores, SwinScores::Cosines { .. });
+        for (i, window) in self.windows.iter().enumerate() {
             if i > 0 {
                 grid = grid.map(|n| n.div_ceil(2));
             }
-            if grid[0].min(grid[1]) < self.window {
+            if grid[0].min(grid[1]) < if pads { 1 } else { window.side } {
                 return None;
             }
         }
@@ -256,7 +283,7 @@ pub struct SwinNames {
     pub norm: &'static str,
     /// The list of stages.
     pub stages: &'static str,
-    /// Bias of a layer's scores by offset, `[(2·window − 1)², n_heads]`.
+    /// Bias of a layer's scores by offset, `[(2·window − 1)², n_heads]`, or the network that makes it.
     pub bias: &'static str,
     /// Norm of four rows joined.
     pub merge_norm: &'static str,

@@ -451,6 +451,37 @@ fn vit_gpt2() {
 }
 
 #[test]
+fn swinv2_tiny() {
+    let config = serde_json::json!({
+        "model_type": "vision-encoder-decoder", "is_encoder_decoder": true,
+        "encoder": {
+            "model_type": "swinv2", "depths": [2, 2, 6, 2], "embed_dim": 96, "encoder_stride": 32, "hidden_act": "gelu",
+            "hidden_size": 768, "image_size": 256, "layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3,
+            "num_heads": [3, 6, 12, 24], "num_layers": 4, "patch_size": 4, "pretrained_window_sizes": [0, 0, 0, 0],
+            "qkv_bias": true, "use_absolute_embeddings": false, "window_size": 8,
+        },
+        "decoder": {
+            "model_type": "trocr", "activation_function": "gelu", "cross_attention_hidden_size": null, "d_model": 1024,
+            "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 12,
+            "layernorm_embedding": true, "max_position_embeddings": 512, "scale_embedding": false,
+            "use_learned_position_embeddings": true, "vocab_size": 50265,
+        },
+    });
+    let differences = LoadDifferences {
+        not_as_stored: &[
+            "continuous_position_bias_mlp",
+            "logit_scale",
+            "relative_coords_table",
+            "relative_position_index",
+        ],
+        more_tables: 1,
+        // Ones of a head and factors of all heads in each layer.
+        n_computed: 4800,
+    };
+    check("swinv2-tiny-trocr", &config, &differences);
+}
+
+#[test]
 fn nougat_base() {
     let config = serde_json::json!({
         "model_type": "vision-encoder-decoder", "is_encoder_decoder": true,

@@ -31,7 +31,7 @@ fn unsupported_settings_are_refused_by_key() {
         "trocr_vit",
         "/encoder/model_type",
         "pvt".into(),
-        "vit, deit, beit, dinov2, clip_vision_model, swin, donut-swin",
+        "vit, deit, beit, dinov2, clip_vision_model, swin, swinv2, donut-swin",
     );
     check("trocr_vit", "/decoder/model_type", "bert".into(), "trocr, mbart, gpt2");
     check("vit_gpt2", "/decoder/add_cross_attention", false.into(), "expected true");
@@ -52,6 +52,10 @@ fn unsupported_settings_are_refused_by_key() {
     check("florence_windows", "/vision_config/num_groups", json!([3, 4]), "a divisor of 8");
     check("florence_windows", "/vision_config/patch_stride", json!([4, 0]), "numbers from 1");
     check("dinov2_trocr", "/encoder/use_swiglu_ffn", true.into(), "expected false");
+    check("swinv2_padded", "/encoder/window_size", 65.into(), "up to 64");
+    check("swinv2_padded", "/encoder/pretrained_window_sizes", json!([1, 0, 0]), "0 or 2 and more");
+    check("swinv2_padded", "/encoder/pretrained_window_sizes", json!([0]), "3 sizes");
+    check("swinv2_padded", "/encoder/use_absolute_embeddings", true.into(), "expected false");
     let original = "florence_original";
     check(
         original,

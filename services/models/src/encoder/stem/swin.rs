@@ -1,10 +1,11 @@
-//! Swin: stages whose layers attend inside windows, every second layer in shifted windows.
+//! Swin, version 1 and 2: stages whose layers attend inside windows, every second layer in shifted windows.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/donut/modeling_donut_swin.py>.
 //! Padding takes part: its rows are zero after the norm, so that their keys and values are the biases. Windows that
-//! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there. Images are computed
+//! hold both ends of a shifted grid add −100 to scores between the ends, not minus infinity, as there; version 2 does so twice. Images are computed
 //! one by one: at the first stage a page of 2560 by 1920 has 307 200 rows.
 
+use super::cosine::{CosineScores, offset_biases};
 use super::input::StemInput;
 use super::join::{joined, stage_places};
 use super::windows::{Cut, StagedWindows, WindowPartition, quads};
@@ -12,7 +13,7 @@ use crate::encoder::position_bias::{n_offsets, offset};
 use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{FeedForward, LinearShape, Loader, Residual, SelfAttention};
-use crate::spec::{NormSpec, StackNames, SwinSpec};
+use crate::spec::{NormSpec, StackNames, SwinScores, SwinSpec, SwinWindow};
 use triptych_kernels::ops::{Activation, Indices, Mask, Qkv, ScoreBias, StageBuilder, StoredBias, Varlen};
 use triptych_kernels::{Backend, KernelError};
 
@@ -25,18 +26,28 @@ pub(crate) struct SwinStem<B: Backend> {
     norm: B::Norm,
     stages: Vec<SwinStage<B>>,
     patch_values: usize,
-    window: usize,
 }
 
 struct SwinStage<B: Backend> {
     layers: Vec<SwinLayer<B>>,
-    // Four rows to one, before the next stage.
-    merge: Option<(B::Norm, B::Linear)>,
+    window: SwinWindow,
+    // True if a grid as narrow as a window is shifted too.
+    shifts_narrow: bool,
+    merge: Option<Merge<B>>,
+}
+
+/// Four rows to one, before the next stage.
+struct Merge<B: Backend> {
+    norm: B::Norm,
+    linear: B::Linear,
+    // True if the norm comes after the linear layer.
+    is_norm_last: bool,
 }
 
 struct SwinLayer<B: Backend> {
     attention_norm: Residual<B>,
     attention: SelfAttention<B>,
+    cosine: Option<CosineScores<B>>,
     feed_forward_norm: Residual<B>,
     feed_forward: FeedForward<B>,
     shift: usize,
@@ -77,7 +88,6 @@ impl<B: Backend> SwinStem<B> {
             norm: loader.norm(spec.names.norm, NormSpec::layer(spec.norm_eps), width)?,
             stages: (0..spec.stages.len()).map(load).collect::<Result<_, _>>()?,
             patch_values: spec.patch.iter().product(),
-            window: spec.window,
         })
     }
 
@@ -97,7 +107,7 @@ impl<B: Backend> SwinStem<B> {
     ) -> Result<SwinRows, KernelError> {
         let image = |unit: &EncodeUnit<'_>| {
             let mut size = unit.patches;
-            let grid = |stage: &SwinStage<B>| stage.grid(builder, &mut size, self.window);
+            let grid = |stage: &SwinStage<B>| stage.grid(builder, &mut size);
             self.stages.iter().map(grid).collect()
         };
         let images = units.iter().map(image).collect::<Result<_, KernelError>>()?;
@@ -147,9 +157,8 @@ impl<B: Backend> SwinStem<B> {
                 let shifted = grid.shifted.as_ref().filter(|_| layer.shift > 0);
                 x = layer.forward(backend, step, &x, shifted.unwrap_or(&grid.windows))?;
             }
-            if let (Some((norm, reduction)), Some(cut)) = (&stage.merge, grid.merge) {
-                let joined = backend.merge_rows(cut.apply(backend, step, &x)?, 4)?;
-                x = backend.linear(&backend.norm(&joined, norm)?, reduction, Activation::None, None)?;
+            if let (Some(merge), Some(cut)) = (&stage.merge, grid.merge) {
+                x = merge.forward(backend, backend.merge_rows(cut.apply(backend, step, &x)?, 4)?)?;
             }
         }
         Ok(x)
@@ -164,44 +173,48 @@ impl<B: Backend> SwinStage<B> {
         names: &StackNames,
     ) -> Result<Self, ModelError> {
         let stack = &spec.stages[idx];
+        let window = spec.windows[idx];
         let layer = |i: usize| {
-            let shift = if i % 2 == 1 { spec.window / 2 } else { 0 };
+            let shift = if i % 2 == 1 { window.shift } else { 0 };
             let loader = loader.layer(names.layers, i);
-            let shape = [n_offsets([spec.window; 2]), stack.attention.shape.n_heads];
-            let table = loader.bare_values(spec.names.bias, &shape)?;
+            let n_heads = stack.attention.shape.n_heads;
+            let (table, cosine, seam) = match &spec.scores {
+                SwinScores::Products => {
+                    let shape = [n_offsets([window.side; 2]), n_heads];
+                    (loader.bare_values(spec.names.bias, &shape)?, None, ACROSS_SEAM)
+                }
+                SwinScores::Cosines { measured, factor } => {
+                    let cosine = CosineScores::load(&loader, factor, stack.attention.shape)?;
+                    let table =
+                        offset_biases(&loader, spec.names.bias, [window.side, measured[idx]], n_heads)?;
+                    (table, Some(cosine), 2.0 * ACROSS_SEAM)
+                }
+            };
             Ok::<_, ModelError>(SwinLayer {
+                cosine,
                 attention_norm: Residual::of_attention(&loader, names.attention.norm, stack)?,
                 attention: SelfAttention::load(&loader, &names.attention, stack)?,
                 feed_forward_norm: Residual::of_feed_forward(&loader, names.feed_forward_norm, stack)?,
                 feed_forward: FeedForward::load(&loader, names, stack)?,
                 shift,
-                bias: loader.backend().load_bias(bias(&table, spec.window, shift))?,
+                bias: loader.backend().load_bias(bias(&table, SwinWindow { shift, ..window }, seam))?,
             })
         };
-        let merge = match idx + 1 < spec.stages.len() {
-            true => {
-                let joined = 4 * stack.hidden;
-                let shape = [2 * stack.hidden, joined];
-                let part = LinearShape { name: spec.names.merge, shape: &shape, bias: false };
-                let norm = loader.norm(spec.names.merge_norm, NormSpec::layer(spec.norm_eps), joined)?;
-                Some((norm, loader.linear(&[part])?))
-            }
-            false => None,
-        };
-        Ok(Self { layers: (0..stack.n_layers).map(layer).collect::<Result<_, _>>()?, merge })
+        let is_last = idx + 1 == spec.stages.len();
+        Ok(Self {
+            layers: (0..stack.n_layers).map(layer).collect::<Result<_, _>>()?,
+            window,
+            shifts_narrow: spec.scores != SwinScores::Products,
+            merge: if is_last { None } else { Some(Merge::load(loader, spec, stack.hidden)?) },
+        })
     }
 
     /// Adds the stage's grid of `size` rows down and across to a step; `size` is that of the next stage afterwards.
-    fn grid(
-        &self,
-        builder: &mut StageBuilder,
-        size: &mut [usize; 2],
-        side: usize,
-    ) -> Result<SwinGrid, KernelError> {
+    fn grid(&self, builder: &mut StageBuilder, size: &mut [usize; 2]) -> Result<SwinGrid, KernelError> {
+        let side = self.window.side;
         let windows = |shift| WindowPartition { grid: *size, side, shift };
-        // A grid as narrow as a window is not shifted.
         let shift = self.layers.iter().map(|layer| layer.shift).max().unwrap_or(0);
-        let is_shifted = shift > 0 && size[0].min(size[1]) > side;
+        let is_shifted = shift > 0 && (self.shifts_narrow || size[0].min(size[1]) > side);
         let shifted = is_shifted.then(|| windows(shift).stage(builder)).transpose()?;
         let windows = windows(0).stage(builder)?;
         let mut merge = None;
@@ -210,6 +223,26 @@ impl<B: Backend> SwinStage<B> {
             *size = size.map(|n| n.div_ceil(2));
         }
         Ok(SwinGrid { windows, shifted, merge })
+    }
+}
+
+impl<B: Backend> Merge<B> {
+    fn load(loader: &Loader<'_, B>, spec: &SwinSpec, hidden: usize) -> Result<Self, ModelError> {
+        let is_norm_last = spec.scores != SwinScores::Products;
+        let shape = [2 * hidden, 4 * hidden];
+        let part = LinearShape { name: spec.names.merge, shape: &shape, bias: false };
+        let normed = shape[usize::from(!is_norm_last)];
+        let norm = loader.norm(spec.names.merge_norm, NormSpec::layer(spec.norm_eps), normed)?;
+        Ok(Self { norm, linear: loader.linear(&[part])?, is_norm_last })
+    }
+
+    /// Rows `[n, 2·hidden]` of `joined: [n, 4·hidden]`.
+    fn forward(&self, backend: &B, joined: B::Tensor) -> Result<B::Tensor, ModelError> {
+        let linear = |x: &B::Tensor| backend.linear(x, &self.linear, Activation::None, None);
+        Ok(match self.is_norm_last {
+            true => backend.norm(&linear(&joined)?, &self.norm)?,
+            false => linear(&backend.norm(&joined, &self.norm)?)?,
+        })
     }
 }
 
@@ -225,8 +258,12 @@ impl<B: Backend> SwinLayer<B> {
         let seqs = Varlen { seqs: windows.seqs, mask: Mask::Full, bias };
         let x = self.attention_norm.around(backend, x, |input, residual| {
             let cut = windows.cut.apply(backend, step, input)?;
-            let [q, k, v] = &self.attention.project(backend, step, &cut, None)?;
-            let context = backend.attention(step, Qkv { q, k, v }, self.attention.shape(), seqs)?;
+            let [mut q, mut k, v] = self.attention.project(backend, step, &cut, None)?;
+            if let Some(cosine) = &self.cosine {
+                [q, k] = cosine.apply(backend, [q, k])?;
+            }
+            let qkv = Qkv { q: &q, k: &k, v: &v };
+            let context = backend.attention(step, qkv, self.attention.shape(), seqs)?;
             let context = backend.gather_rows(step, &context, windows.back)?;
             self.attention.output(backend, &context, residual)
         })?;
@@ -236,8 +273,9 @@ impl<B: Backend> SwinLayer<B> {
 }
 
 /// Tables `[n_tables, n_heads, n, n]` from a stored `[n_offsets, n_heads]`: one, or for a shifted grid one for each kind
-/// of seam, in the order of [`WindowPartition::seams`].
-fn bias(table: &[f32], side: usize, shift: usize) -> StoredBias<'static> {
+/// of seam, in the order of [`WindowPartition::seams`]. `across_seam` is added to scores across a seam.
+fn bias(table: &[f32], window: SwinWindow, across_seam: f32) -> StoredBias<'static> {
+    let SwinWindow { side, shift } = window;
     let n = side * side;
     let n_heads = table.len() / n_offsets([side; 2]).max(1);
     let seams = if shift > 0 { 0..4 } else { 0..1 };
@@ -251,7 +289,7 @@ fn bias(table: &[f32], side: usize, shift: usize) -> StoredBias<'static> {
         };
         for head in 0..n_heads {
             for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
-                let seam_bias = if region(from) == region(to) { 0.0 } else { ACROSS_SEAM };
+                let seam_bias = if region(from) == region(to) { 0.0 } else { across_seam };
                 tables.push(table[offset([side; 2], from, to) * n_heads + head] + seam_bias);
             }
         }
@@ -265,7 +303,9 @@ mod tests {
 
     #[test]
     fn a_seam_separates_its_sides() {
-        let StoredBias::Tables { values: tables, dims } = bias(&[0.0; 9], 2, 1) else {
+        let StoredBias::Tables { values: tables, dims } =
+            bias(&[0.0; 9], SwinWindow { side: 2, shift: 1 }, ACROSS_SEAM)
+        else {
             unreachable!("tables")
         };
         assert_eq!((tables.len(), dims), (4 * 16, [4, 1, 4, 4]));
