@@ -1,15 +1,18 @@
 //! Encode jobs: from item bytes to a READY object, one for all concurrent requests of a key.
 
-use crate::adapters::ServedAdapters;
 use crate::batcher::{BatchItem, Batcher, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
-use crate::model_updates::{ModelUpdates, ServedEncoders};
 use crate::pool::{JobPermit, PreprocessPool};
+<<<<<<< HEAD
 use bytes::Bytes;
 use std::collections::BTreeMap;
+=======
+use crate::served::{ServedEncoder, ServedEncoders};
+use crate::updates::ModelUpdates;
+>>>>>>> bb3713ae (Workers: imports of modules go one way; served models, loaders, errors and settings in files of their own)
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
 use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
@@ -21,9 +24,11 @@ use triptych_core::{
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
-use triptych_models::ModelSource;
 use triptych_models::lora::LoraSettings;
+<<<<<<< HEAD
 use triptych_models::preprocess::{Preprocess, embeddings};
+=======
+>>>>>>> bb3713ae (Workers: imports of modules go one way; served models, loaders, errors and settings in files of their own)
 use triptych_proto::{convert, v1};
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;
@@ -32,24 +37,6 @@ use triptych_runtime::{Drain, spans};
 
 /// Limit on the store's lookup of an output that is cached here.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A model that this worker serves.
-pub struct ServedEncoder {
-    /// Hugging Face's `model_type`.
-    pub family: String,
-    /// Preprocessor.
-    pub preprocess: Arc<dyn Preprocess>,
-    /// Its directory.
-    pub source: ModelSource,
-    /// Encoders by modality.
-    pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
-    /// Element type of its published rows.
-    pub dtype: DType,
-    /// Adapters of the encoder.
-    pub adapters: ServedAdapters,
-    /// Load time.
-    pub created: SystemTime,
-}
 
 /// State shared by the requests of the service.
 pub struct EncoderWorkerState {

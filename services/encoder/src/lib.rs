@@ -15,6 +15,7 @@
 
 mod service;
 mod job;
+mod served;
 mod adapters;
 mod adapter_updates;
 mod fences;
@@ -26,11 +27,15 @@ pub mod load;
 pub mod cost;
 mod meters;
 
+mod error;
+mod loader;
+mod updates;
 mod model_updates;
 mod worker;
 mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
+pub use error::EncoderError;
 pub use pool::ItemHook;
 pub use triptych_models::lora::LoraSettings;
-pub use worker::{EmbeddedConfig, EncoderConfig, EncoderError, embedded, run};
+pub use worker::{EmbeddedConfig, EncoderConfig, embedded, run};

@@ -1,98 +1,23 @@
-//! The models that an encoder worker serves, by name, which operators load and unload while it runs.
+//! Models of an encoder worker that operators load and unload while it serves.
 //!
 //! A model that is unloaded is refused at once. Jobs that run have the time of the order to end; if they do not, the model is
 //! served again and the order fails. Its memory is free before another is loaded in its place; if that load fails, the model that
 //! gave way is loaded again.
 
-use crate::batcher::BatcherConfig;
-use crate::job::{EncoderWorkerState, ServedEncoder};
-use crate::meters::EncoderMeters;
-use crate::worker::LoadSettings;
+use crate::job::EncoderWorkerState;
 use futures::future::BoxFuture;
-use parking_lot::RwLock;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
-use triptych_core::{Failure, FailureClass, ModelName};
+use triptych_core::{Failure, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource};
-use triptych_runtime::worker_admin::{
-    LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below, not_allowed,
-};
+use triptych_runtime::worker_admin::{LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below};
 
 /// Between two looks at the jobs of a model.
 const LOOK: Duration = Duration::from_millis(10);
 /// Limit on the end of an encoder's thread without jobs.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Models by served name.
-#[derive(Default)]
-pub struct ServedEncoders(RwLock<Names>);
-
-#[derive(Default)]
-struct Names {
-    served: BTreeMap<String, Arc<ServedEncoder>>,
-    /// Names of models that were served before: a job for one may be done elsewhere.
-    before: BTreeSet<String>,
-}
-
-impl ServedEncoders {
-    /// A model.
-    pub fn get(&self, name: &str) -> Option<Arc<ServedEncoder>> {
-        self.0.read().served.get(name).cloned()
-    }
-
-    /// All of them, in the order of their names.
-    pub fn all(&self) -> Vec<(String, Arc<ServedEncoder>)> {
-        self.0.read().served.iter().map(|(name, model)| (name.clone(), Arc::clone(model))).collect()
-    }
-
-    /// Serves a model.
-    pub fn insert(&self, name: String, model: Arc<ServedEncoder>) {
-        let mut names = self.0.write();
-        names.before.remove(&name);
-        names.served.insert(name, model);
-    }
-
-    fn remove(&self, name: &str) -> Option<Arc<ServedEncoder>> {
-        let mut names = self.0.write();
-        let removed = names.served.remove(name)?;
-        names.before.insert(name.to_owned());
-        Some(removed)
-    }
-
-    /// The failure of a job for a name that is not served. One that was is to be tried elsewhere.
-    pub fn missing(&self, name: &str) -> Failure {
-        if self.0.read().before.contains(name) {
-            return Failure::unavailable(format!("model {name:?} was unloaded from this encoder"));
-        }
-        let message = format!("model {name:?} is not served by this encoder");
-        Failure::new(FailureClass::NotFound, message).with_param("model")
-    }
-}
-
-/// Loading of models beside those that are served.
-pub struct ModelUpdates {
-    /// Directory below which operators name models; `None`: models are those of the start.
-    pub root: Option<PathBuf>,
-    /// Settings of loading.
-    pub loader: Arc<LoadSettings>,
-    /// Settings of the threads.
-    pub batcher: BatcherConfig,
-    /// Metrics.
-    pub meters: Arc<EncoderMeters>,
-    /// Held while models change.
-    pub one_at_a_time: Mutex<()>,
-}
-
-impl ModelUpdates {
-    fn allowed(&self) -> Result<&Path, Failure> {
-        self.root.as_deref().ok_or_else(not_allowed)
-    }
-}
 
 impl ModelHost for EncoderWorkerState {
     fn load_model(self: Arc<Self>, order: LoadOrder) -> BoxFuture<'static, Result<bool, Failure>> {

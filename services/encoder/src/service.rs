@@ -1,7 +1,8 @@
 //! The gRPC service: description, jobs as streams of events, and load.
 
 use crate::adapters::ServedAdapter;
-use crate::job::{EncoderWorkerState, JobProgress, ServedEncoder};
+use crate::job::{EncoderWorkerState, JobProgress};
+use crate::served::ServedEncoder;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;

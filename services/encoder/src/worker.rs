@@ -1,38 +1,37 @@
 //! The encoder worker's process: load, serve, drain.
 
-use crate::adapters::ServedAdapters;
-use crate::batcher::{BatchLimits, Batcher, BatcherConfig};
+use crate::batcher::{BatchLimits, BatcherConfig};
+use crate::error::EncoderError;
 use crate::fences::FenceTable;
-use crate::job::{EncoderWorkerState, ServedEncoder};
+use crate::job::EncoderWorkerState;
 use crate::load::LoadTracker;
+use crate::loader::{LoadSettings, WithoutEncoder};
 use crate::meters::EncoderMeters;
-use crate::model_updates::{ModelUpdates, ServedEncoders};
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
+use crate::served::ServedEncoders;
 use crate::service::EncoderService;
-use crate::warm::warm_up;
+use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
-use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use triptych_core::limits::Limits;
-use triptych_core::{DType, Failure, RowTypes, WorkerId};
+use triptych_core::{RowTypes, WorkerId};
 use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
 use triptych_ec::object::MacKeys;
 use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::{PeerCache, PeerCacheSettings};
-use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::ModelSource;
+use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
-use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
-use triptych_models::{Model, ModelError, ModelSource};
+use triptych_models::lora::LoraSettings;
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::compute_arbiter::ComputeArbiter;
 use triptych_runtime::listener::Listener;
-use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
+use triptych_runtime::serve::{ColocatedServices, serve_colocated};
 use triptych_runtime::single_flight::SingleFlight;
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
@@ -85,43 +84,6 @@ pub struct EncoderConfig {
     pub watchdog: Watchdog,
     /// Called with each item before it is preprocessed. `None` outside tests, which plant faults with it.
     pub fault: Option<ItemHook>,
-}
-
-/// The worker cannot start, or its server ended.
-#[derive(Debug, Error)]
-pub enum EncoderError {
-    /// A model that cannot be served.
-    #[error("cannot load the encoder of {dir}: {source}")]
-    Model {
-        /// Model directory.
-        dir: String,
-        /// Cause.
-        source: ModelError,
-    },
-    /// An adapter that cannot be served.
-    #[error("cannot load the adapter {name}: {source}")]
-    Adapter {
-        /// Its name.
-        name: String,
-        /// Cause.
-        source: ModelError,
-    },
-    /// An encoder that does not take an adapter.
-    #[error("cannot load the adapter {name} on the encoder of {model}: {}", failure.message)]
-    AdapterOfEncoder {
-        /// Its name.
-        name: String,
-        /// Name of the base model.
-        model: String,
-        /// Cause.
-        failure: Failure,
-    },
-    /// End of the gRPC server.
-    #[error(transparent)]
-    Serve(#[from] ServeError),
-    /// A loading thread panicked.
-    #[error("loading ended early: {0}")]
-    Loading(#[from] tokio::task::JoinError),
 }
 
 /// Settings of encoders in a process that has a server and a connector of its own.
@@ -333,143 +295,3 @@ impl EmbeddedConfig {
 
 /// Service of the encoders, their load, and their state.
 type LoadedService = (EncoderWorkerServer<EncoderService>, LoadTracker, Arc<EncoderWorkerState>);
-
-/// A model with loaded weights, before its threads are started.
-pub struct LoadedModel {
-    source: ModelSource,
-    model: Model,
-    /// The kinds of items that the encoder reads, each with its fingerprint.
-    kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
-    encoder: Box<dyn triptych_models::encoder::Encoder>,
-    dtype: DType,
-    /// Layers that adapters may be of.
-    modules: EncoderModules,
-    /// Adapters of the start, by name.
-    adapters: Vec<(String, StageAdapters)>,
-}
-
-/// Treatment of a model that has no encoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WithoutEncoder {
-    /// An error: an encoder worker has nothing to do for it.
-    Refused,
-    /// Left to the engine beside the encoders.
-    LeftOut,
-}
-
-/// Settings of loading.
-#[derive(Clone)]
-pub struct LoadSettings {
-    compute: ComputeConfig,
-    dtype: RowTypes,
-    graphs: Option<EncoderGraphConfig>,
-    without: WithoutEncoder,
-    lora: LoraSettings,
-}
-
-impl LoadSettings {
-    /// The same for models that are loaded while others are served: adapters are those that name theirs.
-    fn of_named_models(mut self) -> Self {
-        self.lora.adapters.retain(|adapter| adapter.model.is_some());
-        self
-    }
-
-    /// Loads models.
-    ///
-    /// # Errors
-    /// [`EncoderError`] for the first that cannot be served.
-    pub fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedModel>, EncoderError> {
-        let failed = |source: &ModelSource| {
-            let dir = source.dir.display().to_string();
-            move |source| EncoderError::Model { dir, source }
-        };
-        let mut loaded = Vec::new();
-        for source in sources {
-            let Some(model) = self.load(source).map_err(failed(source))? else { continue };
-            loaded.push(self.with_adapters(model)?);
-        }
-        Ok(loaded)
-    }
-
-    /// `None` for a model without an encoder that is left out.
-    fn load(&self, source: &ModelSource) -> Result<Option<LoadedModel>, ModelError> {
-        let compute = Compute::new(self.compute)?;
-        let model = Model::open(source)?;
-        if model.modalities().is_empty() {
-            return match self.without {
-                WithoutEncoder::LeftOut => Ok(None),
-                WithoutEncoder::Refused => Err(no_encoder(&model, source)),
-            };
-        }
-        let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint =
-            |&m: &triptych_core::Modality| Ok((m, model.fingerprint_in(m, dtype, compute.precision())?));
-        let kinds = model.modalities().iter().map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
-        let Some(&(first, _)) = kinds.first() else { return Ok(None) };
-        let mut encoder = compute.load_encoder(&model, first)?;
-        if let Some(graphs) = &self.graphs {
-            encoder.use_graphs(graphs);
-        }
-        warm_up(&mut *encoder, &*model.preprocess(), first);
-        let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
-        let source = source.clone();
-        Ok(Some(LoadedModel { source, model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
-    }
-
-    /// Opens the adapters of a model.
-    fn with_adapters(&self, mut model: LoadedModel) -> Result<LoadedModel, EncoderError> {
-        let name = model.model.name().clone();
-        for source in self.lora.adapters.iter().filter(|source| source.is_of(name.as_str())) {
-            let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank)
-                .map_err(|error| EncoderError::Adapter { name: source.name.clone(), source: error })?;
-            model.adapters.push((source.name.clone(), model.modules.split(adapter)));
-        }
-        Ok(model)
-    }
-}
-
-fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
-    ModelError::Checkpoint {
-        path: source.dir.clone(),
-        found: format!(
-            "has no encoder: a model of type {} reads the text of its prompt alone",
-            model.family()
-        ),
-        cure: "serve it with PD workers, and leave it out of the encoder workers' --model".into(),
-    }
-}
-
-impl LoadedModel {
-    /// Starts its thread; returns the model with its name.
-    ///
-    /// # Errors
-    /// [`EncoderError`] for an adapter that cannot be loaded.
-    pub async fn start(
-        self,
-        batcher: &BatcherConfig,
-        meters: &Arc<EncoderMeters>,
-    ) -> Result<(String, ServedEncoder), EncoderError> {
-        let name = self.model.name().to_string();
-        let labels: Vec<&str> = self.kinds.iter().map(|(modality, _)| modality.as_str()).collect();
-        let label = format!("{name}-{}", labels.join("-"));
-        let batcher = Batcher::spawn(label, self.encoder, batcher.clone(), meters.clone());
-        let encoders = self.kinds.into_iter().map(|(m, fingerprint)| (m, (fingerprint, batcher.clone())));
-        let served = ServedEncoder {
-            source: self.source,
-            family: self.model.family().to_owned(),
-            preprocess: self.model.preprocess(),
-            encoders: encoders.collect(),
-            dtype: self.dtype,
-            adapters: ServedAdapters::new(self.modules),
-            created: SystemTime::now(),
-        };
-        for (adapter, parts) in self.adapters {
-            served.load_adapter(&adapter, parts).await.map_err(|failure| EncoderError::AdapterOfEncoder {
-                name: adapter.clone(),
-                model: name.clone(),
-                failure,
-            })?;
-        }
-        Ok((name, served))
-    }
-}

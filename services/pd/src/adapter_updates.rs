@@ -4,7 +4,8 @@
 //! that a request names must lie below one that the operator allows.
 
 use crate::adapters::ServedAdapter;
-use crate::state::{PdWorkerState, ServedDecoder};
+use crate::served::ServedDecoder;
+use crate::state::PdWorkerState;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::task::spawn_blocking;

@@ -3,14 +3,15 @@
 //! Blocking: the caller gives it a thread. What it knows of the worker is settings.
 
 use crate::adapters::{ServedAdapter, ServedAdapters};
+use crate::config::PdConfig;
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
 use crate::engine_settings::{CrossShortage, EngineSettings};
+use crate::error::PdError;
 use crate::grammar::{CompilePool, GrammarCompiler};
 use crate::memory_plan::{MemoryPlan, ModelCaches};
 use crate::meters::{ArbiterMeters, MetricFamilies};
-use crate::state::ServedDecoder;
+use crate::served::ServedDecoder;
 use crate::warm::warm_up;
-use crate::worker::{PdConfig, PdError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,8 +1,8 @@
 //! Memory that the models of a worker take, from the headers of their files and their specs, for [`crate::memory_plan`].
 
 use crate::engine_settings::EngineSettings;
+use crate::error::PdError;
 use crate::memory_plan::{MemoryPlan, ModelCaches, ModelNeeds, SetSizes};
-use crate::worker::PdError;
 use triptych_core::RowTypes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::compute::{ComputeConfig, Device, Precision};

@@ -4,50 +4,21 @@
 //! elsewhere. Its memory is free before another is loaded in its place. A directory that cannot be served is refused before
 //! anything is given up; if the load fails all the same, the model that gave way is loaded again.
 
-use crate::loader::{DecoderLoader, EngineStarter};
-use crate::memory_needs::MemorySettings;
-use crate::state::{PdWorkerState, ServedDecoder};
-use crate::worker::PdError;
+use crate::error::PdError;
+use crate::served::ServedDecoder;
+use crate::state::PdWorkerState;
+use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use triptych_core::{Failure, FailureClass, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource};
-use triptych_runtime::worker_admin::{
-    LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below, not_allowed,
-};
+use triptych_runtime::worker_admin::{LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below};
 
 /// Limit on the end of requests that are cut, and on that of an engine's thread.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Loading of models beside those that are served.
-pub struct ModelUpdates {
-    root: Option<PathBuf>,
-    loader: DecoderLoader,
-    starter: EngineStarter,
-    memory: Option<Arc<MemorySettings>>,
-    one_at_a_time: Mutex<()>,
-}
-
-impl ModelUpdates {
-    /// Loads from below `root`; `None`: never.
-    pub fn new(
-        root: Option<PathBuf>,
-        loader: DecoderLoader,
-        starter: EngineStarter,
-        memory: Option<MemorySettings>,
-    ) -> Self {
-        Self { root, loader, starter, memory: memory.map(Arc::new), one_at_a_time: Mutex::default() }
-    }
-
-    fn allowed(&self) -> Result<&Path, Failure> {
-        self.root.as_deref().ok_or_else(not_allowed)
-    }
-}
 
 impl ModelHost for PdWorkerState {
     fn load_model(self: Arc<Self>, order: LoadOrder) -> BoxFuture<'static, Result<bool, Failure>> {

@@ -1,11 +1,64 @@
 //! The models that a worker serves, by name, which change while it runs.
 
-use crate::adapters::ServedAdapter;
-use crate::state::ServedDecoder;
+use crate::adapters::{ServedAdapter, ServedAdapters};
+use crate::driver::Driver;
+use crate::grammar::GrammarCompiler;
+use crate::meters::PdMeters;
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use triptych_core::{Failure, FailureClass};
+use std::time::SystemTime;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use triptych_core::prompt::ChatFormat;
+use triptych_core::{Failure, FailureClass, Fingerprint, Modality};
+use triptych_models::ModelSource;
+use triptych_models::lora::EncoderModules;
+use triptych_models::prompt::PromptBuilder;
+use triptych_models::tokenization::Tokenizer;
+
+/// A model that this worker serves.
+pub struct ServedDecoder {
+    /// Its directory.
+    pub source: ModelSource,
+    /// Bytes of a divided memory that are its own.
+    pub share: usize,
+    /// Cancelled when its requests must end.
+    pub abort: CancellationToken,
+    /// Cancelled when its engine's thread has ended and its memory is free.
+    pub ended: CancellationToken,
+    /// Hugging Face's `model_type`.
+    pub family: String,
+    /// Prompt builder.
+    pub prompts: Arc<dyn PromptBuilder>,
+    /// Format of its conversations; `None`: it has no chat template.
+    pub chat: Option<ChatFormat>,
+    /// Tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Compiler of constraints.
+    pub grammars: GrammarCompiler,
+    /// Its adapters.
+    pub adapters: ServedAdapters,
+    /// Layers of its encoder that adapters may have a part for.
+    pub encoder_modules: EncoderModules,
+    /// Driver of the engine.
+    pub driver: Driver,
+    /// Metrics.
+    pub meters: PdMeters,
+    /// Fingerprints of the encoders whose outputs it takes.
+    pub encoders: BTreeMap<Modality, Fingerprint>,
+    /// True if its encoder reads text together with an item.
+    pub encoder_takes_prompt: bool,
+    /// Most tokens of the context.
+    pub max_context: usize,
+    /// Load time.
+    pub created: SystemTime,
+    /// Permits of sequences, running and waiting. The engine's queue holds as many, so that it never refuses one
+    /// of a request's sequences after it took others.
+    pub sequence_permits: Arc<Semaphore>,
+    /// Number of sequence permits.
+    pub max_live: usize,
+}
 
 /// Models by served name.
 #[derive(Default)]

@@ -1,158 +1,29 @@
 //! The PD worker's process: load, serve, drain.
 
-use crate::driver::SequenceHook;
-use crate::engine_settings::EngineSettings;
-use crate::grammar::{CompilePool, TrialProgram};
+use crate::config::{MakeColocated, PdConfig};
+use crate::error::PdError;
+use crate::grammar::CompilePool;
 use crate::loader::{DecoderLoader, EngineStarter, LoadedDecoder};
 use crate::loads::{EcLoads, LoadSettings};
 use crate::memory_needs::MemorySettings;
 use crate::memory_plan::MemoryPlan;
 use crate::meters::{ArbiterMeters, EcMeters, MetricFamilies, RowMeters};
-use crate::model_updates::ModelUpdates;
 use crate::served::ServedModels;
 use crate::service::PdService;
 use crate::state::PdWorkerState;
+use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use thiserror::Error;
-use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
-use triptych_core::limits::Limits;
-use triptych_core::prompt::ToolSyntax;
-use triptych_core::{RowTypes, WorkerId};
-use triptych_ec::connector::WorkerRole;
-use triptych_ec::object::MacKeys;
-use triptych_ec::store::EcStore;
-use triptych_engine::EngineError;
-use triptych_models::compute::{ComputeConfig, Precision};
-use triptych_models::lora::LoraSettings;
-use triptych_models::{ModelError, ModelSource};
+use triptych_models::ModelSource;
 use triptych_proto::v1::prefill_decode_worker_server::PrefillDecodeWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
-use triptych_runtime::compute_arbiter::ComputeArbiter;
-use triptych_runtime::grpc::Dialer;
-use triptych_runtime::listener::Listener;
-use triptych_runtime::serve::{ColocatedServices, ServeError, serve_colocated};
+use triptych_runtime::serve::{ColocatedServices, serve_colocated};
 use triptych_runtime::start_journal::StartJournal;
-use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::worker_admin::WorkerAdmin;
 use triptych_runtime::{Drain, MetricsRegistry};
-
-/// Settings of a PD worker.
-pub struct PdConfig {
-    /// Name in logs and Describe.
-    pub worker_id: WorkerId,
-    /// Listener for gRPC.
-    pub grpc: Listener,
-    /// Listener for `/metrics` and the probes; `None`: none.
-    pub admin: Option<TcpListener>,
-    /// Models to serve.
-    pub models: Vec<ModelSource>,
-    /// Directory below which operators may name models to load; `None`: models are those of the start.
-    pub model_updates: Option<PathBuf>,
-    /// Draft models, each under the name of the model it drafts for.
-    pub drafts: Vec<ModelSource>,
-    /// LoRA adapters, and limits on them.
-    pub lora: LoraSettings,
-    /// Syntax of calls of tools; `None`: what each model's chat template tells.
-    pub tool_syntax: Option<ToolSyntax>,
-    /// Store of encoder outputs.
-    pub store: Arc<dyn EcStore>,
-    /// Dialer to the encoder workers that hold outputs in memory.
-    pub dialer: Dialer,
-    /// Compute settings.
-    pub compute: ComputeConfig,
-    /// Element type in which encoders publish rows; part of the fingerprint both sides must share.
-    pub encoder_dtype: RowTypes,
-    /// Precision in which encoders compute; part of the fingerprint too.
-    pub encoder_precision: Precision,
-    /// Keys that verify outputs.
-    pub mac_keys: MacKeys,
-    /// Limits on requests.
-    pub limits: Limits,
-    /// Bytes of encoder outputs in memory: those of requests, and those kept for later ones. A request waits for room.
-    pub ec_cache_bytes: usize,
-    /// Sizes of each model's engine.
-    pub engine: EngineSettings,
-    /// Bytes of memory to divide among weights, activations, caches and encoder outputs; `None`: sizes are those set.
-    pub memory_bytes: Option<usize>,
-    /// Program that tries out a request's grammar before it is compiled here.
-    pub grammar_trial: TrialProgram,
-    /// Services colocated with this one, such as encoders; `None`: none.
-    pub colocated: Option<MakeColocated>,
-    /// Compute arbiter between engines and colocated encoders; `None`: no encoders.
-    pub arbiter: Option<ComputeArbiter>,
-    /// Requests that are being started, for this process's successor.
-    pub journal: StartJournal,
-    /// Watches steps, and work on blocking threads.
-    pub watchdog: Watchdog,
-    /// Called on an engine's thread with each sequence that starts. `None` outside tests, which plant faults with it.
-    pub fault: Option<SequenceHook>,
-}
-
-/// Makes the colocated services over the connector whose rows they share.
-pub type MakeColocated = Box<dyn FnOnce(WorkerRole) -> ColocatedFuture + Send>;
-/// Result of [`MakeColocated`].
-pub type ColocatedFuture =
-    BoxFuture<'static, Result<ColocatedServices, Box<dyn std::error::Error + Send + Sync>>>;
-
-/// The worker cannot start, or ended by itself.
-#[derive(Debug, Error)]
-pub enum PdError {
-    /// A model that cannot be served.
-    #[error("cannot load the decoder of {dir}: {source}")]
-    Model {
-        /// Model directory.
-        dir: String,
-        /// Cause.
-        source: ModelError,
-    },
-    /// An adapter that cannot be served.
-    #[error("cannot load the adapter {name}: {source}")]
-    Adapter {
-        /// Its name.
-        name: String,
-        /// Cause.
-        source: ModelError,
-    },
-    /// An adapter whose name is taken, or whose base model is not served or not said.
-    #[error("adapter {name}: {message}")]
-    AdapterName {
-        /// Its name.
-        name: String,
-        /// The fault.
-        message: String,
-    },
-    /// Memory that cannot be divided.
-    #[error("{0}")]
-    Memory(String),
-    /// An engine that cannot be made.
-    #[error("engine of {model}: {source}")]
-    Engine {
-        /// Model name.
-        model: String,
-        /// Cause.
-        source: EngineError,
-    },
-    /// End of the gRPC server.
-    #[error(transparent)]
-    Serve(#[from] ServeError),
-    /// The system refused a thread for an engine.
-    #[error("cannot start an engine thread: {0}")]
-    Thread(#[from] std::io::Error),
-    /// A loading thread panicked.
-    #[error("loading ended early: {0}")]
-    Loading(#[from] tokio::task::JoinError),
-    /// The colocated services cannot start.
-    #[error("cannot start the colocated services: {0}")]
-    Colocated(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// An engine panicked: our bug. The process must be replaced.
-    #[error("an engine panicked")]
-    EngineDied,
-}
 
 /// Runs the worker until it is drained. The future is boxed, so that its code is generated in this crate, not in every
 /// binary.

@@ -1,0 +1,161 @@
+//! Encoders from their directories to threads of their own. Loading blocks: the caller gives it a thread.
+
+use crate::adapters::ServedAdapters;
+use crate::batcher::{Batcher, BatcherConfig};
+use crate::error::EncoderError;
+use crate::meters::EncoderMeters;
+use crate::served::ServedEncoder;
+use crate::warm::warm_up;
+use std::sync::Arc;
+use std::time::SystemTime;
+use triptych_core::{DType, RowTypes};
+use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_models::encoder::EncoderGraphConfig;
+use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
+use triptych_models::{Model, ModelError, ModelSource};
+
+/// A model with loaded weights, before its threads are started.
+pub struct LoadedModel {
+    source: ModelSource,
+    model: Model,
+    /// The kinds of items that the encoder reads, each with its fingerprint.
+    kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
+    encoder: Box<dyn triptych_models::encoder::Encoder>,
+    dtype: DType,
+    /// Layers that adapters may be of.
+    modules: EncoderModules,
+    /// Adapters of the start, by name.
+    adapters: Vec<(String, StageAdapters)>,
+}
+
+/// Treatment of a model that has no encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutEncoder {
+    /// An error: an encoder worker has nothing to do for it.
+    Refused,
+    /// Left to the engine beside the encoders.
+    LeftOut,
+}
+
+/// Settings of loading.
+#[derive(Clone)]
+pub struct LoadSettings {
+    /// Computation.
+    pub compute: ComputeConfig,
+    /// Element types of published rows.
+    pub dtype: RowTypes,
+    /// Forwards that a GPU captures as graphs; `None`: none.
+    pub graphs: Option<EncoderGraphConfig>,
+    /// Treatment of models without an encoder.
+    pub without: WithoutEncoder,
+    /// Adapters, and limits on them.
+    pub lora: LoraSettings,
+}
+
+impl LoadSettings {
+    /// The same for models that are loaded while others are served: adapters are those that name theirs.
+    #[must_use]
+    pub fn of_named_models(mut self) -> Self {
+        self.lora.adapters.retain(|adapter| adapter.model.is_some());
+        self
+    }
+
+    /// Loads models.
+    ///
+    /// # Errors
+    /// [`EncoderError`] for the first that cannot be served.
+    pub fn load_all(&self, sources: &[ModelSource]) -> Result<Vec<LoadedModel>, EncoderError> {
+        let failed = |source: &ModelSource| {
+            let dir = source.dir.display().to_string();
+            move |source| EncoderError::Model { dir, source }
+        };
+        let mut loaded = Vec::new();
+        for source in sources {
+            let Some(model) = self.load(source).map_err(failed(source))? else { continue };
+            loaded.push(self.with_adapters(model)?);
+        }
+        Ok(loaded)
+    }
+
+    /// `None` for a model without an encoder that is left out.
+    fn load(&self, source: &ModelSource) -> Result<Option<LoadedModel>, ModelError> {
+        let compute = Compute::new(self.compute)?;
+        let model = Model::open(source)?;
+        if model.modalities().is_empty() {
+            return match self.without {
+                WithoutEncoder::LeftOut => Ok(None),
+                WithoutEncoder::Refused => Err(no_encoder(&model, source)),
+            };
+        }
+        let dtype = self.dtype.of(model.name().as_str());
+        let fingerprint =
+            |&m: &triptych_core::Modality| Ok((m, model.fingerprint_in(m, dtype, compute.precision())?));
+        let kinds = model.modalities().iter().map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
+        let Some(&(first, _)) = kinds.first() else { return Ok(None) };
+        let mut encoder = compute.load_encoder(&model, first)?;
+        if let Some(graphs) = &self.graphs {
+            encoder.use_graphs(graphs);
+        }
+        warm_up(&mut *encoder, &*model.preprocess(), first);
+        let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
+        let source = source.clone();
+        Ok(Some(LoadedModel { source, model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
+    }
+
+    /// Opens the adapters of a model.
+    fn with_adapters(&self, mut model: LoadedModel) -> Result<LoadedModel, EncoderError> {
+        let name = model.model.name().clone();
+        for source in self.lora.adapters.iter().filter(|source| source.is_of(name.as_str())) {
+            let adapter = LoraAdapter::open(&source.dir, self.lora.max_rank)
+                .map_err(|error| EncoderError::Adapter { name: source.name.clone(), source: error })?;
+            model.adapters.push((source.name.clone(), model.modules.split(adapter)));
+        }
+        Ok(model)
+    }
+}
+
+fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
+    ModelError::Checkpoint {
+        path: source.dir.clone(),
+        found: format!(
+            "has no encoder: a model of type {} reads the text of its prompt alone",
+            model.family()
+        ),
+        cure: "serve it with PD workers, and leave it out of the encoder workers' --model".into(),
+    }
+}
+
+impl LoadedModel {
+    /// Starts its thread; returns the model with its name.
+    ///
+    /// # Errors
+    /// [`EncoderError`] for an adapter that cannot be loaded.
+    pub async fn start(
+        self,
+        batcher: &BatcherConfig,
+        meters: &Arc<EncoderMeters>,
+    ) -> Result<(String, ServedEncoder), EncoderError> {
+        let name = self.model.name().to_string();
+        let labels: Vec<&str> = self.kinds.iter().map(|(modality, _)| modality.as_str()).collect();
+        let label = format!("{name}-{}", labels.join("-"));
+        let batcher = Batcher::spawn(label, self.encoder, batcher.clone(), meters.clone());
+        let encoders = self.kinds.into_iter().map(|(m, fingerprint)| (m, (fingerprint, batcher.clone())));
+        let served = ServedEncoder {
+            source: self.source,
+            family: self.model.family().to_owned(),
+            preprocess: self.model.preprocess(),
+            encoders: encoders.collect(),
+            dtype: self.dtype,
+            adapters: ServedAdapters::new(self.modules),
+            created: SystemTime::now(),
+        };
+        for (adapter, parts) in self.adapters {
+            served.load_adapter(&adapter, parts).await.map_err(|failure| EncoderError::AdapterOfEncoder {
+                name: adapter.clone(),
+                model: name.clone(),
+                failure,
+            })?;
+        }
+        Ok((name, served))
+    }
+}
