@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 18] = [
+const CASES: [&str; 19] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -28,6 +28,7 @@ const CASES: [&str; 18] = [
     "qwen3_5_text_tied",
     "qwen3_5_text_biased",
     "llava_next_llama3",
+    "cogagent_chat",
     "gemma3_narrow_window",
     "gemma2_low_caps",
 ];

@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 27] = [
+const CASES: [(&str, Modality); 28] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -42,6 +42,7 @@ const CASES: [(&str, Modality); 27] = [
     ("vit_gpt2", Modality::Image),
     ("donut_odd_padded", Modality::Image),
     ("mllama_small_f32", Modality::Image),
+    ("cogagent_chat", Modality::Image),
     ("florence_windows", Modality::Image),
     ("florence_three_stages", Modality::Image),
     ("bart_odd_heads", Modality::Text),
@@ -129,8 +130,12 @@ fn budgets(inputs: &[EncoderInput]) -> Vec<usize> {
     budgets
 }
 
-/// Output tokens that are computed of an item: of tiles all.
+/// Output tokens that are computed of an item: of tiles all, learned rows not.
 fn n_computed(case: &Case, input: &EncoderInput) -> usize {
+    if let Features::Towers(inputs) = &input.features {
+        let [first, second] = inputs.each_ref().map(|input| n_computed(case, input));
+        return first * case.model().spec().decoder.row_parts().get() + second;
+    }
     let Features::Tiles { patches, .. } = &input.features else { return input.n_tokens as usize };
     let model = case.model();
     let encoder = model.spec().encoder.as_ref().expect("an encoder");
