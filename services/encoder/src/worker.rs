@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use triptych_core::limits::Limits;
-use triptych_core::{DType, Failure, RowTypes, WorkerId};
+use triptych_core::{DType, RowTypes, WorkerId};
 use triptych_ec::connector::{ConnectorSettings, Publish, WorkerRole, connect};
 use triptych_ec::object::MacKeys;
 use triptych_ec::server::EcObjectsService;
@@ -103,14 +103,12 @@ pub enum EncoderError {
         source: ModelError,
     },
     /// An encoder that does not take an adapter.
-    #[error("cannot load the adapter {name} on the encoder of {model}: {}", failure.message)]
+    #[error("cannot load the adapter {name}: {message}")]
     AdapterOfEncoder {
         /// Its name.
         name: String,
-        /// Name of the base model.
-        model: String,
         /// Cause.
-        failure: Failure,
+        message: String,
     },
     /// End of the gRPC server.
     #[error(transparent)]
@@ -430,10 +428,10 @@ impl LoadedModel {
             created: SystemTime::now(),
         };
         for (adapter, parts) in self.adapters {
-            served.load_adapter(&adapter, parts).await.map_err(|failure| EncoderError::AdapterOfEncoder {
-                name: adapter.clone(),
-                model: name.clone(),
-                failure,
+            let loaded = served.load_adapter(&adapter, parts).await;
+            loaded.map_err(|failure| EncoderError::AdapterOfEncoder {
+                name: adapter,
+                message: failure.message,
             })?;
         }
         Ok((name, served))
