@@ -1,7 +1,6 @@
 //! Reasons for which an encoder worker cannot start, or ends.
 
 use thiserror::Error;
-use triptych_core::Failure;
 use triptych_models::ModelError;
 use triptych_runtime::serve::ServeError;
 
@@ -25,14 +24,12 @@ pub enum EncoderError {
         source: ModelError,
     },
     /// An encoder that does not take an adapter.
-    #[error("cannot load the adapter {name} on the encoder of {model}: {}", failure.message)]
+    #[error("cannot load the adapter {name}: {message}")]
     AdapterOfEncoder {
         /// Its name.
         name: String,
-        /// Name of the base model.
-        model: String,
         /// Cause.
-        failure: Failure,
+        message: String,
     },
     /// End of the gRPC server.
     #[error(transparent)]

@@ -150,10 +150,10 @@ impl LoadedModel {
             created: SystemTime::now(),
         };
         for (adapter, parts) in self.adapters {
-            served.load_adapter(&adapter, parts).await.map_err(|failure| EncoderError::AdapterOfEncoder {
-                name: adapter.clone(),
-                model: name.clone(),
-                failure,
+            let loaded = served.load_adapter(&adapter, parts).await;
+            loaded.map_err(|failure| EncoderError::AdapterOfEncoder {
+                name: adapter,
+                message: failure.message,
             })?;
         }
         Ok((name, served))

@@ -50,7 +50,12 @@ impl<'a> UnitValues<'a> {
     }
 }
 
-impl EncodeUnit<'_> {
+impl<'a> EncodeUnit<'a> {
+    /// A unit of an item without an adapter.
+    fn plain(item: usize, grid: [usize; 3], patches: [usize; 2], values: UnitValues<'a>) -> Self {
+        Self { item, adapter: None, grid, patches, values }
+    }
+
     /// Rows that the stem makes of it.
     pub fn n_rows(&self) -> usize {
         self.grid.iter().product()
@@ -71,7 +76,7 @@ pub(super) fn units<'a>(
             let grid = [t as usize, h as usize, w as usize];
             check_grid(spec, grid, patch, values.len())?;
             let patches = [grid[1], grid[2]];
-            Ok(vec![EncodeUnit { item, adapter: None, grid, patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit::plain(item, grid, patches, UnitValues::Floats(values))])
         }
         (StemSpec::Patches { patch, .. }, Features::Patches(values), &Extent::Video { t, h, w, .. }) => {
             let grid = [t as usize, h as usize, w as usize];
@@ -89,7 +94,7 @@ pub(super) fn units<'a>(
                 return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
             }
             let values = UnitValues::Both(patches, tokens);
-            Ok(vec![EncodeUnit { item, adapter: None, grid: [1, 1, n_rows], patches: grid, values }])
+            Ok(vec![EncodeUnit::plain(item, [1, 1, n_rows], grid, values)])
         }
         (
             &StemSpec::Mel { n_mels, n_frames, .. },
@@ -102,7 +107,7 @@ pub(super) fn units<'a>(
         (StemSpec::Tiles(tiles), Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let grid = tiles_grid(tiles, patches, values.len())?;
-            Ok(vec![EncodeUnit { item, adapter: None, grid, patches, values: UnitValues::Floats(values) }])
+            Ok(vec![EncodeUnit::plain(item, grid, patches, UnitValues::Floats(values))])
         }
         (StemSpec::Wave(wave), Features::Samples(samples), &Extent::Windows { n_windows, .. }) => {
             wave_units(wave, (item, input), (samples, n_windows as usize))
@@ -112,37 +117,19 @@ pub(super) fn units<'a>(
                 return Err(shape("tokens", vec![max_tokens], vec![ids.len(), input.n_tokens as usize]));
             }
             let grid = [1, 1, ids.len()];
-            Ok(vec![EncodeUnit {
-                item,
-                adapter: None,
-                grid,
-                patches: [0; 2],
-                values: UnitValues::Tokens(ids),
-            }])
+            Ok(vec![EncodeUnit::plain(item, grid, [0; 2], UnitValues::Tokens(ids))])
         }
         (&StemSpec::PrefixedPatches { grid, .. }, Features::Tiles { patches, rows }, Extent::Grid { .. }) => {
             check_tiles(spec, grid, [patches.len(), input.n_tokens as usize], rows)?;
             let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
             let grid_rows = [1, 1, spec.stem.image_rows(grid).unwrap_or(0)];
-            let unit = |v| EncodeUnit {
-                item,
-                adapter: None,
-                grid: grid_rows,
-                patches: grid,
-                values: UnitValues::Floats(v),
-            };
+            let unit = |v| EncodeUnit::plain(item, grid_rows, grid, UnitValues::Floats(v));
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let n_rows = plane_rows(stem, patches, values.len())?;
-            Ok(vec![EncodeUnit {
-                item,
-                adapter: None,
-                grid: [1, 1, n_rows],
-                patches,
-                values: UnitValues::Floats(values),
-            }])
+            Ok(vec![EncodeUnit::plain(item, [1, 1, n_rows], patches, UnitValues::Floats(values))])
         }
         _ => Err(shape("features", vec![], vec![])),
     }
@@ -151,13 +138,7 @@ pub(super) fn units<'a>(
 /// The units of a video whose grid was checked: its frames, which do not attend to each other, so that a long video is no large
 /// unit.
 fn frames(item: usize, [n_frames, h, w]: [usize; 3], values: &[f32]) -> Vec<EncodeUnit<'_>> {
-    let unit = |values| EncodeUnit {
-        item,
-        adapter: None,
-        grid: [1, h, w],
-        patches: [h, w],
-        values: UnitValues::Floats(values),
-    };
+    let unit = |values| EncodeUnit::plain(item, [1, h, w], [h, w], UnitValues::Floats(values));
     values.chunks_exact((values.len() / n_frames.max(1)).max(1)).map(unit).collect()
 }
 
@@ -183,13 +164,7 @@ fn mel_units<'a>(
     if n_windows.checked_mul(n_mels * n_frames) != Some(values.len()) {
         return Err(shape("mel", dims.to_vec(), vec![values.len()]));
     }
-    let unit = |values| EncodeUnit {
-        item,
-        adapter: None,
-        grid: [1, 1, n_rows],
-        patches: [0; 2],
-        values: UnitValues::Floats(values),
-    };
+    let unit = |values| EncodeUnit::plain(item, [1, 1, n_rows], [0; 2], UnitValues::Floats(values));
     Ok(values.chunks_exact((n_mels * n_frames).max(1)).map(unit).collect())
 }
 
@@ -200,8 +175,7 @@ fn wave_units<'a>(
     (samples, n_windows): (&'a [f32], usize),
 ) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
     let line = |values: &[f32]| [1, 1, wave.n_rows(values.len())];
-    let unit =
-        |v| EncodeUnit { item, adapter: None, grid: line(v), patches: [0; 2], values: UnitValues::Floats(v) };
+    let unit = |v| EncodeUnit::plain(item, line(v), [0; 2], UnitValues::Floats(v));
     let units: Vec<EncodeUnit<'a>> = samples.chunks(wave.window).map(unit).collect();
     let n_units = units.len();
     let n_rows = units.iter().map(EncodeUnit::n_rows).sum::<usize>();
@@ -226,7 +200,7 @@ fn chunk_units<'a>(
     let unit = |(i, values): (usize, &'a [f32])| {
         let n_rows = chunks.n_rows((n_valid - i * n_frames).min(n_frames));
         let grid = [1, 1, n_rows];
-        EncodeUnit { item, adapter: None, grid, patches: [0; 2], values: UnitValues::Floats(values) }
+        EncodeUnit::plain(item, grid, [0; 2], UnitValues::Floats(values))
     };
     Ok(mel.chunks((n_frames * chunks.n_mels).max(1)).enumerate().map(unit).collect())
 }
@@ -351,13 +325,7 @@ mod tests {
     #[test]
     fn runs_hold_every_piece_once_and_stay_under_the_limit() {
         let sizes = [3, 3, 9, 1, 1, 1, 1, 4];
-        let unit = |&n| EncodeUnit {
-            item: 0,
-            adapter: None,
-            grid: [1, 1, n],
-            patches: [0; 2],
-            values: UnitValues::Tokens(&[]),
-        };
+        let unit = |&n| EncodeUnit::plain(0, [1, 1, n], [0; 2], UnitValues::Tokens(&[]));
         let units: Vec<EncodeUnit<'_>> = sizes.iter().map(unit).collect();
         let runs: Vec<Vec<usize>> = runs(&units, 4, EncodeUnit::n_rows)
             .iter()
