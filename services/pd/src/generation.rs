@@ -242,7 +242,7 @@ impl RunningRequest {
             match action {
                 SpeechAction::Retry { position, temperature } => self.decode_again(position, temperature)?,
                 SpeechAction::Align { position, tokens } => self.align(position, tokens)?,
-                SpeechAction::Emit(settled) => deltas.extend(self.assembler.push_window(settled)?),
+                SpeechAction::Emit(settled) => deltas.extend(self.assembler.push_window(*settled)?),
             }
         }
         Ok(deltas)

@@ -57,7 +57,7 @@ pub enum SpeechAction {
         tokens: Vec<u32>,
     },
     /// Emit a window that is settled and next in order.
-    Emit(SettledWindow),
+    Emit(Box<SettledWindow>),
 }
 
 /// A settled window.
@@ -247,7 +247,7 @@ impl WindowBuffer {
     fn release(&mut self, index: usize) -> Vec<SpeechAction> {
         let mut actions = Vec::new();
         while let Some(settled) = self.emit_next(index) {
-            actions.push(SpeechAction::Emit(settled));
+            actions.push(SpeechAction::Emit(Box::new(settled)));
         }
         actions
     }
