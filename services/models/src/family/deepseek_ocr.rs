@@ -3,7 +3,7 @@
 //! After <https://github.com/huggingface/transformers/blob/v5.24.0/src/transformers/models/deepseek_ocr2/modeling_deepseek_ocr2.py>.
 //! The first tower is that of Segment Anything; the second a Qwen2 that reads its rows and as many learned queries, and whose rows
 //! of queries are projected to the output. Quirks: rows of the image attend to each other, queries to those up to their own;
-//! a part of an image has three quarters of its pixels on a side, so the first tower's positions and offsets are resampled; a
+//! a part of an image has 0.75 of its pixels on a side, so the first tower's positions and offsets are resampled; a
 //! learned row ends an image. Of the checkpoint the names of its authors are read, which `save_pretrained` writes too. The
 //! decoder's attention is that of Llama: latent attention (MLA), which the configurations of its authors allow, is refused.
 

@@ -105,7 +105,7 @@ fn towers_and_attention_that_deepseek_ocr_does_not_have_are_refused_by_key() {
     let file = "preprocessor_config.json";
     check(file, "/crop_to_patches", false.into(), " is false, expected true");
     check(file, "/max_patches", 9.into(), " is 9, expected 6, which is asked for whatever it is");
-    let part = " is 32, expected 24, three quarters of image_size in config.json";
+    let part = " is 32, expected 24, 0.75 of image_size in config.json";
     check(file, "/tile_size", 32.into(), part);
     let whole = " is {\"height\":16,\"width\":16}, expected 32 by 32, as image_size in config.json";
     check(file, "/size", json!({ "height": 16, "width": 16 }), whole);

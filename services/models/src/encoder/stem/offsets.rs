@@ -16,7 +16,7 @@ use triptych_kernels::ops::{
 };
 use triptych_kernels::{Backend, KernelError};
 
-/// What all layers with squares of one side share: 0 and 1 alone.
+/// Zeros and ones that all layers with squares of one side share.
 pub(super) struct Placements<B: Backend> {
     /// Rows on a side.
     side: usize,

@@ -53,7 +53,7 @@ pub(crate) struct SamRows {
     places: Vec<Indices>,
 }
 
-/// What all views of one size share.
+/// Arrays that all views of one size share.
 #[derive(Clone, Copy)]
 struct StagedView {
     side: usize,

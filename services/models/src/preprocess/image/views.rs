@@ -55,7 +55,7 @@ impl ViewsProcessor {
             return Err(file.wrong("size", &format!("{whole} by {whole}, as image_size in config.json")));
         }
         if file.u32("tile_size")?.unwrap_or(768) != part {
-            let expected = format!("{part}, three quarters of image_size in config.json");
+            let expected = format!("{part}, 0.75 of image_size in config.json");
             return Err(file.wrong("tile_size", &expected));
         }
         if file.bool("crop_to_patches")? == Some(false) {
