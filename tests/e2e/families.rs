@@ -277,6 +277,7 @@ async fn whole_images_and_tiles_answer_as_transformers() {
         "internvl_qwen2",
         "internvl_chat_internlm2",
         "mistral3_merged",
+        "deepseek_ocr2_windows",
         "glm_ocr_odd_heads",
         "cogagent_chat",
     ];

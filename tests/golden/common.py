@@ -80,7 +80,7 @@ def round_weights(model, dtype):
 
 def expanded(model, expand_size=1, is_encoder_decoder=False, input_ids=None, **inputs):
     """Inputs of so many beams of one prompt, each with all of its items."""
-    items = ("pixel_values", "image_grid_thw", "input_features", "feature_attention_mask", "input_features_mask")
+    items = ("pixel_values", "pixel_values_local", "num_local_patches", "image_grid_thw", "input_features", "feature_attention_mask", "input_features_mask")
 
     def repeated(name, value):
         if name == "mm_encoder_outputs" and value:

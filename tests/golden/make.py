@@ -28,6 +28,7 @@ def main(groups):
     import audio_chat
     import chat_tools
     import cogagent
+    import deepseek_ocr
     import experts
     import generation
     import gemma
@@ -88,6 +89,7 @@ def main(groups):
         "qwen3_5_text": lambda: text_decoders.make(("qwen3_5_text",)),
         "gemma_text": lambda: text_decoders.make(("gemma2", "gemma3_text")),
         "pixtral": pixtral.make,
+        "deepseek_ocr2": deepseek_ocr.make,
         "glm_ocr": glm.make,
         "bart": text.make_bart,
         "m2m_100": text.make_m2m_100,
@@ -108,6 +110,7 @@ def main(groups):
         "logits": logits.make,
         "names": names.make,
         "names_experts": experts.make_names,
+        "names_deepseek_ocr2": deepseek_ocr.make_names,
         "names_qwen3_asr": qwen3_asr.make_names,
         "names_vision": names_vision.make,
         "tokenizers": tokenizers_golden.make,

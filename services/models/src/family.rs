@@ -10,6 +10,7 @@ mod bart;
 mod causal;
 mod cogagent;
 mod config;
+mod deepseek_ocr;
 mod experts;
 mod fairseq;
 mod florence;
@@ -82,6 +83,8 @@ pub enum Family {
     Qwen3Asr,
     /// Voxtral.
     Voxtral,
+    /// DeepSeek-OCR-2.
+    DeepseekOcr2,
     /// GLM-OCR.
     GlmOcr,
     /// LLaVA-1.5, and Pixtral, whose configuration is LLaVA's.
@@ -136,7 +139,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -147,6 +150,7 @@ impl Family {
         Self::Qwen2Audio,
         Self::Qwen3Asr,
         Self::Voxtral,
+        Self::DeepseekOcr2,
         Self::GlmOcr,
         Self::Llava,
         Self::LlavaNext,
@@ -207,6 +211,7 @@ impl Family {
             Self::Qwen2Audio => "qwen2_audio",
             Self::Qwen3Asr => "qwen3_asr",
             Self::Voxtral => "voxtral",
+            Self::DeepseekOcr2 => "deepseek_ocr2",
             Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
@@ -284,6 +289,7 @@ impl Family {
             Self::Qwen2Audio => qwen_audio::spec(config),
             Self::Qwen3Asr => qwen3_asr::spec(config),
             Self::Voxtral => voxtral::spec(config),
+            Self::DeepseekOcr2 => deepseek_ocr::spec(config),
             Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),

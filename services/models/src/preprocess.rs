@@ -45,6 +45,15 @@ pub enum Features {
         /// The output rows.
         rows: TileRows,
     },
+    /// Square views of an image, of one size or another, and the output rows that are taken of them.
+    Views {
+        /// `[Σ side², patch_dim]`, view by view, patches row by row.
+        patches: Vec<f32>,
+        /// Patches on a side of each view.
+        sides: Vec<u32>,
+        /// The output rows.
+        rows: TileRows,
+    },
     /// Patches of an image, as in [`Self::Patches`], and the ids of the text that is encoded with it.
     Captioned {
         /// `[n_patches, patch_dim]`.

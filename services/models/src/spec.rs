@@ -10,6 +10,7 @@ mod names;
 mod positions;
 mod projector;
 mod recurrent;
+mod sam;
 mod stem;
 mod work;
 
@@ -19,6 +20,7 @@ pub use names::*;
 pub use positions::*;
 pub use projector::*;
 pub use recurrent::*;
+pub use sam::*;
 pub use stem::*;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -72,7 +74,13 @@ impl EncoderSpec {
     /// Rows of the stack that become one output row.
     pub fn merged_rows(&self) -> usize {
         let joined = self.projector.as_ref().map_or(1, |projector| projector.group().max(1));
-        joined * self.extras.pooled.unwrap_or(1).max(1)
+        let halves = if self.has_queries() { 2 } else { 1 };
+        joined * halves * self.extras.pooled.unwrap_or(1).max(1)
+    }
+
+    /// True if the second half of an image's rows are learned queries.
+    pub fn has_queries(&self) -> bool {
+        self.projector.as_ref().is_some_and(|projector| projector.rows == ProjectedRows::Queries)
     }
 
     /// Side of the square of rows that become one output row.
@@ -84,7 +92,7 @@ impl EncoderSpec {
     pub fn contiguous_side(&self) -> usize {
         match self.projector.as_ref().map(|projector| projector.rows) {
             Some(ProjectedRows::All) => self.merged_side(),
-            Some(ProjectedRows::Patches | ProjectedRows::Line) | None => 1,
+            Some(ProjectedRows::Patches | ProjectedRows::Line | ProjectedRows::Queries) | None => 1,
         }
     }
 
@@ -98,7 +106,9 @@ impl EncoderSpec {
                 let whole = grid.iter().all(|n| n.is_multiple_of(side));
                 whole.then_some(grid[0] * grid[1] / (side * side))
             }
-            Some(ProjectedRows::All | ProjectedRows::Line) | None => Some(stack_rows / self.merged_rows()),
+            Some(ProjectedRows::All | ProjectedRows::Line | ProjectedRows::Queries) | None => {
+                Some(stack_rows / self.merged_rows())
+            }
         }
     }
 
@@ -107,6 +117,7 @@ impl EncoderSpec {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {
             StemSpec::Tiles(tiles) => vec![tiles.names.projection],
             StemSpec::Captioned(captioned) => vec![captioned.names.tower, captioned.names.projector],
+            StemSpec::Sam(sam) => vec![sam.names.prefixes, sam.queries[0], sam.queries[1]],
             _ => Vec::new(),
         };
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));

@@ -8,7 +8,7 @@ use super::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{InputLayer, StagedPositions};
 use crate::spec::{EncoderSpec, Positions, StemSpec};
-use triptych_kernels::ops::{Indices, Sequences, StageBuilder, WeightedRows};
+use triptych_kernels::ops::{Indices, Mask, MaskBounds, Sequences, StageBuilder, WeightedRows};
 use triptych_kernels::{Backend, KernelError};
 
 mod grid;
@@ -30,6 +30,8 @@ pub(super) struct RowLayout {
     pub order: Option<WindowOrder>,
     /// Rows of a learned grid of positions, in the order of the layers; `None` without one.
     pub grid_rows: Option<GridRows>,
+    /// Rows after its own that each row attends to, `[n_rows]`, and to all before it; `None`: every row to all of its sequence.
+    pub ahead: Option<Vec<u32>>,
 }
 
 /// A reordering of rows that makes each window contiguous.
@@ -56,6 +58,8 @@ pub(super) struct StagedLayout {
     pub grid_rows: Option<WeightedRows>,
     /// Rows of the keys; `None`: all, in their order.
     pub key_rows: Option<Indices>,
+    /// The keys that a row may attend to.
+    pub mask: Mask,
 }
 
 impl RowLayout {
@@ -100,7 +104,11 @@ impl RowLayout {
         let rows = self.positions.iter().map(|[.., x]| *x);
         let positions = input.stage(builder, rows, &self.positions)?;
         let grid_rows = self.grid_rows.as_ref().map(|rows| rows.stage(builder)).transpose()?;
-        Ok(StagedLayout { whole, windows, positions, order, grid_rows, key_rows: None })
+        let mask = match &self.ahead {
+            None => Mask::Full,
+            Some(ahead) => Mask::causal(MaskBounds { window: None, ahead: Some(builder.indices(ahead)?) }),
+        };
+        Ok(StagedLayout { whole, windows, positions, order, grid_rows, key_rows: None, mask })
     }
 
     /// The layout with rows of padding; offsets stay those of the units.
@@ -109,6 +117,9 @@ impl RowLayout {
         self.positions.resize(room.n_rows.max(n_real), [0; 3]);
         if let Some(rows) = &mut self.grid_rows {
             rows.resize(room.n_rows);
+        }
+        if let Some(ahead) = &mut self.ahead {
+            ahead.resize(room.n_rows.max(n_real), 0);
         }
         if let Some(order) = &mut self.order {
             order.stem_rows.extend(n_real as u32..room.n_rows as u32);
@@ -151,6 +162,7 @@ impl RowLayout {
         {
             layout.positions = units.iter().flat_map(|unit| prefixed_positions(unit, *n_prefix)).collect();
         }
+        layout.ahead = spec.has_queries().then(|| units.iter().flat_map(rows_ahead).collect());
         if spec.windows.is_some() {
             layout.order = Some(WindowOrder::of(stem_order, side * side));
         } else {
@@ -158,6 +170,12 @@ impl RowLayout {
         }
         layout
     }
+}
+
+/// Rows after its own that each row of a unit attends to: those of the first half to each other, learned queries to none.
+fn rows_ahead(unit: &EncodeUnit<'_>) -> impl Iterator<Item = u32> {
+    let n_patches = unit.n_rows() as u32 / 2;
+    (0..n_patches).rev().chain(std::iter::repeat_n(0, n_patches as usize))
 }
 
 /// Adds sequences by their offsets, with those of padding where there is room for so many rows.

@@ -8,7 +8,9 @@ mod input;
 mod join;
 mod mel;
 mod mel_chunks;
+mod offsets;
 mod prefixed;
+mod sam;
 mod swin;
 mod tiles;
 mod wave;
@@ -27,6 +29,7 @@ pub(super) use join::joined;
 use mel::{MelRows, MelShape, MelStem};
 use mel_chunks::{MelChunkRows, MelChunkStem};
 use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
+use sam::{SamRows, SamStem};
 use swin::{SwinRows, SwinStem};
 use tiles::{StagedTiles, TileStem};
 pub(super) use tiles::{gated_tiles, table_of};
@@ -45,6 +48,7 @@ pub(super) enum Stem<B: Backend> {
     Shifted(SwinStem<B>),
     Captioned(Box<CaptionedStem<B>>),
     Tiles(Box<TileStem<B>>),
+    Sam(Box<SamStem<B>>),
 }
 
 /// A stem whose arrays for a run are in a step.
@@ -59,6 +63,7 @@ pub(super) enum StagedStem<'a, B: Backend> {
     Shifted(&'a SwinStem<B>, SwinRows),
     Captioned(&'a CaptionedStem<B>, CaptionedRows),
     Tiles(&'a TileStem<B>, StagedTiles),
+    Sam(&'a SamStem<B>, Box<SamRows>),
 }
 
 impl<B: Backend> Stem<B> {
@@ -107,6 +112,9 @@ impl<B: Backend> Stem<B> {
                 let stem = CaptionedStem::load(loader.backend(), weights, captioned, tokens)?;
                 Ok(Self::Captioned(Box::new(stem)))
             }
+            StemSpec::Sam(ref sam) => {
+                Ok(Self::Sam(Box::new(SamStem::load(loader.backend(), weights, (sam, hidden))?)))
+            }
             StemSpec::Swin(ref pyramid) => {
                 Ok(Self::Shifted(SwinStem::load(loader, pyramid, &spec.names.stack)?))
             }
@@ -135,6 +143,7 @@ impl<B: Backend> Stem<B> {
             Self::Shifted(stem) => StagedStem::Shifted(stem, stem.stage(builder, units)?),
             Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
             Self::Tiles(stem) => StagedStem::Tiles(stem, stem.stage(builder, units)?),
+            Self::Sam(stem) => StagedStem::Sam(stem, Box::new(stem.stage(builder, units)?)),
         })
     }
 
@@ -150,9 +159,11 @@ impl<B: Backend> Stem<B> {
     ) -> Result<StagedStem<'_, B>, KernelError> {
         match self {
             Self::Mel(stem) => Ok(StagedStem::Mel(stem, stem.stage(builder, units, Some(room.n_rows))?)),
-            Self::MelChunks(_) | Self::Patches { .. } | Self::Shifted(_) | Self::Captioned(_) => {
-                self.stage(builder, units)
-            }
+            Self::MelChunks(_)
+            | Self::Patches { .. }
+            | Self::Shifted(_)
+            | Self::Captioned(_)
+            | Self::Sam(_) => self.stage(builder, units),
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Tiles(stem) => Ok(StagedStem::Tiles(stem, stem.stage_in(builder, units, room.max_units)?)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
@@ -176,8 +187,8 @@ impl<B: Backend> Stem<B> {
             Self::Wave(stem) => (stem.packed_samples(units), (stem.n_packed(room), 1)),
             Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
             Self::Tiles(stem) => stem.features(units, room.max_units),
-            // Its forwards are not captured.
-            Self::MelChunks(_) | Self::Tokens(_) => (Vec::new(), (0, 0)),
+            // Tokens are staged; the others' forwards are not captured.
+            Self::MelChunks(_) | Self::Tokens(_) | Self::Sam(_) => (Vec::new(), (0, 0)),
         };
         values.resize(dims.0 * dims.1, 0.0);
         (values, dims)
@@ -213,7 +224,8 @@ impl<B: Backend> StagedStem<'_, B> {
             (Self::Wave(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
             (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
             (Self::Tiles(stem, rows), input) => stem.forward(backend, step, input, *rows),
-            (Self::MelChunks(..) | Self::Wave(..), StemInput::Rows(_))
+            (Self::Sam(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
+            (Self::MelChunks(..) | Self::Wave(..) | Self::Sam(..), StemInput::Rows(_))
             | (Self::PackedWave(..), StemInput::Units(_)) => {
                 Err(KernelError::NotCapturable { op: "encode" }.into())
             }

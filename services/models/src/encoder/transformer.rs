@@ -202,6 +202,7 @@ impl<B: Backend> TransformerEncoder<B> {
             order: None,
             grid_rows: None,
             key_rows: Some(key_rows),
+            mask: Mask::Full,
         };
         Ok(StagedRows {
             layout,
@@ -248,7 +249,7 @@ impl<B: Backend> TransformerEncoder<B> {
                 x = second.input((backend, step), &x, tiles)?;
             }
             let seqs = if layer.full_attention { layout.whole } else { layout.windows };
-            let seqs = Varlen { seqs, mask: Mask::Full, bias: self.input_layer.score_bias(i) };
+            let seqs = Varlen { seqs, mask: layout.mask, bias: self.input_layer.score_bias(i) };
             let rotation = self.input_layer.rotation(i, layout.positions);
             let rows = AttentionRows { seqs, rotation, key_rows: layout.key_rows };
             x = layer.forward(on, step, &x, rows)?;
@@ -297,7 +298,7 @@ impl<B: Backend> TransformerEncoder<B> {
             }
             StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
             StemSpec::Tiles(tiles) => Some(GraphUnits::Fixed(tiles.image_rows().max(1))),
-            StemSpec::MelChunks(_) => None,
+            StemSpec::MelChunks(_) | StemSpec::Sam(_) => None,
         }
     }
 
@@ -378,7 +379,7 @@ impl<B: Backend> TransformerEncoder<B> {
     /// Output rows of a unit.
     fn n_tokens(&self, unit: &EncodeUnit<'_>) -> usize {
         match self.projected_rows() {
-            ProjectedRows::All | ProjectedRows::Line => unit.n_rows() / self.group(),
+            ProjectedRows::All | ProjectedRows::Line | ProjectedRows::Queries => unit.n_rows() / self.group(),
             ProjectedRows::Patches => unit.patches[0] * unit.patches[1] / self.group(),
         }
     }
@@ -394,8 +395,10 @@ impl<B: Backend> TransformerEncoder<B> {
         units: &[EncodeUnit<'_>],
     ) -> Result<Option<Indices>, ModelError> {
         let side = self.spec.merged_side();
-        if self.projected_rows() != ProjectedRows::Patches {
-            return Ok(None);
+        match self.projected_rows() {
+            ProjectedRows::Patches => {}
+            ProjectedRows::Queries => return Ok(Some(builder.indices(&query_rows(units))?)),
+            ProjectedRows::All | ProjectedRows::Line => return Ok(None),
         }
         let mut rows = Vec::new();
         let mut end = 0;
@@ -414,7 +417,9 @@ impl<B: Backend> TransformerEncoder<B> {
 
     /// Output rows of an item, from those of its tiles.
     fn assembled(&self, input: &EncoderInput, tiles: Vec<f32>) -> Vec<f32> {
-        let Features::Tiles { rows, .. } = &input.features else { return tiles };
+        let (Features::Tiles { rows, .. } | Features::Views { rows, .. }) = &input.features else {
+            return tiles;
+        };
         let width = self.spec.output_width();
         let n_rows = tiles.len() / width.max(1);
         let row = |place: &u32| {
@@ -547,6 +552,16 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
     fn unload_adapter(&mut self, id: AdapterId) {
         self.adapters.unload(id);
     }
+}
+
+/// The second half of the rows of each unit.
+fn query_rows(units: &[EncodeUnit<'_>]) -> Vec<u32> {
+    let mut end = 0;
+    let of_unit = |unit: &EncodeUnit<'_>| {
+        end += unit.n_rows() as u32;
+        end - unit.n_rows() as u32 / 2..end
+    };
+    units.iter().flat_map(of_unit).collect()
 }
 
 /// Learned output rows, one under the other: `[n, out]`.

@@ -1,7 +1,7 @@
 //! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
 
 use crate::preprocess::{EncoderInput, Features, TileRows};
-use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, StemSpec, TilesSpec, WaveSpec};
+use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, SamSpec, StemSpec, TilesSpec, WaveSpec};
 use triptych_core::{AdapterId, Extent};
 use triptych_kernels::KernelError;
 
@@ -126,6 +126,12 @@ pub(super) fn units<'a>(
             let unit = |v| EncodeUnit::plain(item, grid_rows, grid, UnitValues::Floats(v));
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
+        (StemSpec::Sam(sam), Features::Views { patches, sides, rows }, Extent::Grid { .. }) => {
+            let units = view_units(sam, item, (patches, sides))?;
+            let n_rows = units.iter().map(|unit| unit.n_rows() / spec.merged_rows()).sum();
+            check_rows(spec, [n_rows, input.n_tokens as usize], rows)?;
+            Ok(units)
+        }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
             let n_rows = plane_rows(stem, patches, values.len())?;
@@ -232,12 +238,49 @@ fn check_tiles(
 ) -> Result<(), KernelError> {
     let of_tile = grid[0] * grid[1] * spec.stem.patch_values();
     let n_tiles = n_values / of_tile.max(1);
-    let n_known = n_tiles * spec.image_tokens(grid).unwrap_or(0) + spec.extras.learned_rows.len();
+    if n_tiles * of_tile != n_values {
+        return Err(shape("tiles", vec![n_tiles, of_tile], vec![n_values]));
+    }
+    check_rows(spec, [n_tiles * spec.image_tokens(grid).unwrap_or(0), n_tokens], rows)
+}
+
+/// Checks the `n_tokens` output rows that are taken of `n_rows` rows of tiles and of the learned rows.
+fn check_rows(
+    spec: &EncoderSpec,
+    [n_rows, n_tokens]: [usize; 2],
+    rows: &TileRows,
+) -> Result<(), KernelError> {
+    let n_known = n_rows + spec.extras.learned_rows.len();
     let is_known = rows.places.iter().all(|place| (*place as usize) < n_known);
     let is_weighed = rows.weights.is_empty() || rows.weights.len() == rows.places.len();
-    match n_tiles * of_tile == n_values && rows.n_rows() == n_tokens && is_known && is_weighed {
+    match rows.n_rows() == n_tokens && is_known && is_weighed {
         true => Ok(()),
-        false => Err(shape("tiles", vec![of_tile, n_known, n_tokens], vec![n_values, rows.n_rows()])),
+        false => Err(shape("rows of tiles", vec![n_known, n_tokens], vec![rows.n_rows()])),
+    }
+}
+
+/// The units of an image in views, each of so many patches a side.
+fn view_units<'a>(
+    sam: &SamSpec,
+    item: usize,
+    (mut patches, sides): (&'a [f32], &[u32]),
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let of_patch = sam.patch.iter().product::<usize>();
+    let mut units = Vec::with_capacity(sides.len());
+    for side in sides {
+        let grid = [*side as usize; 2];
+        let n_rows = sam.patch_rows(grid).ok_or_else(|| shape("view", sam.sides.to_vec(), grid.to_vec()))?;
+        let n_values = grid[0] * grid[1] * of_patch;
+        let Some((values, rest)) = patches.split_at_checked(n_values) else {
+            return Err(shape("patches", vec![n_values], vec![patches.len()]));
+        };
+        patches = rest;
+        let values = UnitValues::Floats(values);
+        units.push(EncodeUnit { item, adapter: None, grid: [1, 1, 2 * n_rows], patches: grid, values });
+    }
+    match patches.is_empty() {
+        true => Ok(units),
+        false => Err(shape("patches", vec![], vec![patches.len()])),
     }
 }
 

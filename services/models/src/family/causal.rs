@@ -34,6 +34,8 @@ pub(super) enum CausalKind {
     Qwen3Moe,
     /// The decoder of Qwen3-VL with experts.
     Qwen3VlMoe,
+    /// The decoder of DeepSeek-OCR-2: that of Llama with experts.
+    DeepseekOcr2,
 }
 
 /// Values that a class has where a configuration is silent.
@@ -58,6 +60,7 @@ const LLAMA: Defaults = Defaults {
 };
 const MISTRAL: Defaults = Defaults { width: 14_336, n_kv_heads: 8, max_context: 131_072, ..LLAMA };
 const MIXTRAL: Defaults = MISTRAL;
+const DEEPSEEK: Defaults = Defaults { vocab: 102_400, ..LLAMA };
 const QWEN_MOE: Defaults =
     Defaults { hidden: 2048, width: 5632, n_layers: 24, n_heads: 16, n_kv_heads: 16, ..QWEN };
 const QWEN_3_MOE: Defaults = Defaults { width: 6144, n_heads: 32, n_kv_heads: 4, ..QWEN_MOE };
@@ -149,6 +152,7 @@ impl CausalKind {
             Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3Moe | Self::Qwen3VlMoe => "Qwen3MoeForCausalLM",
+            Self::DeepseekOcr2 => "DeepseekOcr2ForConditionalGeneration",
         }
     }
 
@@ -160,6 +164,7 @@ impl CausalKind {
             Self::Mixtral => MIXTRAL,
             Self::Qwen2Moe | Self::Qwen3VlMoe => QWEN_MOE,
             Self::Qwen3Moe => QWEN_3_MOE,
+            Self::DeepseekOcr2 => DEEPSEEK,
         }
     }
 
@@ -171,6 +176,7 @@ impl CausalKind {
             Self::Qwen2Moe => Some(ExpertsKind::Qwen2),
             Self::Qwen3Moe => Some(ExpertsKind::Qwen3),
             Self::Qwen3VlMoe => Some(ExpertsKind::Qwen3Vl),
+            Self::DeepseekOcr2 => Some(ExpertsKind::Deepseek),
         }
     }
 
@@ -184,9 +190,12 @@ impl CausalKind {
                 let qkv = config.flag_or("qkv_bias", true)?;
                 AttentionBias { q: qkv, k: qkv, v: qkv, out: false }
             }
-            Self::Llama | Self::Qwen3 | Self::Qwen35 | Self::Qwen3Moe | Self::Qwen3VlMoe => {
-                AttentionBias { q: all, k: all, v: all, out: all }
-            }
+            Self::Llama
+            | Self::Qwen3
+            | Self::Qwen35
+            | Self::Qwen3Moe
+            | Self::Qwen3VlMoe
+            | Self::DeepseekOcr2 => AttentionBias { q: all, k: all, v: all, out: all },
         })
     }
 
@@ -207,7 +216,7 @@ impl CausalKind {
     fn windows(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
-            Self::Llama | Self::Qwen35 | Self::Qwen3VlMoe => return Ok(Vec::new()),
+            Self::Llama | Self::Qwen35 | Self::Qwen3VlMoe | Self::DeepseekOcr2 => return Ok(Vec::new()),
             Self::Mistral if config.is_null(WINDOW) => return Ok(Vec::new()),
             Self::Mixtral if config.get(WINDOW).is_none() => return Ok(Vec::new()),
             Self::Mistral | Self::Mixtral => vec![true; n_layers],
@@ -316,7 +325,7 @@ pub(super) fn spec(
     let n_heads = config.size_or("num_attention_heads", defaults.n_heads)?;
     // Llama's default is one for each head, whatever their number.
     let n_kv_heads = match kind {
-        CausalKind::Llama => n_heads,
+        CausalKind::Llama | CausalKind::DeepseekOcr2 => n_heads,
         _ => defaults.n_kv_heads.min(n_heads),
     };
     let n_kv_heads = config.size_or("num_key_value_heads", n_kv_heads)?;

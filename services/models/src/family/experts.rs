@@ -1,4 +1,4 @@
-//! Mixtures of experts of the Qwen and Mistral lines: which layers have them, their sizes and their names.
+//! Mixtures of experts of the Qwen, Mistral and DeepSeek lines: which layers have them, their sizes and their names.
 
 use super::Config;
 use crate::error::ModelError;
@@ -16,7 +16,12 @@ pub(super) enum ExpertsKind {
     Qwen3,
     /// Qwen3-VL-MoE.
     Qwen3Vl,
+    /// DeepSeek-OCR-2.
+    Deepseek,
 }
+
+/// Factor on the weights of experts.
+const SCALE: &str = "routed_scaling_factor";
 
 /// Values that a class has where a configuration is silent.
 struct Defaults {
@@ -36,7 +41,7 @@ static QWEN_2: ExpertsNames = ExpertsNames {
     router: "mlp.gate",
     storage: QWEN_LIST,
     shared: Some(SharedExpertNames {
-        gate: "mlp.shared_expert_gate",
+        gate: Some("mlp.shared_expert_gate"),
         parts: ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
     }),
 };
@@ -47,12 +52,22 @@ static QWEN_3_VL: ExpertsNames = ExpertsNames {
     shared: None,
 };
 
+static DEEPSEEK: ExpertsNames = ExpertsNames {
+    router: "mlp.gate",
+    storage: QWEN_LIST,
+    shared: Some(SharedExpertNames {
+        gate: None,
+        parts: ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"],
+    }),
+};
+
 impl ExpertsKind {
     fn defaults(self) -> Defaults {
         match self {
             Self::Mixtral => Defaults { n_experts: 8, top_k: 2, width: 14_336 },
             Self::Qwen2 | Self::Qwen3Vl => Defaults { n_experts: 60, top_k: 4, width: 1408 },
             Self::Qwen3 => Defaults { n_experts: 128, top_k: 8, width: 768 },
+            Self::Deepseek => Defaults { n_experts: 64, top_k: 6, width: 1407 },
         }
     }
 
@@ -62,6 +77,7 @@ impl ExpertsKind {
             Self::Qwen2 => &QWEN_2,
             Self::Qwen3 => &QWEN_3,
             Self::Qwen3Vl => &QWEN_3_VL,
+            Self::Deepseek => &DEEPSEEK,
         }
     }
 
@@ -76,7 +92,10 @@ impl ExpertsKind {
             let key = keys.into_iter().find(|key| config.get(key).is_some()).unwrap_or(keys[0]);
             config.size_or(key, default)
         };
-        let n_experts = by_any(["num_local_experts", "num_experts"], defaults.n_experts)?;
+        let n_experts = match self {
+            Self::Deepseek => by_any(["n_routed_experts", "num_experts"], defaults.n_experts)?,
+            _ => by_any(["num_local_experts", "num_experts"], defaults.n_experts)?,
+        };
         let width_key = if self == Self::Mixtral { "intermediate_size" } else { "moe_intermediate_size" };
         let top_k = config.size_or("num_experts_per_tok", defaults.top_k)?;
         if top_k > n_experts.min(Routing::MAX_TOP_K) {
@@ -85,14 +104,21 @@ impl ExpertsKind {
         }
         let renormalize = match self {
             Self::Mixtral | Self::Qwen3Vl => true,
+            Self::Deepseek => false,
             Self::Qwen2 | Self::Qwen3 => config.flag_or("norm_topk_prob", false)?,
+        };
+        let width = config.size_or(width_key, defaults.width)?;
+        let scale = match self {
+            Self::Deepseek if config.get(SCALE).is_some() => config.number(SCALE)?,
+            _ => 1.0,
         };
         Ok(ExpertsSpec {
             n_experts,
-            width: config.size_or(width_key, defaults.width)?,
-            routing: Routing { top_k, scores: RouterScores::Softmax, renormalize, scale: 1.0 },
+            width,
+            routing: Routing { top_k, scores: RouterScores::Softmax, renormalize, scale },
             activation,
             shared_width: match self {
+                Self::Deepseek => Some(width * config.size_or("n_shared_experts", 2)?),
                 Self::Qwen2 => Some(config.size_or("shared_expert_intermediate_size", 5632)?),
                 Self::Mixtral | Self::Qwen3 | Self::Qwen3Vl => None,
             },
@@ -106,11 +132,28 @@ impl ExpertsKind {
     /// [`ModelError::Config`] for numbers that are none of layers.
     pub(super) fn layers(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
         const DENSE: &str = "mlp_only_layers";
-        if self == Self::Mixtral {
-            return Ok(vec![true; n_layers]);
+        match self {
+            Self::Mixtral => return Ok(vec![true; n_layers]),
+            Self::Deepseek => return listed(config, n_layers),
+            Self::Qwen2 | Self::Qwen3 | Self::Qwen3Vl => {}
         }
         let step = config.size_or("decoder_sparse_step", 1)?;
         let dense = if config.get(DENSE).is_some() { config.sizes(DENSE)? } else { Vec::new() };
         Ok((0..n_layers).map(|layer| (layer + 1) % step == 0 && !dense.contains(&layer)).collect())
     }
+}
+
+/// The layers that a list of kinds has experts in.
+fn listed(config: &Config<'_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+    const KEY: &str = "mlp_layer_types";
+    let list = config.required(KEY)?;
+    let kind = |kind: &serde_json::Value| match kind.as_str() {
+        Some("sparse") => Some(true),
+        Some("dense") => Some(false),
+        _ => None,
+    };
+    let kinds: Option<Vec<bool>> = list.as_array().and_then(|list| list.iter().map(kind).collect());
+    kinds
+        .filter(|kinds| kinds.len() == n_layers)
+        .ok_or_else(|| config.unsupported(KEY, list, format!("{n_layers} of dense and sparse")))
 }

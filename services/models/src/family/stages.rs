@@ -6,7 +6,7 @@ use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
     ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
-    TwoSizesProcessor,
+    TwoSizesProcessor, ViewsProcessor,
 };
 use crate::preprocess::{
     CaptionProcessor, Preprocess, QwenProcessor, TextProcessor, VideoKind, VideoProcessor, VideoSettings,
@@ -43,6 +43,7 @@ impl Family {
             }
             Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
+            Some(TilingSpec::Views) => return Ok(Arc::new(ViewsProcessor::from_dir(dir, spec)?)),
             None => {}
         }
         if let Some(two_sizes) = TwoSizesProcessor::new(spec) {
@@ -96,7 +97,9 @@ impl Family {
                 read(ItemProcessor::Video, &videos.image)?;
                 Arc::new(QwenProcessor::new(images, VideoProcessor::new(videos)))
             }
-            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) => Arc::new(canvas(dir, spec)?),
+            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) | StemSpec::Sam(_) => {
+                Arc::new(canvas(dir, spec)?)
+            }
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
@@ -139,7 +142,7 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::qwen(times), limits)?)
             }
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
-            Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
+            Self::DeepseekOcr2 | Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &llava_placeholder(spec.encoder.as_ref()), limits)?)
             }
             Self::LightOnOcr => {

@@ -18,10 +18,17 @@ pub enum FeedForwardLayer<B: Backend> {
 pub struct Experts<B: Backend> {
     router: B::Linear,
     experts: B::Experts,
-    // A gate of one output, and a mixture of one expert.
-    shared: Option<(B::Linear, B::Experts)>,
+    shared: Option<SharedExpert<B>>,
     routing: Routing,
     activation: Activation,
+}
+
+/// The expert that all tokens share.
+enum SharedExpert<B: Backend> {
+    /// A gate of one output, and a mixture of one expert.
+    Gated(B::Linear, B::Experts),
+    /// Gate and up side by side, and down.
+    Plain(ExpertLayers<B::Linear>),
 }
 
 /// Every token goes to the one expert, weighted by the logistic function of its gate.
@@ -81,9 +88,14 @@ impl<B: Backend> Experts<B> {
         };
         let shared = match (&names.shared, spec.shared_width) {
             (Some(names), Some(width)) => {
-                let gate = loader.router(names.gate, [1, hidden])?;
                 let expert = listed(loader, names.parts, [hidden, width])?;
-                Some((gate, loader.backend().load_experts(vec![expert])?))
+                Some(match names.gate {
+                    None => SharedExpert::Plain(expert),
+                    Some(gate) => SharedExpert::Gated(
+                        loader.router(gate, [1, hidden])?,
+                        loader.backend().load_experts(vec![expert])?,
+                    ),
+                })
             }
             _ => None,
         };
@@ -106,10 +118,19 @@ impl<B: Backend> Experts<B> {
         let logits = &backend.linear(x, &self.router, Activation::None, None)?;
         let sum =
             backend.fused_experts(&self.experts, Routed { x, logits, routing, activation, residual })?;
-        let Some((gate, expert)) = &self.shared else { return Ok(sum) };
-        let logits = &backend.linear(x, gate, Activation::None, None)?;
         let residual = Some(&sum);
-        Ok(backend.fused_experts(expert, Routed { x, logits, routing: SHARED, activation, residual })?)
+        match &self.shared {
+            None => Ok(sum),
+            Some(SharedExpert::Plain(ExpertLayers { gate_up, down })) => {
+                let inner = backend.linear(x, gate_up, Activation::None, None)?;
+                Ok(backend.linear(&backend.gate(&inner, activation)?, down, Activation::None, residual)?)
+            }
+            Some(SharedExpert::Gated(gate, expert)) => {
+                let logits = &backend.linear(x, gate, Activation::None, None)?;
+                let routed = Routed { x, logits, routing: SHARED, activation, residual };
+                Ok(backend.fused_experts(expert, routed)?)
+            }
+        }
     }
 }
 

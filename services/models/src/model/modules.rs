@@ -16,8 +16,9 @@ impl Model {
     /// As [`Model::load_encoder`].
     pub fn encoder_modules(&self) -> Result<EncoderModules, ModelError> {
         let spec = self.spec.encoder.as_ref();
-        let takes =
-            |spec: &&EncoderSpec| !matches!(spec.stem, StemSpec::Tiles(_)) && spec.extras.second.is_none();
+        let takes = |spec: &&EncoderSpec| {
+            !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_)) && spec.extras.second.is_none()
+        };
         let Some(spec) = spec.filter(takes) else {
             return Ok(EncoderModules::default());
         };

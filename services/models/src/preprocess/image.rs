@@ -20,12 +20,14 @@ mod split;
 mod square_tiles;
 mod tiles;
 mod two_sizes;
+mod views;
 
 pub use any_resolution::AnyResolutionProcessor;
 pub(in crate::preprocess) use decode::{decode, on_white};
 pub(in crate::preprocess) use patches::patches;
 pub(in crate::preprocess) use pixels::RgbPixels;
 pub(in crate::preprocess) use resample::resample;
+pub(crate) use resample::resample_grid;
 pub(in crate::preprocess) use resize::PixelBounds;
 
 pub use aspect_ratio::AspectRatioProcessor;
@@ -39,6 +41,7 @@ pub use settings::{ImageSettings, PixelCount, ResizeFilter};
 pub use split::SplitProcessor;
 pub use tiles::TileProcessor;
 pub use two_sizes::TwoSizesProcessor;
+pub use views::ViewsProcessor;
 
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::{ItemError, ModelError};

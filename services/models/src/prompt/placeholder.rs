@@ -202,7 +202,7 @@ impl PlaceholderSpec {
         transcription: None,
         video: None,
     };
-    /// LLaVA-1.5, LLaVA-NeXT.
+    /// LLaVA-1.5, LLaVA-NeXT, DeepSeek-OCR-2.
     pub const LLAVA: Self = Self {
         modality: Modality::Image,
         image: TokenName { keys: &["image_token_index", "image_token_id"], text: "<image>" },

@@ -59,8 +59,8 @@ pub enum ExpertStorage {
 /// Names of the expert that all tokens share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpertNames {
-    /// Gate on the whole expert, `[1, hidden]`.
-    pub gate: &'static str,
+    /// Gate on the whole expert, `[1, hidden]`; `None`: it weighs 1.
+    pub gate: Option<&'static str>,
     /// Gate, up and down.
     pub parts: [&'static str; 3],
 }

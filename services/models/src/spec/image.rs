@@ -68,6 +68,10 @@ pub enum TilingSpec {
     /// The whole image as one tile, then parts of a long image along its longer side (Gemma 3,
     /// <https://arxiv.org/abs/2503.19786>).
     PanAndScan,
+    /// Parts of a large image at the arrangement whose shape is nearest, then the whole image, larger than a part, its shape kept
+    /// and its margins filled; then the first learned row (DeepSeek-OCR-2,
+    /// <https://huggingface.co/deepseek-ai/DeepSeek-OCR-2>).
+    Views,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

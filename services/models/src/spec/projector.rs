@@ -87,7 +87,7 @@ impl ProjectorSpec {
     /// Rows that become one.
     pub fn group(&self) -> usize {
         match self.rows {
-            ProjectedRows::All | ProjectedRows::Patches => self.side * self.side,
+            ProjectedRows::All | ProjectedRows::Patches | ProjectedRows::Queries => self.side * self.side,
             ProjectedRows::Line => self.side,
         }
     }
@@ -111,6 +111,9 @@ pub enum ProjectedRows {
     Patches,
     /// All, which stand in one line, such as those of audio.
     Line,
+    /// The second half of an image's rows: learned queries. They attend to the rows up to their own, those of the first half to
+    /// each other.
+    Queries,
 }
 
 /// The norm of a projector.

@@ -1,6 +1,6 @@
 //! The stem of an encoder: its features to its first rows.
 
-use super::{CaptionedSpec, SwinSpec, TilesNames};
+use super::{CaptionedSpec, SamSpec, SwinSpec, TilesNames};
 
 /// Features to rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +54,8 @@ pub enum StemSpec {
     Swin(SwinSpec),
     /// A tower over the pixels of an image, projected, then rows of a token table.
     Captioned(CaptionedSpec),
+    /// A tower over patches whose grid convolutions make smaller, then as many learned rows.
+    Sam(Box<SamSpec>),
 }
 
 impl StemSpec {
@@ -70,6 +72,7 @@ impl StemSpec {
             }
             Self::Swin(spec) => spec.rows(grid),
             Self::Captioned(spec) => spec.image_rows(grid),
+            Self::Sam(spec) => spec.patch_rows(grid).map(|n| 2 * n),
         }
     }
 
@@ -92,6 +95,7 @@ impl StemSpec {
             }
             Self::Swin(spec) => Some(spec.patch[2]),
             Self::Captioned(_) => Some(1),
+            Self::Sam(spec) => Some(spec.patch[2]),
         }
     }
 
@@ -112,6 +116,7 @@ impl StemSpec {
             Self::PrefixedPatches { patch, .. } => patch.iter().product(),
             Self::Swin(spec) => spec.patch.iter().product(),
             Self::Captioned(spec) => spec.tower.channels(),
+            Self::Sam(spec) => spec.patch.iter().product(),
         }
     }
 }

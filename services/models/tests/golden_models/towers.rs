@@ -1,5 +1,6 @@
 //! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, LightOnOCR, Idefics3, SmolVLM, InternVL, Gemma 3,
-//! GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts to tokens.
+//! DeepSeek-OCR-2, GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts
+//! to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -15,7 +16,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 40] = [
+pub const CASES: [&str; 43] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -47,6 +48,9 @@ pub const CASES: [&str; 40] = [
     "voxtral_odd_heads",
     "voxtral_three_layers",
     "voxtral_long_window",
+    "deepseek_ocr2_windows",
+    "deepseek_ocr2_scaled",
+    "deepseek_ocr2_wide_windows",
     "pixtral_silu",
     "mistral3_merged",
     "mistral3_gelu_biased",
@@ -86,7 +90,18 @@ impl Loaded {
     /// Values of an item by the reference's processor, as the stem reads them.
     fn exact_values(&self, item: &str) -> Vec<f32> {
         match self.encoder().stem.patch_side() {
-            Some(_) => patches(&self.case.values(&format!("image.{item}.pixel_values")), self.encoder()),
+            Some(_) => {
+                let of = |planes: &str| {
+                    patches(&self.case.values(&format!("image.{item}.{planes}")), self.encoder())
+                };
+                // Parts of another size than the whole are stored by themselves, and come first.
+                let has_parts = match &self.items[item].features {
+                    Features::Views { sides, .. } => sides.len() > 1,
+                    _ => false,
+                };
+                let parts = if has_parts { of("parts") } else { Vec::new() };
+                [parts, of("pixel_values")].concat()
+            }
             None => self.case.values(&format!("audio.{item}.input_features")).1,
         }
     }
@@ -95,7 +110,9 @@ impl Loaded {
 /// Values of an item as the stem reads them.
 fn values(features: &mut Features) -> &mut Vec<f32> {
     match features {
-        Features::Patches(values) | Features::Tiles { patches: values, .. } => values,
+        Features::Patches(values)
+        | Features::Tiles { patches: values, .. }
+        | Features::Views { patches: values, .. } => values,
         Features::Mel(values) | Features::MaskedMel { mel: values, .. } => values,
         other => panic!("{other:?} are not values"),
     }

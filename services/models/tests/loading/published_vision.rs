@@ -296,6 +296,45 @@ fn lighton_ocr_1b() {
     check("lighton-ocr-1b", &config, &AS_STORED);
 }
 
+/// As its published sizes are, but for the number of the decoder's layers, of which all but the first are alike.
+#[test]
+fn deepseek_ocr_2() {
+    let config = serde_json::json!({
+        "model_type": "deepseek_ocr2", "image_token_id": 128_815, "tie_word_embeddings": false,
+        "text_config": {
+            "model_type": "deepseek_ocr2_text", "hidden_size": 1280, "intermediate_size": 6848,
+            "max_position_embeddings": 8192, "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "moe_intermediate_size": 896, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+            "num_attention_heads": 10, "num_experts_per_tok": 6, "num_hidden_layers": 3, "num_key_value_heads": 10,
+            "topk_group": 1, "topk_method": "greedy", "vocab_size": 129_280,
+        },
+        "vision_config": {
+            "model_type": "deepseek_ocr2_vision",
+            "encoder_config": {
+                "model_type": "deepseek_ocr2_encoder", "hidden_size": 896, "intermediate_size": 4864,
+                "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+                "rope_parameters": { "rope_theta": 1_000_000.0, "rope_type": "default" },
+            },
+            "sam_config": {
+                "model_type": "deepseek_ocr2_sam_vision_model", "downsample_channels": [512, 896],
+                "global_attn_indexes": [2, 5, 8, 11], "hidden_size": 768, "image_size": 1024, "mlp_dim": 3072,
+                "num_attention_heads": 12, "num_hidden_layers": 12, "output_channels": 256, "patch_size": 16,
+                "window_size": 14,
+            },
+        },
+    });
+    let [head_dim, window, part, whole] = [64, 14, 48, 64];
+    let offsets = |side: usize| 2 * (2 * side - 1) * head_dim;
+    // Zeros and ones that place heads, biases and rows of squares of a side.
+    let placements = |side: usize| (head_dim + 2 * side) * (head_dim + 2 * (2 * side - 2) + side * side);
+    let n_computed = (part * part + whole * whole) * 768
+        + 8 * offsets(window)
+        + 4 * (offsets(part) + offsets(whole))
+        + [window, part, whole].map(placements).iter().sum::<usize>();
+    let not_as_stored = &["pos_embed", "rel_pos", "view_seperator"];
+    check("deepseek-ocr-2", &config, &LoadDifferences { not_as_stored, more_tables: 0, n_computed });
+}
+
 /// The layer that predicts a token further is left out.
 #[test]
 fn glm_ocr() {

@@ -80,6 +80,47 @@ fn unsupported_settings_are_refused_by_key() {
 }
 
 #[test]
+fn towers_and_attention_that_deepseek_ocr_does_not_have_are_refused_by_key() {
+    let check = |file: &str, pointer: &str, value: Value, expect: &str| {
+        let dir = without_weights("deepseek_ocr2_windows");
+        set(dir.path(), file, pointer, value);
+        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
+        let error = Model::open(&source).expect_err("refused").to_string();
+        assert_eq!(error, format!("{file}: {}{expect}", pointer.trim_start_matches('/').replace('/', ".")));
+    };
+    let file = "config.json";
+    check(file, "/text_config/use_mla", true.into(), " is true, expected false");
+    let expect = " is 512, expected null: attention without latent keys and values";
+    check(file, "/text_config/kv_lora_rank", 512.into(), expect);
+    let method = "group_limited_greedy";
+    check(file, "/text_config/topk_method", method.into(), &format!(" is {method}, expected greedy"));
+    let kinds = " is [\"dense\"], expected 2 of dense and sparse";
+    check(file, "/text_config/mlp_layer_types", json!(["dense"]), kinds);
+    check(file, "/vision_config/sam_config/use_rel_pos", false.into(), " is false, expected true");
+    check(file, "/vision_config/sam_config/window_size", 1.into(), " is 1, expected 2 or more");
+    let square = " is [30, 30], expected a square whose side is a multiple of four patches of 2 pixels";
+    check(file, "/vision_config/sam_config/image_size", 30.into(), square);
+    let channels = " is [12, 20], expected two sizes, the second encoder_config's hidden_size, 24";
+    check(file, "/vision_config/sam_config/downsample_channels", json!([12, 20]), channels);
+    let kind = " is \"clip\", expected deepseek_ocr2_encoder";
+    check(file, "/vision_config/encoder_config/model_type", "clip".into(), kind);
+    let window = " is true, expected false";
+    check(file, "/vision_config/encoder_config/use_sliding_window", true.into(), window);
+    let file = "preprocessor_config.json";
+    check(file, "/crop_to_patches", false.into(), " is false, expected true");
+    check(file, "/max_patches", 9.into(), " is 9, expected 6, which is asked for whatever it is");
+    let part = " is 32, expected 24, 0.75 of image_size in config.json";
+    check(file, "/tile_size", 32.into(), part);
+    let whole = " is {\"height\":16,\"width\":16}, expected 32 by 32, as image_size in config.json";
+    check(file, "/size", json!({ "height": 16, "width": 16 }), whole);
+    let colour = " is [127,127], expected three integers from 0 to 255";
+    check(file, "/background_color", json!([127, 127]), colour);
+    let file = "processor_config.json";
+    check(file, "/patch_size", 16.into(), " is 16, expected 2, as config.json has it");
+    check(file, "/downsample_ratio", 2.into(), " is 2, expected 4, as config.json has it");
+}
+
+#[test]
 fn rotations_that_are_not_served_are_refused_by_key() {
     let check = |key: &str, value: Value, expect: &str| {
         let dir = without_weights("glm_ocr_mrope");

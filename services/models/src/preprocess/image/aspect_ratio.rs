@@ -51,28 +51,9 @@ impl AspectRatioProcessor {
         Ok(Self { tiles, arrangements: arrangements(least, most) })
     }
 
-    /// Tiles down and across: those whose shape is nearest, of equals the later while the image has more than half as many
-    /// pixels as they.
-    fn arrangement(&self, image: ImageSize) -> [u32; 2] {
-        let ratio = f64::from(image.width) / f64::from(image.height);
-        let pixels = f64::from(image.width) * f64::from(image.height);
-        let of_tile = f64::from(self.tiles.side) * f64::from(self.tiles.side);
-        let mut best = [1, 1];
-        let mut least = f64::INFINITY;
-        for &[down, across] in &self.arrangements {
-            let distance = (ratio - f64::from(across) / f64::from(down)).abs();
-            let is_filled = pixels > 0.5 * of_tile * f64::from(down * across);
-            if distance < least || (distance == least && is_filled) {
-                least = distance;
-                best = [down, across];
-            }
-        }
-        best
-    }
-
     /// Tiles of an image, and how many there are down and across.
     fn cut(&self, image: RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
-        let [down, across] = self.arrangement(image.size);
+        let [down, across] = nearest(&self.arrangements, image.size, self.tiles.side);
         let whole = self.tiles.tile(image.clone(), limits)?;
         if [down, across] == [1, 1] {
             return Ok((vec![whole], [1, 1]));
@@ -84,8 +65,27 @@ impl AspectRatioProcessor {
     }
 }
 
+/// Tiles down and across, of `side` pixels, of these: those whose shape is nearest to an image's, of equals the later while the
+/// image has more than half as many pixels as they.
+pub(super) fn nearest(arrangements: &[[u32; 2]], image: ImageSize, side: u32) -> [u32; 2] {
+    let ratio = f64::from(image.width) / f64::from(image.height);
+    let pixels = f64::from(image.width) * f64::from(image.height);
+    let of_tile = f64::from(side) * f64::from(side);
+    let mut best = [1, 1];
+    let mut least = f64::INFINITY;
+    for &[down, across] in arrangements {
+        let distance = (ratio - f64::from(across) / f64::from(down)).abs();
+        let is_filled = pixels > 0.5 * of_tile * f64::from(down * across);
+        if distance < least || (distance == least && is_filled) {
+            least = distance;
+            best = [down, across];
+        }
+    }
+    best
+}
+
 /// Every arrangement of `least` to `most` tiles, down and across, by their number.
-fn arrangements(least: u32, most: u32) -> Vec<[u32; 2]> {
+pub(super) fn arrangements(least: u32, most: u32) -> Vec<[u32; 2]> {
     let mut all: Vec<[u32; 2]> = (1..=most)
         .flat_map(|across| (1..=most).map(move |down| [down, across]))
         .filter(|[down, across]| (least..=most).contains(&(down * across)))

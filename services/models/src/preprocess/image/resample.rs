@@ -45,6 +45,36 @@ pub(in crate::preprocess) fn resample(
     if image.size.height == target.height { image } else { down(&image, target.height, kernel) }
 }
 
+/// A square grid of rows `[from · from, width]` at another size, `[to · to, width]`: the bicubic filter in f32, which torch's
+/// `interpolate` with `antialias` has too.
+pub(crate) fn resample_grid(rows: &[f32], [from, to]: [usize; 2], width: usize) -> Vec<f32> {
+    let kernel = Kernel { support: 2.0, at: bicubic };
+    let side = Side { from: from as u32, to: to as u32, kernel };
+    let windows: Vec<(usize, Vec<f64>)> = (0..side.to).map(|i| side.weights(i)).collect();
+    // Along the axis whose places are `stride` values apart, for each start of a line.
+    let along = |values: &[f32], starts: &[usize], stride: usize| -> Vec<f32> {
+        let mut out = Vec::with_capacity(starts.len() * to * width);
+        for start in starts {
+            for (first, weights) in &windows {
+                let mut sums = vec![0.0; width];
+                for (i, weight) in weights.iter().enumerate() {
+                    let row = values.get(start + (first + i) * stride..).unwrap_or_default();
+                    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += *weight as f32 * value);
+                }
+                out.extend(sums);
+            }
+        }
+        out
+    };
+    let lines: Vec<usize> = (0..from).map(|y| y * from * width).collect();
+    let across = along(rows, &lines, width);
+    let columns: Vec<usize> = (0..to).map(|x| x * width).collect();
+    // Column by column: `[to (x), to (y), width]`.
+    let down = along(&across, &columns, to * width);
+    let places = (0..to).flat_map(|y| (0..to).map(move |x| (x * to + y) * width));
+    places.flat_map(|start| down[start..start + width].iter().copied()).collect()
+}
+
 /// A filter as a function of the distance, in pixels of the smaller scale.
 #[derive(Clone, Copy)]
 struct Kernel {
@@ -122,8 +152,8 @@ struct Side {
 }
 
 impl Side {
-    /// The window of pixel `i` of the result.
-    fn window(self, i: u32) -> Window {
+    /// The first pixel of the window of pixel `i` of the result, and weights whose sum is 1.
+    fn weights(self, i: u32) -> (usize, Vec<f64>) {
         let scale = f64::from(self.from) / f64::from(self.to);
         let widened = scale.max(1.0);
         let support = self.kernel.support * widened;
@@ -135,11 +165,17 @@ impl Side {
         let weight = |x: usize| (self.kernel.at)((x as f64 - center + 0.5) * per_pixel);
         let sum: f64 = (first..end).map(weight).sum();
         let sum = if sum == 0.0 { 1.0 } else { sum };
+        (first, (first..end).map(|x| weight(x) / sum).collect())
+    }
+
+    /// The window of pixel `i` of the result.
+    fn window(self, i: u32) -> Window {
         let fixed = |weight: f64| {
-            let scaled = weight / sum * f64::from(1 << FRACTION_BITS);
+            let scaled = weight * f64::from(1 << FRACTION_BITS);
             (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
         };
-        Window { first, weights: (first..end).map(|x| fixed(weight(x))).collect() }
+        let (first, weights) = self.weights(i);
+        Window { first, weights: weights.into_iter().map(fixed).collect() }
     }
 
     /// The windows of all pixels of the result.

@@ -45,6 +45,7 @@ enum ProcessorKind {
     LlavaOneVision,
     Idefics,
     GotOcr2,
+    DeepseekOcr2,
 }
 
 impl ProcessorKind {
@@ -94,7 +95,8 @@ impl CanvasSettings {
             | ProcessorKind::Siglip
             | ProcessorKind::LlavaNext
             | ProcessorKind::LlavaOneVision
-            | ProcessorKind::GotOcr2 => ResizeFilter::Bicubic,
+            | ProcessorKind::GotOcr2
+            | ProcessorKind::DeepseekOcr2 => ResizeFilter::Bicubic,
             ProcessorKind::Idefics => ResizeFilter::Lanczos,
         };
         let steps = match kind {
@@ -151,9 +153,10 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "LlavaOnevision" => Ok(ProcessorKind::LlavaOneVision),
         "Idefics3" | "SmolVLM" => Ok(ProcessorKind::Idefics),
         "GotOcr2" => Ok(ProcessorKind::GotOcr2),
+        "DeepseekOcr2" => Ok(ProcessorKind::DeepseekOcr2),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, or that of DeiT, Beit, Donut, Nougat, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2 or Gemma3",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, Nougat, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2, DeepseekOcr2 or Gemma3",
         )),
     }
 }
@@ -177,6 +180,7 @@ fn steps(file: &JsonFile, kind: ProcessorKind) -> Result<Vec<CanvasStep>, ModelE
         ProcessorKind::LlavaOneVision | ProcessorKind::GotOcr2 => {
             SizeSetting::Exact(ImageSize { width: 384, height: 384 })
         }
+        ProcessorKind::DeepseekOcr2 => SizeSetting::Exact(ImageSize { width: 1024, height: 1024 }),
         _ => SizeSetting::Exact(ImageSize { width: 224, height: 224 }),
     };
     let mut steps = vec![match size_setting(file, "size", kind)?.unwrap_or(size) {
