@@ -4,7 +4,8 @@
 //! request names must lie below one that the operator allows.
 
 use crate::adapters::ServedAdapter;
-use crate::job::{EncoderWorkerState, ServedEncoder};
+use crate::job::EncoderWorkerState;
+use crate::served::ServedEncoder;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -4,13 +4,9 @@ use crate::batcher::{BatchItem, Batcher, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool};
-<<<<<<< HEAD
-use bytes::Bytes;
-use std::collections::BTreeMap;
-=======
 use crate::served::{ServedEncoder, ServedEncoders};
 use crate::updates::ModelUpdates;
->>>>>>> bb3713ae (Workers: imports of modules go one way; served models, loaders, errors and settings in files of their own)
+use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
@@ -18,17 +14,14 @@ use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{
-    ContentKey, DType, EncodedItem, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemForm,
-    Modality, RequestId, WorkerId,
+    ContentKey, EncodedItem, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemForm, Modality,
+    RequestId, WorkerId,
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::peer::PeerCache;
 use triptych_models::lora::LoraSettings;
-<<<<<<< HEAD
-use triptych_models::preprocess::{Preprocess, embeddings};
-=======
->>>>>>> bb3713ae (Workers: imports of modules go one way; served models, loaders, errors and settings in files of their own)
+use triptych_models::preprocess::embeddings;
 use triptych_proto::{convert, v1};
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;

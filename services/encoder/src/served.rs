@@ -1,6 +1,6 @@
 //! The models that an encoder worker serves, by name, which change while it runs.
 
-use crate::adapters::{ServedAdapter, ServedAdapters};
+use crate::adapters::ServedAdapters;
 use crate::batcher::Batcher;
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use triptych_core::{DType, Failure, FailureClass, Fingerprint, Modality};
 use triptych_models::ModelSource;
-use triptych_models::lora::{StageAdapters, adapted_fingerprint, refused_by_request};
 use triptych_models::preprocess::Preprocess;
 
 /// A model that this worker serves.
@@ -27,26 +26,6 @@ pub struct ServedEncoder {
     pub adapters: ServedAdapters,
     /// Load time.
     pub created: SystemTime,
-}
-
-impl ServedEncoder {
-    /// Loads an adapter's part for the encoder and lets jobs use it; `None` if it has none.
-    ///
-    /// # Errors
-    /// [`Failure`] of an adapter that does not fit the encoder, or if its thread is gone.
-    pub async fn load_adapter(&self, name: &str, parts: StageAdapters) -> Result<Option<()>, Failure> {
-        let id = parts.id();
-        let Some(part) = parts.encoder else { return Ok(None) };
-        let of = |(modality, (base, _)): (&Modality, &(Fingerprint, _))| {
-            (*modality, adapted_fingerprint(base, part.id()))
-        };
-        let encoders = self.encoders.iter().map(of).collect();
-        let Some((_, batcher)) = self.encoders.values().next() else { return Ok(None) };
-        let part = Arc::new(batcher.load_adapter(part).await?.map_err(|e| refused_by_request(&e))?);
-        self.adapters.insert(name, ServedAdapter { id, encoders, part, created: SystemTime::now() });
-        tracing::info!(adapter = %name, ?id, "adapter of the encoder loaded");
-        Ok(Some(()))
-    }
 }
 
 /// Models by served name.

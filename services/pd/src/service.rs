@@ -5,13 +5,9 @@ use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
 use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
-<<<<<<< HEAD
-use crate::state::{PdWorkerState, ServedDecoder};
-use crate::truncation::{Truncation, TruncationRoom};
-=======
 use crate::served::ServedDecoder;
 use crate::state::PdWorkerState;
->>>>>>> bb3713ae (Workers: imports of modules go one way; served models, loaders, errors and settings in files of their own)
+use crate::truncation::{Truncation, TruncationRoom};
 use crate::{resume, watch};
 use futures::FutureExt;
 use std::collections::BTreeMap;
