@@ -81,6 +81,8 @@ pub struct ExampleItem {
     pub item: String,
     /// Encoder rows of the item.
     pub n_rows: usize,
+    /// Those that are cross-attended to, where any are.
+    pub n_cross_rows: usize,
 }
 
 /// Contents of a model directory, and the memory that serving takes.
@@ -251,7 +253,8 @@ impl Model {
                     _ => usize::MAX,
                 };
                 let n_rows = longest.min(512);
-                return ExampleItem { item: format!("a text of {n_rows} tokens"), n_rows };
+                let item = format!("a text of {n_rows} tokens");
+                return ExampleItem { item, n_rows, n_cross_rows: n_rows };
             }
             Modality::Audio => ("30 s of audio", silence(30)),
             Modality::Image | Modality::Video => ("an image of 1024 x 768", blank(1024, 768)),
@@ -259,7 +262,10 @@ impl Model {
         let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
         // A processor that refuses a plain item has no example.
         let n_rows = input.map_or(0, |input| input.n_tokens as usize);
-        ExampleItem { item: item.to_owned(), n_rows }
+        // Of two towers only the second one's.
+        let second = spec.extras.second.as_deref();
+        let of_second = second.and_then(|second| second.image_tokens(second.stem.fixed_grid()?));
+        ExampleItem { item: item.to_owned(), n_rows, n_cross_rows: of_second.unwrap_or(n_rows) }
     }
 }
 

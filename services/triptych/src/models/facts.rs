@@ -113,6 +113,7 @@ impl Facts {
             Some(_) if reads(Modality::Text) => {
                 "text or tokens for the encoder, for the decoder, or for both"
             }
+            Some(_) if model.prompts().has_chat_template() => "chat messages, or text or tokens, with images",
             Some(_) => "an item for the encoder; text or tokens to begin the answer with",
         };
         Self {
@@ -145,7 +146,7 @@ impl Facts {
             let n_rows = encoder.example.n_rows;
             json!({
                 "item": encoder.example.item, "rows": n_rows, "output_bytes": sizes(encoder.row.times(n_rows)),
-                "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(n_rows))),
+                "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(encoder.example.n_cross_rows))),
             })
         });
         json!({

@@ -98,7 +98,8 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     if let Some(cross) = i.kv.cross_per_row {
         let what = if is_text { "text" } else { "item" };
         lines.push(("cross-KV", format!("{} for a row of the {what}", all(cross))));
-        lines.push(("", format!("{} for {item}, once for all that ask about it", all(cross.times(n)))));
+        let bytes = all(cross.times(encoder.example.n_cross_rows));
+        lines.push(("", format!("{bytes} for {item}, once for all that ask about it")));
     }
     lines
 }
