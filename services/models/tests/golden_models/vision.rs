@@ -204,7 +204,7 @@ const DOWN_FIRST: [(&str, &[&str]); 19] = [
     ("swin_gpt2", &["20x64", "41x50"]),
     ("swinv2_trocr", &["20x64", "31x33"]),
     ("swinv2_padded", &["35x100"]),
-    ("swinv2_resized", &["41x50", "31x33"]),
+    ("swinv2_resized", &["20x64", "41x50", "31x33"]),
     ("donut_shifted", &["35x100"]),
     ("clip_mbart_projected", &["20x64", "31x33"]),
     ("dinov2_trocr", &["20x64", "31x33"]),
