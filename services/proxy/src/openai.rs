@@ -17,6 +17,7 @@ mod encoder_outputs;
 mod error;
 mod item_settings;
 mod json_error;
+mod language_tag;
 mod lists;
 pub mod listen;
 mod models;

@@ -64,7 +64,7 @@ async fn respond(mut answer: Answer, form: ChatResponseForm) -> Result<Response,
         let streamed = ChatEvents::new(head, form.include_usage, form.n_choices);
         return Ok(sse::response(streamed.events(first, answer)));
     }
-    let mut collected = ChatCollector::new(&form);
+    let mut collected = ChatCollector::new(form.n_choices);
     let mut logprobs = CollectedLogprobs::default();
     let mut piece = first;
     loop {
@@ -74,7 +74,9 @@ async fn respond(mut answer: Answer, form: ChatResponseForm) -> Result<Response,
                 collected.add(delta);
             }
             Piece::Summary(summary) => {
-                return Ok(Json(collected.into_completion(head, summary)).into_response());
+                return Ok(
+                    Json(collected.into_completion(head, summary, form.prompt_logprobs)).into_response()
+                );
             }
         }
         piece = answer.next().await.unwrap_or_else(|| Err(Failure::internal("an answer without an end")))?;

@@ -2,12 +2,12 @@
 
 mod form;
 mod format;
-mod language_tag;
 mod options;
 
 use super::api::{AdmittedCall, HttpApi, request_id};
 use super::collected::CollectedLogprobs;
 use super::error::HttpError;
+use super::language_tag::LanguageTag;
 use super::sse;
 use super::token_logprob::Alternative;
 use crate::orchestrate::{Answer, Piece};
@@ -18,7 +18,6 @@ use bytes::Bytes;
 use form::SpeechForm;
 use format::{Transcript, WordTimes};
 use futures::{Stream, stream};
-pub(super) use language_tag::LanguageTag;
 use serde::Serialize;
 use triptych_core::prompt::{Prompt, SpeechKind, SpeechTask, TextOrTokens};
 use triptych_core::{Failure, ItemOptions, Modality, ModelName};

@@ -5,7 +5,6 @@ use super::super::response_head::ResponseHead;
 use super::super::sse;
 use super::super::token_logprob::TokenLogprob;
 use super::super::usage::Usage;
-use super::ChatResponseForm;
 use super::schema::{
     AnswerMessage, Call, Choice, Chunk, ChunkChoice, ChunkDelta, Completion, Logprobs, Reasoning,
 };
@@ -26,7 +25,6 @@ fn logprobs(tokens: Vec<v1::ChosenToken>) -> Option<Logprobs> {
 pub(super) struct ChatCollector {
     choices: Vec<CollectedChoice>,
     prompt_logprobs: PromptLogprobs,
-    has_prompt_logprobs: bool,
 }
 
 #[derive(Default)]
@@ -39,11 +37,10 @@ struct CollectedChoice {
 }
 
 impl ChatCollector {
-    pub(super) fn new(form: &ChatResponseForm) -> Self {
+    pub(super) fn new(n_choices: u32) -> Self {
         Self {
-            choices: (0..form.n_choices).map(|_| CollectedChoice::default()).collect(),
+            choices: (0..n_choices).map(|_| CollectedChoice::default()).collect(),
             prompt_logprobs: PromptLogprobs::default(),
-            has_prompt_logprobs: form.prompt_logprobs,
         }
     }
 
@@ -63,7 +60,13 @@ impl ChatCollector {
         choice.tokens.extend(delta.logprobs);
     }
 
-    pub(super) fn into_completion(self, head: ResponseHead, summary: v1::Summary) -> Completion {
+    /// The completion; with log-probabilities of the prompt, if they were asked for.
+    pub(super) fn into_completion(
+        self,
+        head: ResponseHead,
+        summary: v1::Summary,
+        has_prompt_logprobs: bool,
+    ) -> Completion {
         let choices = self.choices.into_iter().zip(0..).map(|(mut choice, index)| Choice {
             index,
             logprobs: logprobs(std::mem::take(&mut choice.tokens)),
@@ -78,7 +81,7 @@ impl ChatCollector {
             choices: choices.collect(),
             usage: summary.usage.unwrap_or_default().into(),
             system_fingerprint: None,
-            prompt_logprobs: self.prompt_logprobs.asked(self.has_prompt_logprobs),
+            prompt_logprobs: self.prompt_logprobs.asked(has_prompt_logprobs),
         }
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct LiveItem {
     is_after_cut: bool,
 }
 
-/// What follows from a transcript.
+/// Progress of an item by a transcript.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// Text that goes out.

@@ -3,7 +3,7 @@
 //! Models differ in what a transcription may ask of them. A refusal of what the session adds by itself (times, a check of
 //! silence, the text before) is no failure: it is asked without that, from then on.
 
-use super::super::speech::LanguageTag;
+use super::super::language_tag::LanguageTag;
 use super::settings::SessionSettings;
 use crate::admission::Permit;
 use crate::auth::Caller;
@@ -33,7 +33,7 @@ pub(super) struct TranscriptSegment {
     pub(super) text: String,
 }
 
-/// What a transcription asks for beyond the session's settings.
+/// Extras of a transcription, beyond the session's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extras {
     /// Times of segments, a check for silence, and the text before as a prompt.
@@ -45,7 +45,7 @@ pub(super) enum Extras {
 }
 
 impl Extras {
-    /// What is asked for after a refusal; `None`: it was not of the extras.
+    /// Extras after a refusal; `None`: it was not of them.
     pub(super) fn after(self, failure: &Failure) -> Option<Self> {
         let is_refusal = failure.class == FailureClass::InvalidArgument;
         match self {

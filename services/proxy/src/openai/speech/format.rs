@@ -1,8 +1,8 @@
 //! A transcript in the formats of OpenAI's API.
 
+use super::super::language_tag::LanguageTag;
 use super::super::token_logprob::Alternative;
 use super::form::TranscriptFormat;
-use super::language_tag::LanguageTag;
 use axum::Json;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};

@@ -14,7 +14,7 @@ const MAX_NAME: usize = 32;
 
 /// A reader of one transcript.
 #[derive(Debug)]
-pub(in super::super) enum LanguageTag {
+pub(super) enum LanguageTag {
     /// The start of the transcript, which may be a tag.
     Held(String),
     /// The tag is behind, or there is none.
@@ -29,7 +29,7 @@ impl Default for LanguageTag {
 
 impl LanguageTag {
     /// The text of the transcript in the next piece of an answer.
-    pub(in super::super) fn read(&mut self, piece: String) -> String {
+    pub(super) fn read(&mut self, piece: String) -> String {
         let Self::Held(held) = self else { return piece };
         held.push_str(&piece);
         let start = held.trim_start();
@@ -43,7 +43,7 @@ impl LanguageTag {
     }
 
     /// The text held back at the end of an answer, which is no tag.
-    pub(in super::super) fn rest(&mut self) -> String {
+    pub(super) fn rest(&mut self) -> String {
         match std::mem::replace(self, Self::Passed) {
             Self::Held(held) => held,
             Self::Passed => String::new(),
