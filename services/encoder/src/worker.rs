@@ -213,7 +213,7 @@ async fn run_to_drain(
     };
     let loaded = parts.load(connector.clone(), meters, drain.clone(), WithoutEncoder::Refused).await?;
     let Some((service, _, state)) = loaded else { return Ok(()) };
-    let beside = beside.with(WorkerAdmin::service(state));
+    let beside = beside.with(WorkerAdmin::service(state, drain.clone()));
     serve_colocated(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
     Ok(())

@@ -95,7 +95,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         journal: journal.clone(),
         watchdog: config.watchdog,
     });
-    let colocated = colocated.with(WorkerAdmin::service(state.clone()));
+    let colocated = colocated.with(WorkerAdmin::service(state.clone(), drain.clone()));
     let service = PrefillDecodeWorkerServer::new(PdService::new(state))
         .max_decoding_message_size(config.limits.max_body_bytes);
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));

@@ -2,7 +2,7 @@
 //!
 //! A change goes on when its caller goes away. What a model is, and what it takes to load one, is the worker's ([`ModelHost`]).
 
-use crate::{status, telemetry};
+use crate::{Drain, status, telemetry};
 use futures::future::BoxFuture;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,20 +48,26 @@ pub trait ModelHost: Send + Sync + 'static {
     fn unload_model(self: Arc<Self>, order: UnloadOrder) -> BoxFuture<'static, Result<(), Failure>>;
 }
 
-/// The service over a worker.
-pub struct WorkerAdmin<H>(Arc<H>);
+/// The service over a worker. A drain waits for changes under way.
+pub struct WorkerAdmin<H> {
+    host: Arc<H>,
+    drain: Drain,
+}
 
 impl<H: ModelHost> WorkerAdmin<H> {
     /// The service of a worker, for its server.
-    pub fn service(host: Arc<H>) -> WorkerAdminServer<Self> {
-        WorkerAdminServer::new(Self(host))
+    pub fn service(host: Arc<H>, drain: Drain) -> WorkerAdminServer<Self> {
+        WorkerAdminServer::new(Self { host, drain })
     }
-}
 
-/// Runs a change to its end, whether or not its caller waits.
-async fn to_its_end<T: Send + 'static>(change: BoxFuture<'static, Result<T, Failure>>) -> Result<T, Status> {
-    let ended = tokio::spawn(change).await;
-    ended.unwrap_or_else(|e| Err(Failure::internal(e))).map_err(|failure| status::to_status(&failure))
+    /// Runs a change to its end, whether or not its caller waits.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        change: BoxFuture<'static, Result<T, Failure>>,
+    ) -> Result<T, Status> {
+        let ended = self.drain.tasks().spawn(change).await;
+        ended.unwrap_or_else(|e| Err(Failure::internal(e))).map_err(|failure| status::to_status(&failure))
+    }
 }
 
 fn drain_of(ms: u64) -> Result<Duration, Status> {
@@ -82,7 +88,7 @@ impl<H: ModelHost> Service for WorkerAdmin<H> {
         let v1::LoadModelRequest { name, path, replaces, drain_ms } = request.into_inner();
         let replaces = Some(replaces).filter(|name| !name.is_empty());
         let order = LoadOrder { name, path, replaces, drain: drain_of(drain_ms)? };
-        let serves = to_its_end(Arc::clone(&self.0).load_model(order)).await?;
+        let serves = self.to_its_end(Arc::clone(&self.host).load_model(order)).await?;
         Ok(Response::new(v1::LoadModelResponse { serves }))
     }
 
@@ -92,7 +98,7 @@ impl<H: ModelHost> Service for WorkerAdmin<H> {
     ) -> Result<Response<v1::UnloadModelResponse>, Status> {
         let v1::UnloadModelRequest { name, drain_ms } = request.into_inner();
         let order = UnloadOrder { name, drain: drain_of(drain_ms)? };
-        to_its_end(Arc::clone(&self.0).unload_model(order)).await?;
+        self.to_its_end(Arc::clone(&self.host).unload_model(order)).await?;
         Ok(Response::new(v1::UnloadModelResponse {}))
     }
 

@@ -164,7 +164,7 @@ async fn run(
     let order = order(drain_s.saturating_mul(1000));
     let deadline = Instant::now() + Duration::from_secs(timeout_s);
     let work = OnWorkers { fleet: Arc::clone(fleet), changes: api.changes.clone(), order, deadline };
-    let ended = tokio::spawn(work.run(chosen.collect()));
+    let ended = api.orchestrator.drain.tasks().spawn(work.run(chosen.collect()));
     Ok(answer(ended.await.map_err(Failure::internal)?))
 }
 
