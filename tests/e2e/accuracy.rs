@@ -31,7 +31,7 @@ const SETTINGS: [[&str; 3]; 4] =
 /// The samples of a model.
 type Samples = fn() -> Vec<Sample>;
 
-/// What an answer has right of what is expected, and all of it.
+/// Right parts of an answer beside the expected one, and all parts.
 type Score = fn(&str, &str) -> (usize, usize);
 
 /// A request, and its answer.
@@ -99,7 +99,7 @@ fn words(expected: &str, answer: &str) -> (usize, usize) {
     (n.saturating_sub(wrong), n)
 }
 
-/// What a model has right, and all.
+/// Right answers or words of a model, and all.
 async fn right(cluster: &Cluster, model: &str, samples: Vec<Sample>, score: Score) -> (usize, usize) {
     let client = connect(&cluster.grpc).await;
     let asked = futures::stream::iter(samples).map(|(request, expected)| {
@@ -114,7 +114,7 @@ async fn right(cluster: &Cluster, model: &str, samples: Vec<Sample>, score: Scor
     asked.buffer_unordered(IN_FLIGHT).fold((0, 0), add).await
 }
 
-/// What each model has right, and all, with a setting.
+/// Right answers or words of each model, and all, with a setting.
 async fn measure([precision, kv, rows]: [&str; 3]) -> BTreeMap<&'static str, (usize, usize)> {
     let dir = |name: &str| models_dir().join(name).display().to_string();
     let (numbers_t5, plates_trocr) = (dir("numbers-t5"), dir("plates-trocr"));

@@ -23,7 +23,7 @@ const MOST_FACTOR: f32 = 100.0;
 /// Added to the mean of squares, as little as tells nothing but zeros apart.
 const EPS: f32 = 1e-12;
 
-/// What makes cosines of scores, which are products times `1 / head_dim`.
+/// Factors that make cosines of scores, which are products times `1 / head_dim`.
 pub(super) struct CosineScores<B: Backend> {
     // Of each head by itself; afterwards its root mean square is 1.
     head: B::Norm,
