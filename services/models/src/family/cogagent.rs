@@ -1,4 +1,4 @@
-//! CogAgent: a small and a large image of one image, a visual expert in every layer, and narrow cross-attention.
+//! CogAgent: an image at two sizes, a visual expert in every layer, and narrow cross-attention.
 //!
 //! After the code beside the published weights, <https://huggingface.co/zai-org/cogagent-chat-hf> (`modeling_cogagent.py`,
 //! `visual.py`, `cross_visual.py`), and <https://arxiv.org/abs/2312.08914>; no release of transformers has the model. Quirks:
