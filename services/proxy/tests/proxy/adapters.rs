@@ -1,7 +1,7 @@
 //! LoRA adapters that requests load: all workers that need one load it, or none does.
 
-use crate::support::Cluster;
-use serde_json::json;
+use crate::support::{Cluster, client};
+use serde_json::{Value, json};
 
 /// The fake encoders refuse every adapter.
 #[tokio::test]
@@ -9,7 +9,11 @@ async fn what_encoders_refuse_is_dropped_by_the_decoders_again() {
     let cluster = Cluster::start().await;
     let load = async |path: &str| {
         let body = json!({"lora_name": "late", "lora_path": path, "base_model_name": "vl"});
-        let (status, answer) = cluster.proxy.post("/v1/load_lora_adapter", &body).await;
+        let request = client().post(cluster.proxy.url("/v1/load_lora_adapter")).json(&body);
+        let response = request.send().await.unwrap();
+        let (status, text) = (response.status().as_u16(), response.text().await.unwrap());
+        // A success is no JSON.
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
         let message = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
         (status, message, cluster.pd.take_adapter_changes())
     };
