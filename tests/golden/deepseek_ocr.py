@@ -55,6 +55,8 @@ class Shape:
     prompts: tuple
     # Gain of biases by offset: many keys of large biases make rows that rounding changes.
     offsets: float = 1.2
+    # The prompt whose logits are stored; None: the first of most images. Rounding to 8 bits routes some tokens otherwise.
+    many_rows: int | None = None
     published: bool = False
 
 
@@ -85,7 +87,7 @@ SHAPES = [
     Shape("deepseek_ocr2_scaled", text(60, 3, 20, 6, 3, "sds", n_shared_experts=1, routed_scaling_factor=1.5, attention_bias=True,
                                        rms_norm_eps=1e-5),
           sam(24, 3, 2, 20, 2, 5, (1,), 12, 16, 30, mlp_ratio=3.0), encoder(30, 3, 3, 2, 44, 1e4), (90, 128, 200),
-          torch.bfloat16, 9400, PROMPTS),
+          torch.bfloat16, 9400, PROMPTS, 0.4, 1),
     # Larger windows than parts; every layer of the decoder has experts.
     Shape("deepseek_ocr2_wide_windows", text(48, 4, 24, 4, 3, "ss", n_shared_experts=2, num_key_value_heads=2),
           sam(16, 2, 2, 24, 2, 20, (0,), 8, 10, 24, qkv_bias=False, mlp_dim=40), encoder(24, 3, 1, 2, 32, 1e4),
