@@ -74,6 +74,7 @@ class Shape:
     max_rounding: float = MAX_ROUNDING
     max_row_rounding: float = 0.0
     """The same of the encoder's rows; 0: any."""
+    most_log_factor: float = 4.7
     margins: bool = False
     """True for images within a light page."""
 
@@ -376,7 +377,7 @@ def attempt(shape, seed):
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
         head.data *= 3
-    turn_up_cosines(model)
+    turn_up_cosines(model, shape.most_log_factor)
     widen(model)
     round_weights(model, shape.disk)
     processor, prepare = processor_of(shape, tok, model)
@@ -440,11 +441,11 @@ def extra_specials(shape):
     return [] if shape.prompts == ("</s>",) else ["<s_test>", "<s_page>"]
 
 
-def turn_up_cosines(model):
-    """Factors of Swinv2's heads on both sides of their limit."""
+def turn_up_cosines(model, most):
+    """Logarithms of the factors of Swinv2's heads: up to `most`, whatever the limit of a factor."""
     for name, value in model.named_parameters():
         if name.endswith("logit_scale"):
-            value.data[:] = torch.linspace(1.0, 4.7, len(value))[:, None, None]
+            value.data[:] = torch.linspace(1.0, most, len(value))[:, None, None]
 
 
 def widen(model):

@@ -101,21 +101,22 @@ def make_towers():
 def swinv2_shapes():
     swin = dict(patch_size=4, embed_dim=8, mlp_ratio=2.0)
     gains = (("position_bias_mlp.0", 3.0), ("position_bias_mlp.2", 4.0), ("logit_scale", 0.0))
-    settings = dict(embed_std=1.0, gains=gains + QUIET_LAYERS, max_row_rounding=4e-5)
+    settings = dict(embed_std=1.0, gains=gains + QUIET_LAYERS, max_row_rounding=2.5e-5)
     return [
         # The second stage is as narrow as its windows, which are not shifted then.
         Shape("swinv2_trocr", Swinv2Config(depths=[2, 2], num_heads=[1, 2], window_size=4, image_size=32, **swin),
               trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=16), vit_processor(32, 32),
-              torch.float32, 2400, SIZES, **settings),
+              torch.float32, 2400, SIZES, **settings | {"max_row_rounding": 4e-5}),
         # Windows of 3 rows measured by those of another training, padding down and across, three stages.
         Shape("swinv2_padded", Swinv2Config(depths=[2, 1, 2], num_heads=[2, 2, 4], window_size=3, image_size=[56, 72],
                                             pretrained_window_sizes=[5, 4, 0], **swin),
-              mbart(d_model=24, decoder_attention_heads=3, decoder_layers=1), donut(56, 72), torch.float16, 2500, PAGES, **settings),
+              mbart(d_model=24, decoder_attention_heads=3, decoder_layers=1), donut(56, 72), torch.float16, 2500, PAGES,
+              most_log_factor=3.0, **settings),
         # Images of another size than the configured one: windows stay as wide as that says.
         Shape("swinv2_resized", Swinv2Config(depths=[2, 2], num_heads=[1, 2], window_size=4, image_size=24, qkv_bias=False,
                                              **swin),
               trocr(d_model=32, decoder_attention_heads=4, cross_attention_hidden_size=16), vit_processor(32, 40),
-              torch.bfloat16, 2600, SIZES, max_rounding=1e-5, **settings),
+              torch.bfloat16, 2600, SIZES, max_rounding=1e-5, most_log_factor=3.0, **settings),
     ]
 
 
