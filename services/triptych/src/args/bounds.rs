@@ -63,7 +63,7 @@ pub struct BoundArgs {
 
 impl BoundArgs {
     /// The flags, for a child.
-    pub fn to_flags(&self) -> Vec<OsString> {
+    pub fn to_flags(self) -> Vec<OsString> {
         let flags = [
             ("--max-n", u64::from(self.max_n)),
             ("--max-beams", self.max_beams.into()),
