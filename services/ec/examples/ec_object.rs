@@ -56,17 +56,24 @@ fn mac_keys(texts: &[&str]) -> Result<MacKeys> {
 }
 
 fn sample(n_tokens: u32, hidden: u32, dtype: &str, kind: &str) -> Result<EncoderOutput> {
-    let key = ContentKey::from_bytes(*blake3::hash(format!("{n_tokens} {hidden} {dtype} {kind}").as_bytes()).as_bytes());
+    let key = ContentKey::from_bytes(
+        *blake3::hash(format!("{n_tokens} {hidden} {dtype} {kind}").as_bytes()).as_bytes(),
+    );
     let seconds = |s| Seconds::new(s).context("no time");
     let spans = [WindowSpan { start_ms: 0, end_ms: 1500 }, WindowSpan { start_ms: 1000, end_ms: 2100 }];
     let (modality, extent) = match kind {
         "image" => (Modality::Image, Extent::Grid { t: 1, h: 2, w: n_tokens * 2 }),
         "audio" => (Modality::Audio, Extent::windows(2, 2100)),
-        "overlapping" => (Modality::Audio, Extent::Windows { n_windows: 2, duration_ms: 2100, spans: spans.into() }),
+        "overlapping" => {
+            (Modality::Audio, Extent::Windows { n_windows: 2, duration_ms: 2100, spans: spans.into() })
+        }
         "text" => (Modality::Text, Extent::Tokens),
         "video" => {
             let times = [seconds(0.25)?, seconds(1e-7)?, seconds(1e22)?];
-            (Modality::Video, Extent::Video { t: 3, h: 2, w: 2, interval: seconds(0.1)?, times: times.into() })
+            (
+                Modality::Video,
+                Extent::Video { t: 3, h: 2, w: 2, interval: seconds(0.1)?, times: times.into() },
+            )
         }
         _ => bail!("no kind"),
     };

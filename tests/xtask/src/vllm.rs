@@ -52,7 +52,8 @@ fn environment() -> Result<PathBuf> {
     let is_whole = folder.join("whole");
     if !is_whole.is_file() {
         run(command("python3", &["-m", "venv"]).arg(&folder))?;
-        let pip = |args: &[&str]| run(command(&python.display().to_string(), &["-m", "pip", "install"]).args(args));
+        let pip =
+            |args: &[&str]| run(command(&python.display().to_string(), &["-m", "pip", "install"]).args(args));
         pip(&["--no-deps", "-r", PINNED])?;
         pip(&OF_TESTS)?;
         std::fs::write(&is_whole, "")?;

@@ -62,14 +62,15 @@ def prompt(request: dict) -> dict:
     text = "<|vision_start|><|image_pad|><|vision_end|>what is this?"
     name = f"image-{request['seed']}"
     if request["pixels"]:
-        return {"prompt": text, "multi_modal_data": {"image": picture(request["seed"])}, "multi_modal_uuids": {"image": [name]}}
-    import torch
+        image = random_image(request["seed"])
+    else:
+        import torch
 
-    metadata = {"image_grid_thw": torch.tensor([request["grid"]])}
-    return {"prompt": text, "multi_modal_data": {"image": metadata}, "multi_modal_uuids": {"image": [name]}}
+        image = {"image_grid_thw": torch.tensor([request["grid"]])}
+    return {"prompt": text, "multi_modal_data": {"image": image}, "multi_modal_uuids": {"image": [name]}}
 
 
-def picture(seed: int):
+def random_image(seed: int):
     import numpy as np
     from PIL import Image
 

@@ -22,7 +22,7 @@ from .stores.base import Store
 
 _PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.5
-_ROW_BYTES_GUESS = 16 << 10
+_ROW_BYTES_AT_FIRST = 16 << 10
 
 
 class Status(enum.Enum):
@@ -97,7 +97,7 @@ class Loader:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._order: OrderedDict[str, None] = OrderedDict()
-        self._row_bytes = _ROW_BYTES_GUESS
+        self._row_bytes = _ROW_BYTES_AT_FIRST
         self._pool = ThreadPoolExecutor(limits.n_threads, thread_name_prefix="triptych-ec-load")
 
     def poll(self, request: str, wanted: Wanted) -> Status:
@@ -142,7 +142,7 @@ class Loader:
             entry = self._entries.get(identifier)
             if entry is None:
                 return True
-            if entry.outcome is Outcome.MISSING:
+            if entry.outcome is not Outcome.MISMATCHED:
                 entry.outcome = Outcome.AWAITED
             return self._clock() - entry.waiters.get(request, self._clock()) < self._limits.patience_s
 

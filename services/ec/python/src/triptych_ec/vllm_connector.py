@@ -102,7 +102,7 @@ class TriptychECConnector(ECConnectorBase):
     # The scheduler's half.
 
     def has_cache_item(self, identifier: str) -> bool:
-        return self._scheduler.loader.loaded(identifier) is not None
+        return self._scheduler.usable(identifier) is not None
 
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
         return self._scheduler.ensure(request, num_computed_tokens)
@@ -181,7 +181,12 @@ class SchedulerHalf:
         self._in_engine: set[str] = set()
         self._allocated: set[str] = set()
         self._loads: dict[str, LoadedObject] = {}
+        self._needed: dict[str, dict[str, bytes]] = {}
+        """Keys of the items that a request asked for, by identifier."""
+        self._absent: set[str] = set()
+        """Items of the request that was asked about last which are not loaded, whatever lies under their identifier."""
         self._to_encode: dict[str, dict[str, Planned]] = {}
+        self._handed_over: dict[str, set[str]] = {}
         self._unavailable: set[str] = set()
 
     def ensure(self, request: Request, n_computed: int) -> bool:
@@ -189,20 +194,28 @@ class SchedulerHalf:
         if request.request_id in self._unavailable:
             return False
         is_ready = True
+        self._absent = set()
+        needed = self._needed.setdefault(request.request_id, {})
         for feature in request.mm_features:
             position = feature.mm_position
-            if position.offset + position.length <= n_computed:
-                self._forget(request.request_id, feature.identifier, feature.modality)
-            elif not self._is_ready(request.request_id, feature):
-                is_ready = False
+            if position.offset + position.length > n_computed:
+                is_ready &= self._is_ready(request.request_id, feature)
+            elif (key := needed.pop(feature.identifier, None)) is not None:
+                self.loader.forget(request.request_id, feature.identifier)
+                self.claims.forget(request.request_id, key)
         return is_ready
+
+    def usable(self, identifier: str) -> LoadedObject | None:
+        """What the request that was asked about last loads for an item."""
+        return None if identifier in self._absent else self.loader.loaded(identifier)
 
     def _is_ready(self, request: str, feature: Any) -> bool:
         can_encode = self._inputs.can_encode(feature)
         identifier = feature.identifier
         if can_encode and identifier in self._in_engine and not self._connector.is_producer:
             return True
-        key = self._key(identifier, feature.modality)
+        key = self._needed[request].get(identifier) or self._key(identifier, feature.modality)
+        self._needed[request][identifier] = key
         n_tokens = feature.mm_position.get_num_embeds()
         wanted = Wanted(identifier, key, n_tokens, self._dtype, self._connector._fingerprint, can_encode)
         status = self.loader.poll(request, wanted)
@@ -210,6 +223,7 @@ class SchedulerHalf:
             self.claims.forget(request, key)
         if status is not Status.ABSENT:
             return status is Status.READY
+        self._absent.add(identifier)
         if not can_encode:
             logger.warning("request %s: item %s is in no store, and its input is not here", request, identifier)
             self._connector.counters.add("triptych_ec_unavailable_requests_total")
@@ -219,9 +233,11 @@ class SchedulerHalf:
 
     def _claim(self, request: str, feature: Any, key: bytes) -> bool:
         """True once the item may be encoded; its publication is planned then."""
-        if feature.identifier in self._to_encode.get(request, {}):
+        if feature.identifier in self._handed_over.get(request, ()):
             return True
         settled = self.claims.settle(request, key)
+        if feature.identifier in self._to_encode.get(request, {}):
+            return True
         if settled is Settled.PENDING:
             return False
         if settled is Settled.HELD and self.loader.look_again(request, feature.identifier):
@@ -234,7 +250,7 @@ class SchedulerHalf:
     def allocated(self, identifier: str) -> None:
         """The engine gave the item a place in this step."""
         self._allocated.add(identifier)
-        loaded = self.loader.loaded(identifier)
+        loaded = self.usable(identifier)
         if loaded is not None:
             self._loads[identifier] = loaded
         else:
@@ -246,6 +262,7 @@ class SchedulerHalf:
         for request in [r for r in output.num_scheduled_tokens if r in self._to_encode]:
             for identifier, planned in self._to_encode.pop(request).items():
                 lease = self.claims.hand_over(planned.key)
+                self._handed_over.setdefault(request, set()).add(identifier)
                 meta.planned[identifier] = Planned(
                     planned.key, planned.modality, planned.n_tokens, planned.extent, lease
                 )
@@ -258,7 +275,8 @@ class SchedulerHalf:
         """Forgets the request. A producer's response tells the consumer the items' identifiers and metadata."""
         self.loader.forget(request.request_id)
         self.claims.forget(request.request_id)
-        self._to_encode.pop(request.request_id, None)
+        for of_requests in (self._needed, self._to_encode, self._handed_over):
+            of_requests.pop(request.request_id, None)
         self._unavailable.discard(request.request_id)
         if not self._connector.is_producer or not request.mm_features:
             return None
@@ -268,10 +286,6 @@ class SchedulerHalf:
         """Requests that cannot be served here; they stay deferred until the engine ends them."""
         taken, self._unavailable = self._unavailable, set()
         return taken
-
-    def _forget(self, request: str, identifier: str, modality: str) -> None:
-        self.loader.forget(request, identifier)
-        self.claims.forget(request, self._key(identifier, modality))
 
     def _key(self, identifier: str, modality: str) -> bytes:
         encoder = self._connector._fingerprint
