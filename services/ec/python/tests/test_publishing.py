@@ -8,7 +8,7 @@ from blake3 import blake3
 from fakes import FakeStore, until_true
 from samples import fresh
 
-from triptych_ec import MacKeys, decode
+from triptych_ec import MacKeys, decode, encode
 from triptych_ec.metrics import Counters
 from triptych_ec.publishing import Claims, Publication, Publisher, PublishLimits, Settled
 
@@ -106,3 +106,11 @@ def a_store_that_is_away_does_not_keep_an_item_from_being_encoded() -> None:
     claims = Claims(store, 30)
     assert settle(claims, "a", key) is Settled.OURS
     assert claims.hand_over(key) is None
+
+
+def an_object_that_was_stored_before_the_grant_is_not_encoded_again() -> None:
+    store, (item, rows) = FakeStore(), fresh()
+    store.objects[item.key] = encode(item, rows)
+    claims = Claims(store, 30)
+    assert settle(claims, "a", item.key) is Settled.HELD
+    assert not store.leases

@@ -142,8 +142,9 @@ class Loader:
             entry = self._entries.get(identifier)
             if entry is None:
                 return True
-            if entry.outcome is not Outcome.MISMATCHED:
-                entry.outcome = Outcome.AWAITED
+            if entry.outcome is Outcome.MISMATCHED:
+                return False
+            entry.outcome = Outcome.AWAITED
             return self._clock() - entry.waiters.get(request, self._clock()) < self._limits.patience_s
 
     def loaded(self, identifier: str) -> LoadedObject | None:
@@ -203,8 +204,12 @@ class Loader:
     def _read(self, wanted: Wanted) -> tuple[LoadedObject | None, Outcome]:
         try:
             data = self._store.get(wanted.key)
+            if data is None and self._store.is_leased(wanted.key):
+                return None, Outcome.AWAITED
+            # A lease that is free may have been released since: its holder stores the object before that.
+            data = self._store.get(wanted.key) if data is None else data
             if data is None:
-                return None, Outcome.AWAITED if self._store.is_leased(wanted.key) else Outcome.MISSING
+                return None, Outcome.MISSING
             item, rows = decode(data, wanted.key, self._keys, self._limits.max_object_bytes)
         except ObjectError:
             # Hidden, so that the next producer's object is stored.

@@ -57,7 +57,7 @@ class Claims:
         now = time.monotonic()
         claim = self._claims.get(key)
         if claim is None:
-            asked = self._pool.submit(self._store.acquire, key, self._ttl_s)
+            asked = self._pool.submit(self._acquire, key)
             claim = self._claims[key] = _Claim(set(), asked, now)
         claim.requests.add(request)
         if claim.is_settled:
@@ -74,6 +74,14 @@ class Claims:
             return Settled.HELD
         claim.lease, claim.is_settled = answer, True
         return Settled.OURS
+
+    def _acquire(self, key: bytes) -> Lease | Held:
+        lease = self._store.acquire(key, self._ttl_s)
+        if isinstance(lease, Lease) and self._store.head(key) is not None:
+            # Its last holder stored the object after the caller had looked for it.
+            self._store.release(lease)
+            return Held(0.0)
+        return lease
 
     def _keep(self, claim: _Claim, now: float) -> None:
         if claim.lease is not None and now - claim.taken > self._ttl_s / 3:

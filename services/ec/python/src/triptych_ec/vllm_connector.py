@@ -213,6 +213,8 @@ class SchedulerHalf:
         can_encode = self._inputs.can_encode(feature)
         identifier = feature.identifier
         if can_encode and identifier in self._in_engine and not self._connector.is_producer:
+            # If the engine evicts it in this very step, it encodes it.
+            self._absent.add(identifier)
             return True
         key = self._needed[request].get(identifier) or self._key(identifier, feature.modality)
         self._needed[request][identifier] = key
