@@ -19,6 +19,7 @@ mod static_binary;
 mod suites;
 mod test;
 mod tools;
+mod vllm;
 mod wheel;
 mod whisper;
 
@@ -59,6 +60,8 @@ enum Command {
     Clients(clients::ClientsArgs),
     /// Time ours beside other engines. Fetches gigabytes
     Peers(peers::PeersArgs),
+    /// Test the Python package and its vLLM connector against a real vLLM. Fetches gigabytes
+    Vllm(vllm::VllmArgs),
 }
 
 fn main() -> Result<()> {
@@ -76,5 +79,6 @@ fn main() -> Result<()> {
         Command::Fuzz(args) => fuzz::fuzz(&args),
         Command::Clients(args) => clients::clients(&args),
         Command::Peers(args) => peers::peers(&args),
+        Command::Vllm(args) => vllm::vllm(&args),
     }
 }
