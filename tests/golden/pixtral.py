@@ -78,7 +78,7 @@ SHAPES = [
     Shape("lighton_ocr_untied", "lighton_ocr", text("qwen3", 60, 3, 1, 2, 88, head_dim=12, rope_theta=1e5),
           tower(24, 2, 40, 2, 7, hidden_act="silu", image_size=140), 2, 140, True,
           torch.float32, 4700, (*PROMPTS[:3], ("96x64",), *PROMPTS[4:])),
-    Shape("lighton_ocr_three_layers", "lighton_ocr", text("qwen3", 32, 2, 2, 3, 64, head_dim=20, rope_theta=1e6),
+    Shape("lighton_ocr_three_layers", "lighton_ocr", text("qwen3", 64, 2, 2, 3, 96, head_dim=20, rope_theta=1e6),
           tower(48, 4, 60, 3, 6, hidden_act="gelu", image_size=72), 3, 72, True, torch.float16, 4800, PROMPTS),
 ]
 

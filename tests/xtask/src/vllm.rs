@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Where the package lies.
+/// Folder of the package.
 const PACKAGE: &str = "services/ec/python";
 /// vLLM for the CPU with all that it needs, pinned.
 const PINNED: &str = "benches/peers/requirements-vllm.txt";
