@@ -112,20 +112,20 @@ def what_a_producer_publishes_a_consumer_loads_bit_for_bit(tmp_path) -> None:
 
 
 def an_item_is_encoded_by_one_producer_and_loaded_by_the_other(tmp_path) -> None:
-    first, consumer = Instance(tmp_path, "ec_producer"), Instance(tmp_path, "ec_producer")
+    first, later = Instance(tmp_path, "ec_producer"), Instance(tmp_path, "ec_producer")
     assert first.wait(request("a", "x"))
     for _ in range(50):
-        assert not consumer.scheduler.ensure_cache_available(request("b", "x"), 0), "the first has the lease"
+        assert not later.scheduler.ensure_cache_available(request("b", "x"), 0), "the first has the lease"
     assert first.step(request("a", "x"), rows) == ["x"]
-    assert consumer.step(request("b", "x"), rows) == []
-    assert torch.equal(consumer.cache["x"], rows("x"))
+    assert later.step(request("b", "x"), rows) == []
+    assert torch.equal(later.cache["x"], rows("x"))
 
 
 def the_lease_of_a_request_that_was_ended_goes_to_the_next_producer(tmp_path) -> None:
-    first, consumer = Instance(tmp_path, "ec_producer"), Instance(tmp_path, "ec_producer")
+    first, later = Instance(tmp_path, "ec_producer"), Instance(tmp_path, "ec_producer")
     assert first.wait(request("a", "x"))
     first.scheduler._scheduler.finished(request("a"))
-    assert consumer.step(request("b", "x"), rows) == ["x"]
+    assert later.step(request("b", "x"), rows) == ["x"]
 
 
 def an_output_that_the_store_lost_is_published_again_from_the_engines_cache(tmp_path) -> None:
