@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("only", nargs="*", help="clients to run; all by default")
     args = parser.parse_args()
     python, load = python_with("requirements.txt"), python_with("requirements-load.txt")
+    aiperf = python_with("requirements-aiperf.txt")
     install_npm()
     cluster = Cluster(args.binary.resolve())
     try:
@@ -143,6 +144,7 @@ def main() -> int:
             [python, HERE / "grpc_client.py"],
             [python, HERE / "buf_curl.py"],
             [load, HERE / "load.py"],
+            [aiperf, HERE / "aiperf_load.py"],
         ]
         found = []
         for script in scripts:
