@@ -33,6 +33,7 @@ def sample(n_tokens: int, hidden: int, dtype: str, kind: str) -> tuple[EncodedIt
 
 def fresh(n_tokens: int = 3, hidden: int = 4) -> tuple[EncodedItem, bytes]:
     """An output with a key that no other call gives."""
-    item = EncodedItem(os.urandom(32), SAMPLE_ENCODER, "image", n_tokens, hidden, "F32", Grid(1, 1, n_tokens), bytes(32))
+    extent = Grid(1, 1, n_tokens)
+    item = EncodedItem(os.urandom(32), SAMPLE_ENCODER, "image", n_tokens, hidden, "F32", extent, bytes(32))
     rows = os.urandom(item.payload_len())
     return seal(item, rows), rows

@@ -42,11 +42,12 @@ class Instance:
         state = []
 
         def is_settled() -> bool:
-            state.append((self.scheduler.ensure_cache_available(request, 0), self.scheduler.take_unavailable_requests()))
-            return state[-1][0] or bool(state[-1][1])
+            is_ready = self.scheduler.ensure_cache_available(request, 0)
+            state.append(is_ready)
+            return is_ready or bool(self.scheduler.take_unavailable_requests())
 
         until_true(is_settled)
-        return state[-1][0]
+        return state[-1]
 
     def step(self, request, encode, freed: tuple[str, ...] = ()) -> list[str]:
         """A step that schedules the request; the identifiers that it encoded."""
@@ -147,7 +148,7 @@ def rows_of_another_shape_are_not_loaded_under_a_reused_identifier(tmp_path) -> 
     assert consumer.wait(request("c", "x", n_tokens=5)) is True
     assert not consumer.scheduler.has_cache_item("x"), "the request would get 3 rows for 5"
     assert not consumer.wait(request("d", "x", n_tokens=5, has_input=False))
-    assert consumer.wait(request("e", "x")) and consumer.scheduler.has_cache_item("x")
+    assert consumer.wait(request("e", "x", has_input=False)) and consumer.scheduler.has_cache_item("x")
 
 
 def an_evicted_item_is_loaded_again_and_a_finished_request_holds_nothing(tmp_path) -> None:

@@ -8,9 +8,19 @@ import time
 import pytest
 from blake3 import blake3
 from conftest import Server, rust, rust_fails, start_redis, start_store
-from samples import KINDS, SAMPLE_ENCODER, fresh, sample
+from samples import KINDS, fresh, sample
 
-from triptych_ec import MacKeys, ObjectError, SettingError, Store, StoreUnavailable, TooLarge, decode, encode, open_store
+from triptych_ec import (
+    MacKeys,
+    ObjectError,
+    SettingError,
+    Store,
+    StoreUnavailable,
+    TooLarge,
+    decode,
+    encode,
+    open_store,
+)
 from triptych_ec.items import DTYPE_BYTES
 from triptych_ec.stores import Held, Lease
 from triptych_ec.stores.peers import WithPeers
@@ -213,4 +223,3 @@ def the_schema_is_that_of_the_proto_file() -> None:
         for field, (number, kind) in fields.items():
             written = kind.replace(f"{name}.", "")
             assert re.search(rf"\b{re.escape(written)} {field} = {number};", scope), f"{name}.{field}"
-    assert SAMPLE_ENCODER

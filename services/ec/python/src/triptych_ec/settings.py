@@ -88,7 +88,7 @@ class ConnectorSettings:
 
     def open(self) -> Store:
         """Opens the store and the connections to peers."""
-        options = {"max_bytes": self.max_object_bytes(), "timeout_s": self.timeout_s}
+        options: dict[str, Any] = {"max_bytes": self.max_object_bytes(), "timeout_s": self.timeout_s}
         store = open_store(self.store, **options)
         peers = [RemoteStore(peer, **options) for peer in self.peers]
         return WithPeers(store, peers) if peers else store

@@ -84,13 +84,15 @@ class TriptychECConnector(ECConnectorBase):
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
-        self.settings = ConnectorSettings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        transfer: Any = vllm_config.ec_transfer_config
+        self.settings = ConnectorSettings.read(transfer.ec_connector_extra_config)
         self.counters = Counters()
         self._store = self.settings.open()
         self._keys = self.settings.mac_keys()
         self._fingerprint = model_fingerprint(vllm_config, self.settings.fingerprint)
-        self._scheduler = SchedulerHalf(self) if role is ECConnectorRole.SCHEDULER else None
-        self._worker = WorkerHalf(self) if role is ECConnectorRole.WORKER else None
+        # vLLM calls the methods of one half only, each in its own process.
+        self._scheduler: Any = SchedulerHalf(self) if role is ECConnectorRole.SCHEDULER else None
+        self._worker: Any = WorkerHalf(self) if role is ECConnectorRole.WORKER else None
         logger.info("encoder outputs in %s, fingerprint %s", self._store.describe(), self._fingerprint.hex()[:12])
 
     def shutdown(self) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ..errors import EcError
 from ..items import EncodedItem
 from .base import Held, Lease, Store
+
+T = TypeVar("T")
 
 MAX_PEERS = 4
 """Most peers asked for one item."""
@@ -47,7 +50,7 @@ class WithPeers(Store):
         item = self._store.head(key)
         return item if item is not None else self._from_peers(key, lambda peer: peer.head(key))
 
-    def _from_peers(self, key: bytes, ask):
+    def _from_peers(self, key: bytes, ask: Callable[[Store], T | None]) -> T | None:
         n_asked = 0
         for i, peer in enumerate(self._peers):
             with self._lock:

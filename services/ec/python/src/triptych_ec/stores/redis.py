@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -114,7 +115,8 @@ class RedisStore(PolledStore):
         for i, chunk in enumerate(chunks):
             deadline()
             part = memoryview(data)[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
-            self._run("put", lambda c=chunk, p=part: self._redis.set(c, p, ex=self._ttl_s + _CHUNK_GRACE_S))
+            store = partial(self._redis.set, chunk, part, ex=self._ttl_s + _CHUNK_GRACE_S)
+            self._run("put", store)
         args = (manifest.write(), self._ttl_s, scripts.CHANNEL, key, _OWN_BYTES)
         stored = self._run("put", lambda: self._redis.eval(scripts.PUBLISH, 1, name, *args)) == 1
         if not stored and chunks:
@@ -129,7 +131,7 @@ class RedisStore(PolledStore):
         for i, name in enumerate(manifest.chunks(key)):
             deadline()
             expected = min(CHUNK_BYTES, manifest.length - i * CHUNK_BYTES)
-            chunk = self._run("get", lambda n=name, e=expected: self._redis.getrange(n, 0, e))
+            chunk = self._run("get", partial(self._redis.getrange, name, 0, expected))
             if not chunk:
                 self._remove(key, manifest)
                 return None

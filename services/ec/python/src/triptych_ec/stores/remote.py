@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
@@ -96,7 +97,7 @@ class RemoteStore(Store):
         request = message("HeadRequest")(keys=[key])
         return self._entry(key, self._call("head", self._head, request, self._timeout_s))
 
-    def _entry(self, key: bytes, answer) -> EncodedItem | None:
+    def _entry(self, key: bytes, answer: Any) -> EncodedItem | None:
         if len(answer.entries) != 1:
             raise StoreUnavailable(self.describe(), "head", f"{len(answer.entries)} heads for one key")
         (entry,) = answer.entries
@@ -136,10 +137,10 @@ class RemoteStore(Store):
     def close(self) -> None:
         self._channel.close()
 
-    def _ask(self, key: bytes, **ask):
+    def _ask(self, key: bytes, **ask: Any) -> Any:
         return self._call("lease", self._lease, message("LeaseRequest")(key=key, **ask), self._timeout_s)
 
-    def _call(self, op: str, method, request, timeout_s: float):
+    def _call(self, op: str, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as e:
@@ -149,7 +150,7 @@ class RemoteStore(Store):
         return StoreUnavailable(self.describe(), op, f"{e.code().name}: {e.details()}")
 
 
-def _write(request) -> bytes:
+def _write(request: Any) -> bytes:
     return request.SerializeToString()
 
 

@@ -5,6 +5,8 @@ Built at import rather than generated, so that the package runs with any protobu
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 SERVICE = "/triptych.v1.EcObjects"
@@ -45,7 +47,7 @@ def _flat(name: str) -> str:
     return name.replace(".", "")
 
 
-def _build() -> dict[str, type]:
+def _build() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="triptych_ec.proto", package="triptych_ec", syntax="proto3")
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=_flat(name))
