@@ -11,8 +11,8 @@ use std::path::PathBuf;
 const PACKAGE: &str = "services/ec/python";
 /// vLLM for the CPU with all that it needs, pinned.
 const PINNED: &str = "benches/peers/requirements-vllm.txt";
-/// The package's own needs beyond those, and those of its tests.
-const OF_TESTS: [&str; 5] = ["pytest", "pluggy", "iniconfig", "redis", "typing_extensions"];
+/// What the tests need beyond those.
+const OF_TESTS: [&str; 2] = ["pytest", "redis"];
 
 /// Settings of `cargo xtask vllm`.
 #[derive(Args, Debug)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -136,6 +137,8 @@ def memory_is_bounded_and_the_oldest_request_goes_first() -> None:
     assert case.loader.held_bytes() > 9000, "the oldest may exceed it"
     for _ in range(50):
         assert case.loader.poll("b", wanted(items[5])) is Status.PENDING
+        time.sleep(0.002)
+    assert case.store.n_gets == 5, "no read was started"
     case.loader.forget("a", items[0].key.hex())
     case.loader.forget("a")
     assert case.loader.held_bytes() <= 9000

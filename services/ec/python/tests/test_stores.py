@@ -171,6 +171,27 @@ def a_chunk_that_is_gone_is_a_miss(redis_server: Server) -> None:
     assert store.head(item.key) is None and store.quarantine(item.key)
 
 
+def a_chunk_of_another_length_is_no_part_of_an_object(redis_server: Server) -> None:
+    import redis
+
+    store, raw = open_store(redis_server.setting), redis.Redis(port=redis_server.port)
+    item, rows = fresh(400_000, 1)
+    store.put_if_absent(item.key, encode(item, rows))
+    (chunk,) = raw.keys(f"triptych:ec:{{{item.key.hex()}}}:*:c0")
+    raw.append(chunk, b"x")
+    with pytest.raises(ObjectError, match="wrong length"):
+        store.get(item.key)
+
+
+def two_files_for_one_name_have_one_winner(tmp_path) -> None:
+    from triptych_ec.stores.disk import _link
+
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    assert _link(tmp_path / "a", tmp_path / "object") and not _link(tmp_path / "b", tmp_path / "object")
+    assert (tmp_path / "object").read_text() == "a"
+
+
 def objects_in_redis_expire(redis_server: Server) -> None:
     import redis
 
