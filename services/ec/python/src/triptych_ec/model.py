@@ -20,7 +20,7 @@ def model_fingerprint(vllm_config: Any, name: str) -> bytes:
     Two checkpoints of one architecture that differ in few weights may look the same to the samples; then name them.
     """
     model = vllm_config.model_config
-    hf_config = getattr(model, "hf_config", None)
+    hf_config: Any = getattr(model, "hf_config", None)
     parts: list[bytes] = [b"vllm", str(getattr(model, "dtype", "")).encode()]
     parts.append(_json(getattr(model, "mm_processor_kwargs", None)))
     parts.append(_json(hf_config.to_dict() if hasattr(hf_config, "to_dict") else None))

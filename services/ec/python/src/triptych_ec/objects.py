@@ -176,8 +176,8 @@ def _item_of(head: dict) -> tuple[EncodedItem, bytes | None]:
     extent = parse_extent(meta["extent"])
     ids = [_hex32(meta[name]) for name in ("key", "fingerprint", "checksum")]
     mac = _hex32(meta["mac"]) if "mac" in meta else None
-    known = meta["modality"] in MODALITIES and meta["dtype"] in DTYPE_BYTES and extent is not None
-    if not known or None in ids or ("mac" in meta and mac is None):
+    known = meta["modality"] in MODALITIES and meta["dtype"] in DTYPE_BYTES
+    if extent is None or not known or None in ids or ("mac" in meta and mac is None):
         raise ValueError("a field is not a known value")
     key, encoder, checksum = (bytes(part) for part in ids if part is not None)
     item = EncodedItem(key, encoder, meta["modality"], n_tokens, hidden, meta["dtype"], extent, checksum)

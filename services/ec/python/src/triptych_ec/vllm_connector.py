@@ -170,7 +170,8 @@ class SchedulerHalf:
         settings = connector.settings
         self._connector = connector
         self._salt = settings.tenant_salt()
-        self._dtype = dtype_name(connector._vllm_config.model_config.dtype)
+        model: Any = connector._vllm_config.model_config
+        self._dtype = dtype_name(model.dtype)
         limits = LoadLimits(
             patience_s=settings.patience_s,
             budget_bytes=settings.host_cache_mib << 20,

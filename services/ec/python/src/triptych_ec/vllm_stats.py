@@ -32,7 +32,7 @@ class EcPromMetrics(ECConnectorPromMetrics):
 
     def __init__(self, vllm_config: Any, metric_types: dict, labelnames: list[str], per_engine: dict[int, list]) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
-        self._counters = {}
+        self._counters: dict[str, Any] = {}
         for name, text in COUNTERS.items():
             labels = labelnames + (["outcome"] if name in OUTCOMES else [])
             self._counters[name] = self._counter_cls(name=name, documentation=text, labelnames=labels)
