@@ -11,7 +11,7 @@ use std::path::PathBuf;
 const PACKAGE: &str = "services/ec/python";
 /// vLLM for the CPU with all that it needs, pinned.
 const PINNED: &str = "benches/peers/requirements-vllm.txt";
-/// What the tests need beyond those.
+/// Needs of the tests beyond those.
 const OF_TESTS: [&str; 2] = ["pytest", "redis"];
 
 /// Settings of `cargo xtask vllm`.
