@@ -42,9 +42,6 @@ pub struct UpArgs {
     /// Bounds of the proxy
     #[command(flatten)]
     pub bounds: BoundArgs,
-    /// Admin API and accounting
-    #[command(flatten)]
-    pub operator: OperatorArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -72,6 +69,9 @@ pub struct UpArgs {
     /// Stop of the processes
     #[command(flatten)]
     pub drain: DrainArgs,
+    /// Admin API and accounting
+    #[command(flatten)]
+    pub operator: OperatorArgs,
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
