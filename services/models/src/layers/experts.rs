@@ -1,6 +1,6 @@
 //! Mixtures of experts: a router, the experts that it chooses among for each token, and one that all tokens share.
 
-use super::{Adapted, FeedForward, LinearShape, Loader};
+use super::{Adapted, FeedForward, LinearShape, Loader, StoredLinear};
 use crate::error::ModelError;
 use crate::spec::{ExpertStorage, ExpertsSpec, StackNames, StackSpec};
 use triptych_kernels::Backend;
@@ -73,7 +73,7 @@ impl<B: Backend> Experts<B> {
         let names = spec.names;
         let layers = match names.storage {
             ExpertStorage::List { list, parts } => (0..spec.n_experts)
-                .map(|idx| listed(&loader.layer(list, idx), parts, [hidden, spec.width]))
+                .map(|idx| listed(&loader.layer(list, idx), parts, [hidden, spec.width], Loader::expert))
                 .collect::<Result<_, _>>()?,
             ExpertStorage::Stacked { gate_up, down } => {
                 let gate_up = loader.stacked(gate_up, [spec.n_experts, hidden, 2 * spec.width])?;
@@ -88,13 +88,14 @@ impl<B: Backend> Experts<B> {
         };
         let shared = match (&names.shared, spec.shared_width) {
             (Some(names), Some(width)) => {
-                let expert = listed(loader, names.parts, [hidden, width])?;
+                let sizes = [hidden, width];
                 Some(match names.gate {
-                    None => SharedExpert::Plain(expert),
-                    Some(gate) => SharedExpert::Gated(
-                        loader.router(gate, [1, hidden])?,
-                        loader.backend().load_experts(vec![expert])?,
-                    ),
+                    None => SharedExpert::Plain(listed(loader, names.parts, sizes, Loader::pack)?),
+                    Some(gate) => {
+                        let expert = listed(loader, names.parts, sizes, Loader::expert)?;
+                        let experts = loader.backend().load_experts(vec![expert])?;
+                        SharedExpert::Gated(loader.router(gate, [1, hidden])?, experts)
+                    }
                 })
             }
             _ => None,
@@ -134,14 +135,18 @@ impl<B: Backend> Experts<B> {
     }
 }
 
+/// Packing of layers that read the same input: as those of an expert, or as any.
+type Pack<'a, B> = fn(&Loader<'a, B>, &[StoredLinear<'_>]) -> Result<<B as Backend>::Linear, ModelError>;
+
 /// An expert whose gate, up and down are layers of their own.
-fn listed<B: Backend>(
-    loader: &Loader<'_, B>,
+fn listed<'a, B: Backend>(
+    loader: &Loader<'a, B>,
     [gate, up, down]: [&'static str; 3],
     [hidden, width]: [usize; 2],
+    pack: Pack<'a, B>,
 ) -> Result<ExpertLayers<B::Linear>, ModelError> {
     let stored = |name, shape: &[usize]| loader.stored(&LinearShape { name, shape, bias: false });
     let gate_up = [stored(gate, &[width, hidden])?, stored(up, &[width, hidden])?];
     let down = stored(down, &[hidden, width])?;
-    Ok(ExpertLayers { gate_up: loader.expert(&gate_up)?, down: loader.expert(&[down])? })
+    Ok(ExpertLayers { gate_up: pack(loader, &gate_up)?, down: pack(loader, &[down])? })
 }
