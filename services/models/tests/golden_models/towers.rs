@@ -198,23 +198,31 @@ fn exact(loaded: &Loaded, item: &str) -> EncoderInput {
     input
 }
 
-fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> BTreeMap<String, Vec<f32>> {
+/// Rows of items, by their names.
+type Rows = BTreeMap<String, Vec<f32>>;
+
+fn encode<B: Backend>(loaded: &Loaded, backend: &B, items: &[&str]) -> Rows {
     let mut encoder = loaded.model.load_encoder(loaded.modality(), backend).expect("encoder weights");
-    let inputs: Vec<EncoderInput> = loaded.items.keys().map(|item| exact(loaded, item)).collect();
+    let inputs: Vec<EncoderInput> = items.iter().map(|item| exact(loaded, item)).collect();
     let rows = encoder.encode(&inputs.iter().collect::<Vec<_>>()).expect("golden items fit");
-    loaded.items.keys().cloned().zip(rows).collect()
+    items.iter().map(|item| (*item).to_owned()).zip(rows).collect()
+}
+
+fn encode_all<B: Backend>(loaded: &Loaded, backend: &B) -> Rows {
+    encode(loaded, backend, &loaded.items.keys().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Names of the items of prompt `k`.
+fn items_of(loaded: &Loaded, k: usize) -> Vec<&str> {
+    let names = loaded.case.json["prompts"][k][loaded.list()].as_array().expect("items");
+    names.iter().map(|n| n.as_str().expect("a name")).collect()
 }
 
 /// The sequence of a prompt, laid out by the model's own template and tokenizer.
-fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> Sequence {
+fn sequence(loaded: &Loaded, k: usize, embeds: &Rows) -> Sequence {
     let prompt = &loaded.case.json["prompts"][k];
     let hidden = loaded.encoder().output_width();
-    let names: Vec<&str> = prompt[loaded.list()]
-        .as_array()
-        .expect("items")
-        .iter()
-        .map(|n| n.as_str().expect("a name"))
-        .collect();
+    let names = items_of(loaded, k);
     let items: Vec<EncodedItem> =
         names.iter().map(|name| encoded(&loaded.items[*name], loaded.modality(), hidden)).collect();
     let text = MessagePart::Text(prompt["text"].as_str().expect("a text").to_owned());
@@ -244,13 +252,28 @@ fn sequence(loaded: &Loaded, k: usize, embeds: &BTreeMap<String, Vec<f32>>) -> S
     }
 }
 
+/// The prompt whose logits are stored.
+fn known_prompt(loaded: &Loaded) -> usize {
+    loaded.case.json["many_rows_prompt"].as_u64().expect("a prompt") as usize
+}
+
 /// The logits of the prompt whose rows are stored: ours, and the expected ones under each of `names`.
 fn known_logits<B: Backend>(name: &str, backend: &B, names: &[&str]) -> (Vec<f32>, Vec<Vec<f32>>) {
     let loaded = load(name);
+    let embeds = encode(&loaded, backend, &items_of(&loaded, known_prompt(&loaded)));
+    logits_over(&loaded, backend, &embeds, names)
+}
+
+/// The same over rows that are encoded.
+fn logits_over<B: Backend>(
+    loaded: &Loaded,
+    backend: &B,
+    embeds: &Rows,
+    names: &[&str],
+) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let k = known_prompt(loaded);
     let mut decoder = loaded.model.load_decoder(backend).expect("decoder weights");
-    let embeds = encode_all(&loaded, backend);
-    let k = loaded.case.json["many_rows_prompt"].as_u64().expect("a prompt") as usize;
-    let logits = teacher_forced(&mut *decoder, &sequence(&loaded, k, &embeds));
+    let logits = teacher_forced(&mut *decoder, &sequence(loaded, k, embeds));
     let vocab = decoder.info().vocab;
     let (_, rows) = loaded.case.ids(&format!("prompt.{k}.logit_rows"));
     let own = rows.iter().flat_map(|r| &logits[*r as usize * vocab..][..vocab]).copied().collect();
@@ -260,12 +283,13 @@ fn known_logits<B: Backend>(name: &str, backend: &B, names: &[&str]) -> (Vec<f32
 fn matches_reference<B: Backend>(backend: &B) {
     for name in CASES {
         let loaded = load(name);
-        for (item, rows) in encode_all(&loaded, backend) {
+        let embeds = encode_all(&loaded, backend);
+        for (item, rows) in &embeds {
             let expected = loaded.case.values(&format!("{}.{item}.embeds", loaded.modality())).1;
             // Rows have a root mean square of 11 to 25, so their error is in units of it, as that of logits.
-            assert_logits_close(&format!("{name} {} {item}", backend.name()), &rows, &expected);
+            assert_logits_close(&format!("{name} {} {item}", backend.name()), rows, &expected);
         }
-        let (logits, expected) = known_logits(name, backend, &["logits"]);
+        let (logits, expected) = logits_over(&loaded, backend, &embeds, &["logits"]);
         assert_logits_close(&format!("{name} {} logits", backend.name()), &logits, &expected[0]);
     }
 }
