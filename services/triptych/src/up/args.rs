@@ -39,9 +39,6 @@ pub struct UpArgs {
     /// APIs
     #[command(flatten)]
     pub api: ApiArgs,
-    /// Bounds of the proxy
-    #[command(flatten)]
-    pub bounds: BoundArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -69,6 +66,9 @@ pub struct UpArgs {
     /// Stop of the processes
     #[command(flatten)]
     pub drain: DrainArgs,
+    /// Bounds of the proxy
+    #[command(flatten)]
+    pub bounds: BoundArgs,
     /// Admin API and accounting
     #[command(flatten)]
     pub operator: OperatorArgs,
