@@ -3,9 +3,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use triptych_core::EncodedItem;
 use triptych_core::prompt::Prompt;
 use triptych_core::sampling::SamplingParams;
+use triptych_core::{EncodedItem, ItemForm};
 use triptych_proto::{convert, v1};
 
 fuzz_target!(|data: &[u8]| {
@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
             let Ok(message) = v1::GenerateRequest::decode(data) else { return };
             for item in message.items {
                 let _ = convert::modality(item.modality);
-                let _ = convert::options(item.options.unwrap_or_default(), false);
+                let _ = convert::options(item.options.unwrap_or_default(), ItemForm::Plain);
             }
             let _ = message.prompt.map(Prompt::try_from);
         }
