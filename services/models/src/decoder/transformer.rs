@@ -1,4 +1,6 @@
 //! The decoder of every family: token table, positions, transformer layers over paged KV, head, all by its spec.
+//!
+//! One file over 600 lines: loading, the step and its back half are one trait's methods over the same fields.
 
 use super::cross_rows::{CacheLayers, CrossRows};
 use super::head::load_ends;

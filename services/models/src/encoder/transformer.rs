@@ -1,4 +1,6 @@
 //! The encoder of every family: stem, positions, transformer layers, merger, all by its spec.
+//!
+//! One file over 600 lines: eager runs, parts and graphs go through the same layers, which stand beside them.
 
 use super::adapters::AdaptedRows;
 use super::added::{AddedRows, StagedAdded};
