@@ -10,9 +10,10 @@
 //! - [`curves`]: costs of a worker; [`profile`] measures them;
 //! - [`simulator`]: a cluster of such workers, on a simulated clock;
 //! - [`planner`]: the cluster that meets the SLO at the highest rate, and [`online`]: autoscaling of a running one;
-//! - [`validation`]: comparison with measurements.
+//! - [`validation`]: comparison with measurements, and [`comparison`] of topologies without any.
 #![forbid(unsafe_code)]
 
+pub mod comparison;
 pub mod curves;
 pub mod online;
 pub mod planner;

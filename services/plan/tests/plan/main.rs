@@ -2,6 +2,7 @@
 
 mod books;
 mod costs;
+mod elastic;
 mod made;
 mod queues;
 mod rules;

@@ -7,6 +7,7 @@ use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
+use crate::request_machine::roles::Roles;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::StdRng;
@@ -33,6 +34,7 @@ pub(super) struct FleetState {
     pub(super) deaths: Mutex<Deaths>,
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
+    pub(super) roles: Roles,
     pub(super) meters: FleetMeters,
 }
 
