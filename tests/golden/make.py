@@ -99,6 +99,7 @@ def main(groups):
         "nougat": vision_more.make_nougat,
         "swinv2": vision_more.make_swinv2,
         "vision_towers": vision_more.make_towers,
+        "vision_resized": vision_more.make_resized,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "florence2_original": vision_more.make_florence_original,

@@ -112,6 +112,30 @@ impl EncoderSpec {
         }
     }
 
+    /// The same encoder for images of `grid` patches, whose positions are resampled from those of its own; `None` for one that has no
+    /// square table of positions, or reads images of any size.
+    pub fn resized(mut self, grid: [usize; 2]) -> Option<Self> {
+        let StemSpec::PrefixedPatches { grid: own, n_prefix, .. } = &mut self.stem else { return None };
+        let table = ResampledSpec {
+            from: *own,
+            to: grid,
+            n_placed: *n_prefix,
+            n_unplaced: 0,
+            filter: GridFilter::Bicubic,
+            bare: true,
+        };
+        let resampled = match self.positions {
+            Positions::Parameter { .. } => table,
+            Positions::Table { offset: 0, .. } => ResampledSpec { bare: false, ..table },
+            Positions::Resampled(table) => ResampledSpec { to: grid, ..table },
+            _ => return None,
+        };
+        *own = grid;
+        self.positions = Positions::Resampled(resampled);
+        let is_square = resampled.from[0] == resampled.from[1];
+        (is_square && self.extras.position_bias.is_none() && !grid.contains(&0)).then_some(self)
+    }
+
     /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
     pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {

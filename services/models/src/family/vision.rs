@@ -31,12 +31,13 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
         "deit" => vit::spec(&encoder_config, vit::VitKind::Deit)?,
         "beit" => vit::spec(&encoder_config, vit::VitKind::Beit)?,
         "dinov2" => vit::spec(&encoder_config, vit::VitKind::Dinov2)?,
+        "dinov2_with_registers" => vit::spec(&encoder_config, vit::VitKind::Dinov2WithRegisters)?,
         "clip_vision_model" => towers::clip_encoder(&encoder_config)?,
         "donut-swin" => swin::spec(&encoder_config, swin::SwinKind::Donut)?,
         "swin" => swin::spec(&encoder_config, swin::SwinKind::Swin)?,
         "swinv2" => swin::spec(&encoder_config, swin::SwinKind::Swinv2)?,
         other => {
-            let expected = "vit, deit, beit, dinov2, clip_vision_model, swin, swinv2, donut-swin";
+            let expected = "vit, deit, beit, dinov2, dinov2_with_registers, clip_vision_model, swin, swinv2, donut-swin";
             return Err(encoder_config.unsupported("model_type", other, expected));
         }
     };

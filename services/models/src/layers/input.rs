@@ -1,6 +1,6 @@
 //! The input of a stack: positions of the rows, and in some models a norm.
 
-use super::{Loader, Rotary};
+use super::{Loader, Rotary, resampled};
 use crate::error::ModelError;
 use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, RotarySpec, StackNames, StackSpec};
 use triptych_core::DType;
@@ -74,6 +74,9 @@ impl<B: Backend> InputLayer<B> {
             },
             Positions::Parameter { n_rows } => {
                 PositionEncoding::Table { table: loader.bare_table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Resampled(spec) => {
+                PositionEncoding::Table { table: resampled::table(loader, spec, (name, hidden))?, offset: 0 }
             }
             Positions::WideSinusoids { n_rows, offset } => PositionEncoding::Table {
                 table: wide_sinusoids(loader.backend(), 0..offset + n_rows, hidden)?,

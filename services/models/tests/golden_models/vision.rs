@@ -13,7 +13,7 @@ use triptych_models::decoder::Decoder;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{CanvasProcessor, CanvasSettings, EncoderInput, Features, Preprocess};
 
-pub const CASES: [&str; 23] = [
+pub const CASES: [&str; 30] = [
     "trocr_vit",
     "trocr_deit_projected",
     "trocr_beit",
@@ -27,6 +27,13 @@ pub const CASES: [&str; 23] = [
     "clip_trocr",
     "clip_mbart_projected",
     "dinov2_trocr",
+    "dinov2_cropped",
+    "dinov2_larger_gated",
+    "registers_unresized",
+    "registers_cropped_gated",
+    "registers_larger",
+    "clip_larger",
+    "deit_smaller",
     "donut_shifted",
     "donut_odd_padded",
     "donut_swin_unpadded",
