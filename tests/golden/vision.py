@@ -35,12 +35,14 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from common import (
     MIN_GAP,
+    bert_head,
     byte_bpe,
     case_dir,
     first_good_seed,
     generator,
     randomise,
     round_weights,
+    settle_bert,
     smallest_gap,
     write_compact,
     write_json,
@@ -385,7 +387,9 @@ def attempt(shape, seed):
     model = build(shape, tok)
     quiet = [tok.token_to_id(text) for text in SPECIALS + extra_specials(shape)]
     randomise(model, seed, gain=1.3, embed_std=shape.embed_std / scale_of(shape), pos_std=0.8, quiet_rows=quiet,
-              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe."))
+              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe.", "word_embeddings"))
+    settle_bert(model, seed)
+    quieten_bert(model, quiet)
     head = model.get_output_embeddings().weight
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
@@ -466,10 +470,19 @@ def widen(model):
     if hasattr(model, "decoder") and hasattr(model.decoder, "transformer"):
         model.decoder.transformer.ln_f.weight.data *= 3
         return
+    if (transform := bert_head(model)) is not None:
+        transform.weight.data *= 3
+        return
     captions = isinstance(model, Florence2ForConditionalGeneration)
     decoder = model.model.language_model.decoder if captions else model.decoder.model.decoder
     last = getattr(decoder, "layer_norm", None)
     (last if last is not None else decoder.layers[-1].final_layer_norm).weight.data *= 3
+
+
+def quieten_bert(model, quiet):
+    """Special tokens never win, as with `quiet_rows` for other names."""
+    if bert_head(model) is not None:
+        model.decoder.get_input_embeddings().weight.data[quiet] *= 0.05
 
 
 def write_model(shape, run):

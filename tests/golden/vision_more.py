@@ -1,5 +1,5 @@
 """Golden files of further image encoders and text decoders in one model: ViT-GPT2, Nougat and Swinv2 in three shapes each, the
-towers of CLIP and DINOv2, encoders of images of another size than that of their positions, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
+towers of CLIP and DINOv2, encoders of images of another size than that of their positions, decoders of BERT and RoBERTa, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
 """
 
 import json
@@ -10,12 +10,14 @@ import sys
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    BertConfig,
     CLIPVisionConfig,
     DeiTConfig,
     Dinov2Config,
     Dinov2WithRegistersConfig,
     DonutSwinConfig,
     GPT2Config,
+    RobertaConfig,
     SwinConfig,
     Swinv2Config,
     ViTConfig,
@@ -144,6 +146,28 @@ def resized_shapes():
               gpt2(n_embd=24, n_head=3), vit_processor(24, 32), torch.float32, 3300, SIZES[:4], resizes=True,
               **gpt2_settings),
     ]
+
+
+def bert_shapes():
+    vit = dict(num_hidden_layers=2, intermediate_size=40, patch_size=8, image_size=32)
+    text = dict(num_hidden_layers=2, is_decoder=True, add_cross_attention=True)
+    gains = (("crossattention.self", 2.0), ("crossattention.output.dense", 1.5), ("intermediate.dense", 1.5))
+    settings = dict(embed_std=0.4, gains=gains)
+    return [
+        Shape("vit_bert", ViTConfig(hidden_size=24, num_attention_heads=3, **vit),
+              BertConfig(hidden_size=24, num_attention_heads=2, intermediate_size=40, max_position_embeddings=64, **text),
+              vit_processor(32, 32), torch.float32, 3400, SIZES[:4], **settings),
+        Shape("deit_roberta_projected", DeiTConfig(hidden_size=36, num_attention_heads=3, **vit),
+              # Positions begin behind the padding token, which is one of the last.
+              RobertaConfig(max_position_embeddings=400, hidden_size=28, num_attention_heads=2, intermediate_size=48,
+                            hidden_act="relu", tie_word_embeddings=False, type_vocab_size=1, layer_norm_eps=1e-5, **text),
+              vit_processor(32, 32), torch.bfloat16, 3500, SIZES[:4], **settings),
+    ]
+
+
+def make_bert():
+    for shape in bert_shapes():
+        make_case(shape)
 
 
 def make_resized():

@@ -186,12 +186,27 @@ pub struct HeadSpec {
     pub input_only: usize,
     /// Bound `c` that logits come near and never reach: `c · tanh(logit / c)`; `None`: none.
     pub softcap: Option<f32>,
+    /// Layers before the projection; `None`: none.
+    pub transform: Option<HeadTransformSpec>,
+}
+
+/// A linear layer with bias as wide as the rows, an activation and a norm, before the projection to logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadTransformSpec {
+    /// Activation of the linear layer.
+    pub activation: Activation,
+    /// Kind of the norm.
+    pub norm: NormSpec,
+    /// Full names of the linear layer and of the norm.
+    pub names: [&'static str; 2],
+    /// Full names, with their endings, of a bias of the logits, `[vocab]`, in the order they are tried; added where it is stored.
+    pub biases: &'static [&'static str],
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0, input_only: 0, softcap: None }
+        Self { tied, scale: 1.0, input_only: 0, softcap: None, transform: None }
     }
 }
 

@@ -184,6 +184,7 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
             }
             Self::VisionEncoderDecoder
+            | Self::EncoderDecoder
             | Self::Florence2
             | Self::Bart
             | Self::MBart
@@ -218,7 +219,10 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
             let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
             if stem.image_rows(grid).is_none() {
                 let actual = format!("{} by {}", size.height, size.width);
-                return Err(wrong(actual, "a size that config.json allows, such as its image_size; positions are resampled only from a square"));
+                return Err(wrong(
+                    actual,
+                    "a size that config.json allows, such as its image_size; positions are resampled only from a square",
+                ));
             }
         }
         (None, StemSpec::PrefixedPatches { grid, patch: [.., side], .. }) => {

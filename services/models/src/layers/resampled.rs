@@ -104,7 +104,10 @@ mod tests {
                 for taps in all {
                     let total: f64 = taps.iter().map(|(_, weight)| weight).sum();
                     assert!((total - 1.0).abs() < 1e-12, "{filter:?} {from} to {to}: {taps:?}");
-                    assert!(taps.iter().all(|(place, _)| *place < from), "{filter:?} {from} to {to}: {taps:?}");
+                    assert!(
+                        taps.iter().all(|(place, _)| *place < from),
+                        "{filter:?} {from} to {to}: {taps:?}"
+                    );
                 }
             }
         }

@@ -14,6 +14,17 @@ pub enum Positions {
         /// Row of position 0: some tables begin with rows that nothing uses.
         offset: usize,
     },
+    /// As [`Self::Table`]; the first row of a second table, of kinds of tokens, is added to every row.
+    Typed {
+        /// Positions it has.
+        n_rows: usize,
+        /// Row of position 0.
+        offset: usize,
+        /// Rows of the second table.
+        n_types: usize,
+        /// Its name.
+        types: &'static str,
+    },
     /// As [`Self::Table`] without rows in front, but stored as a bare parameter `[1, n_rows, hidden]`.
     Parameter {
         /// Positions it has.
