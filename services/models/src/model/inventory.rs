@@ -153,7 +153,8 @@ impl Model {
             // Not behind `dyn`, whose table would have the code of a forward pass compiled for this back end too.
             let info = TransformerDecoder::load(&self.spec.decoder, weights, backend)?.info();
             state_bytes = info.state_slot_bytes.map(NonZeroUsize::get);
-            blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
+            let own = info.self_block_bytes.saturating_mul(info.kv_groups.n_groups());
+            blocks.push((own, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
         let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
