@@ -119,7 +119,8 @@ pub struct StepInput<'a> {
 impl<'a> StepInput<'a> {
     /// Sequences of the step, with the blocks of the first group; none without a group, which no decoder takes.
     pub(crate) fn sequences(&self) -> PagedBatch<'a> {
-        let none = PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
+        let none =
+            PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
         self.self_kv.first().map_or(none, |group| group.tables)
     }
 }

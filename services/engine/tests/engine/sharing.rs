@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use triptych_core::TenantId;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_engine::{EngineConfig, KvBudget, NextStep, PrefixCache, SequenceId, SequenceRequest};
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecoderInfo, KvCacheGroups};
 
 /// The prompt of another sequence, under the id `id`.
 fn like(arrival: &SequenceRequest, id: u64) -> SequenceRequest {
@@ -77,7 +77,7 @@ fn what_was_written_is_known_to_the_next_turn() {
 #[test]
 fn a_sequence_gives_back_the_blocks_that_no_layer_sees_and_is_found_by_those_that_it_does() {
     let window = NonZeroU32::new(20);
-    let windowed = DecoderInfo { kv_window: window, ..info(false, 4096) };
+    let windowed = DecoderInfo { kv_groups: KvCacheGroups::one(window), ..info(false, 4096) };
     let mut bench = Bench::of(windowed, with_blocks(40, 0));
     let first = bench.sequence(1, 160, 300);
     bench.add(first.clone());

@@ -19,7 +19,8 @@ struct Unreported(Box<dyn Decoder>);
 
 impl Decoder for Unreported {
     fn info(&self) -> DecoderInfo {
-        DecoderInfo { kv_window: None, ..self.0.info() }
+        let info = self.0.info();
+        DecoderInfo { kv_groups: info.kv_groups.without_windows(), ..info }
     }
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
         self.0.allocate_kv(self_blocks, cross_blocks)
@@ -76,7 +77,7 @@ fn assert_same(case: &Case, compute: &Compute, config: EngineConfig) {
 
 #[test]
 fn blocks_that_no_layer_sees_are_given_back_and_no_token_changes() {
-    let windowed = |case: &Case| case.model.spec().decoder.kv_window().is_some();
+    let windowed = |case: &Case| case.model.spec().decoder.kv_groups().groups.has_windows();
     let cases: Vec<Case> = cases().into_iter().filter(windowed).collect();
     assert!(!cases.is_empty());
     for case in &cases {

@@ -3,8 +3,8 @@
 use super::adapters::StagedAdapters;
 use super::expert_rows::ExpertRows;
 use crate::decoder::cross_rows::CrossRows;
-use crate::layers::StagedPositions;
 use crate::decoder::{GroupKv, MAX_KV_GROUPS};
+use crate::layers::StagedPositions;
 use triptych_kernels::KernelError;
 use triptych_kernels::ops::{Indices, PagedBounds, PagedSequences, RecurrentSequences, StageBuilder};
 
