@@ -201,16 +201,16 @@ mod tests {
     fn a_window_bounds_the_blocks_of_its_group_and_with_them_the_tokens_that_a_pool_holds() {
         let mixed = groups(&[0, 32, 32]);
         assert_eq!(mixed.n_blocks(16, 16), 3);
-        // Blocks of 32 + 16 keys that begin within a block.
-        assert_eq!(mixed.n_blocks(1600, 16), 100 + 2 * 4);
-        assert_eq!(mixed.max_tokens(108, 16, 5000), 1600);
-        assert_eq!(mixed.max_tokens(107, 16, 5000), 1584);
-        assert_eq!(mixed.max_tokens(1000, 16, 70), 80, "the context, rounded up to a block");
-        assert_eq!(groups(&[32]).max_tokens(4, 16, 5000), 5008);
-        assert_eq!(groups(&[32]).max_tokens(3, 16, 5000), 48);
+        // 32 + 16 keys that begin within a block of 32.
+        assert_eq!(mixed.n_blocks(1600, 16), 50 + 2 * 3);
+        assert_eq!(mixed.max_tokens(56, 16, 5000), 1600);
+        assert_eq!(mixed.max_tokens(55, 16, 5000), 1568);
+        assert_eq!(mixed.max_tokens(1000, 16, 70), 96, "the context, rounded up to a block");
+        assert_eq!(groups(&[32]).max_tokens(3, 16, 5000), 5024);
+        assert_eq!(groups(&[32]).max_tokens(2, 16, 5000), 64);
         assert_eq!(mixed.max_tokens(2, 16, 5000), 0);
-        assert_eq!(KvCacheGroups::FULL.max_tokens(7, 16, 5000), 112);
-        assert_eq!(mixed.without_windows().n_blocks(1600, 16), 300);
+        assert_eq!(KvCacheGroups::FULL.max_tokens(7, 16, 5000), 224);
+        assert_eq!(mixed.without_windows().n_blocks(1600, 16), 150);
         assert!(mixed.has_windows() && !mixed.without_windows().has_windows());
         assert_eq!((KvCacheGroups::of(&[]), KvCacheGroups::of(&[None; MAX_KV_GROUPS + 1])), (None, None));
     }
