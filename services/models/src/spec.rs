@@ -6,6 +6,7 @@
 
 mod experts;
 mod image;
+mod kv_groups;
 mod names;
 mod positions;
 mod projector;
@@ -16,6 +17,7 @@ mod work;
 
 pub use experts::*;
 pub use image::*;
+pub use kv_groups::*;
 pub use names::*;
 pub use positions::*;
 pub use projector::*;
