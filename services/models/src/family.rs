@@ -7,6 +7,7 @@ use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
 mod bart;
+mod bert;
 mod causal;
 mod cogagent;
 mod config;
@@ -20,6 +21,7 @@ mod idefics;
 mod image_keys;
 mod internvl;
 mod internvl_chat;
+mod joined;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -113,6 +115,8 @@ pub enum Family {
     Gemma2,
     /// An image encoder with a text decoder: TrOCR, Donut, Nougat, ViT-GPT2.
     VisionEncoderDecoder,
+    /// A text encoder with a text decoder, each BERT or RoBERTa.
+    EncoderDecoder,
     /// Florence-2.
     Florence2,
     /// BART.
@@ -139,7 +143,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -181,6 +185,7 @@ impl Family {
         Self::Marian,
         Self::Blenderbot,
         Self::BlenderbotSmall,
+        Self::EncoderDecoder,
         Self::VisionEncoderDecoder,
         Self::Florence2,
         Self::T5,
@@ -226,6 +231,7 @@ impl Family {
             Self::Gemma3Text => "gemma3_text",
             Self::Gemma2 => "gemma2",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
+            Self::EncoderDecoder => "encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
@@ -303,6 +309,7 @@ impl Family {
             Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
             Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),
             Self::VisionEncoderDecoder => vision::spec(config),
+            Self::EncoderDecoder => bert::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),

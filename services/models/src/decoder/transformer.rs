@@ -3,7 +3,7 @@
 //! One file over 600 lines: loading, the step and its back half are one trait's methods over the same fields.
 
 use super::cross_rows::{CacheLayers, CrossRows};
-use super::head::load_ends;
+use super::head::{HeadTransform, load_ends};
 use super::{
     AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_states,
     no_step,
@@ -56,6 +56,7 @@ pub struct TransformerDecoder<B: Backend> {
     layers: Vec<DecoderLayer<B>>,
     adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
+    head_transform: Option<HeadTransform<B>>,
     head: B::Linear,
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
@@ -106,6 +107,8 @@ impl<B: Backend> TransformerDecoder<B> {
             StackAndNames { spec: stack, names: &names.stack },
         )?;
         let (tokens, head) = load_ends(backend, spec, weights)?;
+        let transform = |spec| HeadTransform::load(backend, weights, spec, stack.hidden);
+        let head_transform = spec.head.transform.as_ref().map(transform).transpose()?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
@@ -119,6 +122,7 @@ impl<B: Backend> TransformerDecoder<B> {
             layers,
             adapters: Adapters::new(loader.sites()),
             final_norm,
+            head_transform,
             head,
             self_kv: backend.kv_cache(self_layout(spec, &kv, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
@@ -192,6 +196,9 @@ impl<B: Backend> TransformerDecoder<B> {
         let mut x = self.backend.gather_rows(step, x, rows)?;
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
+        }
+        if let Some(transform) = &self.head_transform {
+            x = transform.forward(&self.backend, &x)?;
         }
         let mut logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
         if let Some(c) = self.spec.head.softcap {
