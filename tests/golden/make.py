@@ -72,6 +72,7 @@ def main(groups):
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
         "qwen3_5": qwen.make_qwen3_5,
+        "qwen3_5_moe": qwen.make_qwen3_5_moe,
         "qwen3_vl_moe": qwen.make_qwen3_vl_moe,
         "qwen2_audio": audio_chat.make_qwen2_audio,
         "qwen3_asr": qwen3_asr.make,

@@ -73,6 +73,8 @@ pub enum Family {
     Qwen35Text,
     /// Qwen3.5, dense, with images and videos.
     Qwen35,
+    /// Qwen3.5 with experts, with images and videos.
+    Qwen35Moe,
     /// Qwen3-VL, dense.
     Qwen3Vl,
     /// Qwen3-VL with experts.
@@ -139,7 +141,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -147,6 +149,7 @@ impl Family {
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
         Self::Qwen35,
+        Self::Qwen35Moe,
         Self::Qwen2Audio,
         Self::Qwen3Asr,
         Self::Voxtral,
@@ -198,6 +201,7 @@ impl Family {
             Self::Qwen3 => "qwen3",
             Self::Qwen35Text => "qwen3_5_text",
             Self::Qwen35 => "qwen3_5",
+            Self::Qwen35Moe => "qwen3_5_moe",
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
@@ -276,6 +280,7 @@ impl Family {
             Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
             Self::Qwen35Text => qwen3_5::text_spec(config),
             Self::Qwen35 => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeAndHalf),
+            Self::Qwen35Moe => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeAndHalfMoe),
             Self::Mixtral => causal::text_spec(config, CausalKind::Mixtral),
             Self::Qwen2Moe => causal::text_spec(config, CausalKind::Qwen2Moe),
             Self::Qwen3Moe => causal::text_spec(config, CausalKind::Qwen3Moe),

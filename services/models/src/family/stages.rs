@@ -90,7 +90,9 @@ impl Family {
                 let images = ImageProcessor::new(images);
                 let kind = match self {
                     Self::Qwen2Vl | Self::Qwen25Vl => VideoKind::PerFrame,
-                    Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => VideoKind::OverFrames,
+                    Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 | Self::Qwen35Moe => {
+                        VideoKind::OverFrames
+                    }
                     _ => return Ok(Arc::new(images)),
                 };
                 let videos = VideoSettings::from_dir(dir, kind)?;
@@ -133,7 +135,12 @@ impl Family {
             | Self::Qwen3Moe
             | Self::Gemma2
             | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
-            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => {
+            Self::Qwen2Vl
+            | Self::Qwen25Vl
+            | Self::Qwen3Vl
+            | Self::Qwen3VlMoe
+            | Self::Qwen35
+            | Self::Qwen35Moe => {
                 let times = match self {
                     Self::Qwen2Vl => FrameTimes::Counted,
                     Self::Qwen25Vl => FrameTimes::PerSecond,

@@ -333,6 +333,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.weights.has(&self.full(name, "weight"))
     }
 
+    /// True if the bare parameter `name` is stored.
+    pub fn has_bare(&self, name: &str) -> bool {
+        self.weights.has(&self.bare_names(name))
+    }
+
     /// The weight `name`, of `shape`, as it is stored.
     ///
     /// # Errors
@@ -478,8 +483,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn bare(&self, name: &str, shape: &[usize], role: TensorRole) -> Result<Tensor<'a>, ModelError> {
-        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}")).collect();
-        self.weights.tensor(&names, shape, role)
+        self.weights.tensor(&self.bare_names(name), shape, role)
+    }
+
+    fn bare_names(&self, name: &str) -> Vec<String> {
+        self.prefixes.iter().map(|p| format!("{p}{name}")).collect()
     }
 
     fn full(&self, name: &str, ending: &str) -> Vec<String> {

@@ -27,6 +27,7 @@ const CASES: [&str; 19] = [
     "qwen2_moe_shared",
     "qwen3_5_text_tied",
     "qwen3_5_text_biased",
+    "qwen3_5_moe_listed_layers",
     "llava_next_llama3",
     "cogagent_chat",
     "gemma3_narrow_window",
