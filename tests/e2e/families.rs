@@ -278,6 +278,7 @@ async fn whole_images_and_tiles_answer_as_transformers() {
         "internvl_chat_internlm2",
         "mistral3_merged",
         "deepseek_ocr2_windows",
+        "step3_renormalised",
         "glm_ocr_odd_heads",
         "cogagent_chat",
     ];

@@ -53,6 +53,7 @@ def main(groups):
     import real_widths
     import rotary
     import saved
+    import step3
     import text
     import text_decoders
     import tokenizers_golden
@@ -92,6 +93,7 @@ def main(groups):
         "pixtral": pixtral.make,
         "deepseek_ocr2": deepseek_ocr.make,
         "glm_ocr": glm.make,
+        "step3": step3.make,
         "bart": text.make_bart,
         "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,

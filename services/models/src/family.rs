@@ -29,6 +29,7 @@ mod qwen3_asr;
 mod qwen_audio;
 mod qwen_vl;
 mod stages;
+mod step3;
 mod t5;
 mod towers;
 mod vision;
@@ -87,6 +88,8 @@ pub enum Family {
     Voxtral,
     /// DeepSeek-OCR-2.
     DeepseekOcr2,
+    /// Step3.
+    Step3,
     /// GLM-OCR.
     GlmOcr,
     /// LLaVA-1.5, and Pixtral, whose configuration is LLaVA's.
@@ -141,7 +144,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -154,6 +157,7 @@ impl Family {
         Self::Qwen3Asr,
         Self::Voxtral,
         Self::DeepseekOcr2,
+        Self::Step3,
         Self::GlmOcr,
         Self::Llava,
         Self::LlavaNext,
@@ -216,6 +220,7 @@ impl Family {
             Self::Qwen3Asr => "qwen3_asr",
             Self::Voxtral => "voxtral",
             Self::DeepseekOcr2 => "deepseek_ocr2",
+            Self::Step3 => "step3_vl",
             Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
@@ -295,6 +300,7 @@ impl Family {
             Self::Qwen3Asr => qwen3_asr::spec(config),
             Self::Voxtral => voxtral::spec(config),
             Self::DeepseekOcr2 => deepseek_ocr::spec(config),
+            Self::Step3 => step3::spec(config),
             Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),

@@ -137,6 +137,18 @@ fn load_experts<B: Backend>(
         ExpertStorage::StackedOrList { gate_up, list, parts, .. } if !loader.has_bare(gate_up) => {
             return one_by_one(list, parts);
         }
+        ExpertStorage::StackedParts { parts: [gate, up, down] } => {
+            let stacked =
+                |name, [n_in, n_out]: [usize; 2]| loader.stacked_weight(name, [n_experts, n_in, n_out]);
+            let inner = [stacked(gate, [hidden, width])?, stacked(up, [hidden, width])?];
+            let down = stacked(down, [width, hidden])?;
+            let expert = |idx: usize| {
+                let gate_up = loader.expert(&[inner[0].element(idx), inner[1].element(idx)])?;
+                let down = loader.expert(&[down.element(idx)])?;
+                Ok(ExpertLayers { gate_up, down })
+            };
+            return (0..n_experts).map(expert).collect();
+        }
         ExpertStorage::Stacked { gate_up, down } | ExpertStorage::StackedOrList { gate_up, down, .. } => {
             (gate_up, down)
         }

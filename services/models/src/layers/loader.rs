@@ -256,6 +256,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(StackedLinear { weight, is_inputs_first })
     }
 
+    /// Finds the weight of a stack of linear layers without biases, `[n, n_out, n_in]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn stacked_weight(
+        &self,
+        name: &str,
+        [n, n_in, n_out]: [usize; 3],
+    ) -> Result<StackedLinear<'a>, ModelError> {
+        let weight = self.tensor(name, "weight", &[n, n_out, n_in], TensorRole::Matrix)?;
+        Ok(StackedLinear { weight, is_inputs_first: false })
+    }
+
     /// Finds a layer without packing it.
     ///
     /// # Errors
