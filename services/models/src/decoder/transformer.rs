@@ -484,7 +484,12 @@ impl<B: Backend> DecoderLayer<B> {
         let attention = match place.own {
             Some(place) => Some((
                 Residual::of_attention(&loader, names.attention.norm, stack)?,
-                SelfAttention::load(&loader, &names.attention, stack)?,
+                SelfAttention::load_low_rank(
+                    &loader,
+                    &names.attention,
+                    stack,
+                    stack.layer(idx).low_rank_query,
+                )?,
                 place,
             )),
             None => None,
