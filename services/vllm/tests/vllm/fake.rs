@@ -84,11 +84,6 @@ impl Vllm {
         self.record.asked.lock().unwrap().clone()
     }
 
-    /// Steps that were not met yet.
-    pub fn n_left(&self) -> usize {
-        self.record.script.lock().unwrap().len()
-    }
-
     pub fn n_dropped(&self) -> usize {
         self.record.n_dropped.load(Ordering::SeqCst)
     }

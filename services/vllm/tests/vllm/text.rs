@@ -103,7 +103,7 @@ async fn calls_of_tools_are_read_by_the_proxy() {
 async fn what_vllm_has_no_field_for_is_refused_by_name() {
     let (vllm, proxy) = cluster("").await;
     for (fields, param) in [
-        (json!({"use_beam_search": true, "n": 2}), "num_beams"),
+        (json!({"num_beams": 2}), "num_beams"),
         (json!({"no_repeat_ngram_size": 2}), "no_repeat_ngram_size"),
         (json!({"prompt_logprobs": 1}), "prompt_logprobs"),
         (json!({"seed": u64::MAX}), "seed"),
