@@ -101,7 +101,12 @@ impl Served {
     /// The PD workers that serve the same.
     pub fn decoder(&self) -> Want {
         let adapter = self.adapter.as_ref().map(|(_, id)| *id);
-        Want::Pd { model: self.name.clone(), edition: self.edition.clone(), adapter }
+        Want::Pd {
+            model: self.name.clone(),
+            edition: self.edition.clone(),
+            adapter,
+            is_foreign: self.foreign.is_some(),
+        }
     }
 }
 
@@ -200,6 +205,8 @@ pub enum Want {
         edition: Edition,
         /// Its identity, if it is an adapter.
         adapter: Option<AdapterId>,
+        /// True for workers of another engine: theirs are other requests.
+        is_foreign: bool,
     },
 }
 
@@ -224,11 +231,12 @@ impl Known {
                     && served.encoder_model() == model
                     && served.own_encoders().get(modality) == Some(fingerprint)
             }
-            Want::Pd { model, edition, adapter } => {
+            Want::Pd { model, edition, adapter, is_foreign } => {
                 self.role == Role::Pd
                     && served.name == *model
                     // Encoders of a worker that has none come and go; what it was asked for before, it still does.
                     && (served.edition == *edition || served.foreign.is_some() && served.own_encoders() == edition)
+                    && served.foreign.is_some() == *is_foreign
                     && served.adapter.as_ref().map(|(_, id)| id) == adapter.as_ref()
             }
         })

@@ -72,7 +72,7 @@ fn encode() -> Want {
 }
 
 fn decode() -> Want {
-    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None }
+    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None, is_foreign: false }
 }
 
 fn lease(shared: &Arc<FleetState>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {

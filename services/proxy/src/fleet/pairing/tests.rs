@@ -89,6 +89,10 @@ fn a_request_that_was_routed_before_encoders_came_is_still_answered() {
         model: ModelName::new("vl"),
         edition: [(Modality::Image, Fingerprint::from_bytes([9; 32]))].into(),
         adapter: None,
+        is_foreign: true,
     };
     assert!(!catalog.workers[1].can_do(&of_another));
+    let paired = catalog.workers[1].models[0].decoder();
+    let ours = known("pd", Role::Pd, model("qwen2_vl", 7));
+    assert!(catalog.workers[1].can_do(&paired) && !ours.can_do(&paired), "requests of one engine are not the other's");
 }
