@@ -125,6 +125,9 @@ impl ProxyArgs {
     /// Addresses of the workers.
     fn others(&self) -> Others {
         let workers = self.encoders.iter().chain(&self.pds);
+        if self.discover.discover.is_none() && workers.clone().all(|worker| worker.vllm_address().is_some()) {
+            return Others::None;
+        }
         let at = workers.filter_map(|worker| match worker {
             WorkerSetting::At(address) | WorkerSetting::Dns(address) => Some(address.as_str()),
             // Not an address of this host.

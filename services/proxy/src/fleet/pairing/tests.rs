@@ -94,5 +94,8 @@ fn a_request_that_was_routed_before_encoders_came_is_still_answered() {
     assert!(!catalog.workers[1].can_do(&of_another));
     let paired = catalog.workers[1].models[0].decoder();
     let ours = known("pd", Role::Pd, model("qwen2_vl", 7));
-    assert!(catalog.workers[1].can_do(&paired) && !ours.can_do(&paired), "requests of one engine are not the other's");
+    assert!(
+        catalog.workers[1].can_do(&paired) && !ours.can_do(&paired),
+        "requests of one engine are not the other's"
+    );
 }
