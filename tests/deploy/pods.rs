@@ -15,9 +15,10 @@ struct Container<'a> {
     container: &'a Value,
 }
 
-/// Pod templates with their labels, of Deployments and bare pods.
+/// Pod templates with their labels, of Deployments, StatefulSets and bare pods.
 fn pods(documents: &[Value]) -> Vec<(String, &Value, &Value)> {
-    let deployments = of_kind(documents, "Deployment").map(|d| {
+    let sets = of_kind(documents, "Deployment").chain(of_kind(documents, "StatefulSet"));
+    let deployments = sets.map(|d| {
         (
             text(d, "/metadata/name").to_owned(),
             &d["spec"]["template"]["metadata"],
@@ -230,7 +231,7 @@ fn every_selector_selects_pods_and_every_named_port_exists() {
                 }
             }
         }
-        for kind in ["PodDisruptionBudget", "Deployment"] {
+        for kind in ["PodDisruptionBudget", "Deployment", "StatefulSet"] {
             for document in of_kind(documents, kind) {
                 let n = selected(&document["spec"]["selector"]);
                 assert_eq!(n, 1, "{name}: {kind} {}", text(document, "/metadata/name"));
@@ -238,7 +239,8 @@ fn every_selector_selects_pods_and_every_named_port_exists() {
         }
         for policy in of_kind(documents, "NetworkPolicy") {
             let policy_name = text(policy, "/metadata/name");
-            let may_be_empty = policy_name.ends_with("-encoder");
+            // There may be no encoders, or none but vLLM to prefill and decode.
+            let may_be_empty = ["-encoder", "-pd"].iter().any(|end| policy_name.ends_with(end));
             assert!(may_be_empty || selected(&policy["spec"]["podSelector"]) > 0, "{name}: {policy_name}");
         }
     }
