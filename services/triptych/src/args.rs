@@ -5,6 +5,7 @@
 pub mod api;
 pub mod auth;
 pub mod bounds;
+pub mod cores;
 pub mod tls;
 pub mod discovery;
 pub mod drain;

@@ -50,6 +50,8 @@ struct State {
 struct Job {
     task: TaskPtr,
     n_tasks: usize,
+    /// Most threads of the workers that may be inside at a time.
+    n_helpers: usize,
     next: AtomicUsize,
     /// Threads of the workers that may still call the task. Grows only while the job is in the queue, under its lock.
     n_inside: AtomicUsize,
@@ -80,11 +82,11 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Calls `task` for each number below `n_tasks`.
+    /// Calls `task` for each number below `n_tasks`, with at most `n_helpers` threads beside the caller.
     ///
     /// # Panics
     /// If a task does.
-    pub(super) fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+    pub(super) fn run(&self, n_tasks: usize, n_helpers: usize, task: &(dyn Fn(usize) + Sync)) {
         let erased: *const (dyn Fn(usize) + Sync + '_) = task;
         // SAFETY: only the lifetime changes, and no one calls it after `Posted` is dropped, before `task` ends.
         let task_ptr = unsafe {
@@ -93,12 +95,13 @@ impl Workers {
         let job = Arc::new(Job {
             task: TaskPtr(task_ptr),
             n_tasks,
+            n_helpers,
             next: AtomicUsize::new(0),
             n_inside: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             caller: thread::current(),
         });
-        let posted = self.queue.post(job.clone(), n_tasks - 1);
+        let posted = self.queue.post(job.clone());
         while let Some(i) = job.take() {
             task(i);
         }
@@ -146,8 +149,10 @@ impl Job {
         (i < self.n_tasks).then_some(i)
     }
 
-    fn has_tasks(&self) -> bool {
+    /// `true` while another thread is of use. Holds as long as the queue is locked.
+    fn wants_help(&self) -> bool {
         self.next.load(Ordering::Relaxed) < self.n_tasks
+            && self.n_inside.load(Ordering::Relaxed) < self.n_helpers
     }
 
     /// Runs tasks until none is left. The calling thread counts as inside until this returns.
@@ -170,11 +175,11 @@ impl JobQueue {
         self.state.lock()
     }
 
-    /// Puts a job into the queue and wakes up to `n_helpers` threads.
-    fn post(&self, job: Arc<Job>, n_helpers: usize) -> Posted<'_> {
+    /// Puts a job into the queue and wakes as many threads as it may have.
+    fn post(&self, job: Arc<Job>) -> Posted<'_> {
         let mut state = self.lock();
         state.jobs.push_back(job.clone());
-        let n_wakes = state.n_asleep.min(n_helpers);
+        let n_wakes = state.n_asleep.min(job.n_helpers);
         self.posted.fetch_add(1, Ordering::Release);
         drop(state);
         for _ in 0..n_wakes {
@@ -191,7 +196,7 @@ impl JobQueue {
             if state.stopped {
                 return;
             }
-            if let Some(job) = state.jobs.iter().find(|job| job.has_tasks()).cloned() {
+            if let Some(job) = state.jobs.iter().find(|job| job.wants_help()).cloned() {
                 job.n_inside.fetch_add(1, Ordering::Relaxed);
                 drop(state);
                 job.help();
@@ -238,7 +243,7 @@ mod tests {
                 scope.spawn(|| {
                     for n in 2..200 {
                         let done = counts(n);
-                        workers.run(n, &|i| {
+                        workers.run(n, 3, &|i| {
                             done[i].fetch_add(1, Ordering::Relaxed);
                         });
                         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
@@ -254,7 +259,7 @@ mod tests {
         for bad in 0..20 {
             let done = counts(20);
             let ran = catch_unwind(AssertUnwindSafe(|| {
-                workers.run(20, &|i| {
+                workers.run(20, 2, &|i| {
                     assert_ne!(i, bad, "on purpose");
                     done[i].fetch_add(1, Ordering::Relaxed);
                 });
@@ -262,9 +267,26 @@ mod tests {
             assert!(ran.is_err());
         }
         let done = counts(50);
-        workers.run(50, &|i| {
+        workers.run(50, 2, &|i| {
             done[i].fetch_add(1, Ordering::Relaxed);
         });
         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn no_more_threads_help_than_a_job_may_have() {
+        let workers = Workers::new(3).expect("threads");
+        for n_helpers in 1..=3 {
+            let (inside, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+            workers.run(200, n_helpers, &|_| {
+                let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                thread::yield_now();
+                done.fetch_add(1, Ordering::Relaxed);
+                inside.fetch_sub(1, Ordering::SeqCst);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 200);
+            assert!(most.load(Ordering::SeqCst) <= n_helpers + 1);
+        }
     }
 }

@@ -112,6 +112,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
         engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
         adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
+        cores: None,
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
         fault: None,
