@@ -9,6 +9,8 @@
 pub mod catalog;
 mod choice;
 mod description;
+mod foreign;
+mod pairing;
 pub mod placement;
 mod lease;
 mod members;

@@ -52,6 +52,8 @@ fn describe(encodes: bool) -> description::Description {
         chat: None,
         adapter: None,
         adapts_encoder: false,
+        foreign: None,
+        is_resumable: true,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }

@@ -17,6 +17,8 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         chat: None,
         adapter: None,
         adapts_encoder: false,
+        foreign: None,
+        is_resumable: true,
     };
     Known {
         id: WorkerId::new("w"),
