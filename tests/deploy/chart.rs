@@ -133,7 +133,6 @@ fn manifests_match_the_schemas_of_kubernetes_and_the_custom_kinds() {
         ("tls", "NetworkPolicy"),
         ("tls-secret", "PodDisruptionBudget"),
         ("vllm", "InferencePool"),
-        ("vllm", "StatefulSet"),
     ] {
         assert!(kinds(name).contains(&kind), "{name} has no {kind}: {:?}", kinds(name));
     }
@@ -195,15 +194,18 @@ fn proxies_reach_every_pod_with_vllm_and_it_reads_the_store_of_the_encoders() {
         let all = container["env"].as_array().expect("variables");
         all.iter().find(|one| one["name"] == name).map(|one| text(one, "/value").to_owned())
     };
-    let proxy = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name") == "r-triptych-proxy");
-    let proxy = &proxy.expect("a proxy")["spec"]["template"]["spec"]["containers"][0];
-    let set = of_kind(documents, "StatefulSet").next().expect("pods with vLLM");
-    let service = text(set, "/spec/serviceName");
-    let pod = |i| format!("vllm+http://{service}-{i}.{service}.{NAMESPACE}.svc:8000");
-    assert_eq!(variable(proxy, "TRIPTYCH_PDS"), Some([pod(0), pod(1)].join(",")));
+    let container = |name: &str| {
+        let found = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name") == name);
+        &found.expect(name)["spec"]["template"]["spec"]["containers"][0]
+    };
+    let (proxy, vllm) = (container("r-triptych-proxy"), container("r-triptych-vl-vllm"));
+    let by_name = "vllm+dns:r-triptych-vl-vllm.ai.svc:8000";
+    assert_eq!(variable(proxy, "TRIPTYCH_PDS").as_deref(), Some(by_name));
+    let service = of_kind(documents, "Service").find(|s| text(s, "/metadata/name") == "r-triptych-vl-vllm");
+    let service = &service.expect("a Service")["spec"];
+    assert_eq!((&service["clusterIP"], &service["ports"][0]["port"]), (&"None".into(), &8000.into()));
     assert_eq!(variable(proxy, "TRIPTYCH_ENCODERS").as_deref(), Some("k8s:ai/r-triptych-encoder:grpc"));
 
-    let vllm = &set["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(variable(vllm, "EC_STORE"), variable(proxy, "EC_STORE"));
     let args = vllm["args"].as_array().expect("flags");
     let at = args.iter().position(|arg| arg == "--ec-transfer-config").expect("a connector");

@@ -15,10 +15,9 @@ struct Container<'a> {
     container: &'a Value,
 }
 
-/// Pod templates with their labels, of Deployments, StatefulSets and bare pods.
+/// Pod templates with their labels, of Deployments and bare pods.
 fn pods(documents: &[Value]) -> Vec<(String, &Value, &Value)> {
-    let sets = of_kind(documents, "Deployment").chain(of_kind(documents, "StatefulSet"));
-    let deployments = sets.map(|d| {
+    let deployments = of_kind(documents, "Deployment").map(|d| {
         (
             text(d, "/metadata/name").to_owned(),
             &d["spec"]["template"]["metadata"],
@@ -231,7 +230,7 @@ fn every_selector_selects_pods_and_every_named_port_exists() {
                 }
             }
         }
-        for kind in ["PodDisruptionBudget", "Deployment", "StatefulSet"] {
+        for kind in ["PodDisruptionBudget", "Deployment"] {
             for document in of_kind(documents, kind) {
                 let n = selected(&document["spec"]["selector"]);
                 assert_eq!(n, 1, "{name}: {kind} {}", text(document, "/metadata/name"));

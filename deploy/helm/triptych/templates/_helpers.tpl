@@ -97,7 +97,7 @@ triptych/modality: {{ . }}
 {{- range .Values.pools }}{{ include "triptych.isVllm" . }}{{ end -}}
 {{- end -}}
 
-{{/* Workers of a role for a proxy: our own by their Service, vLLM's by the names of their pods. */}}
+{{/* Workers of a role for a proxy: our own by the slices of their Service, vLLM's by the addresses of each pool's. */}}
 {{- define "triptych.workers" -}}
 {{- $root := .root -}}
 {{- $role := .role -}}
@@ -106,10 +106,7 @@ triptych/modality: {{ . }}
 {{- if include "triptych.hasRole" . }}{{ $found = append $found (printf "k8s:%s/%s-%s:grpc" $root.Release.Namespace $full $role) }}{{ end -}}
 {{- range $given := $root.Values.pools }}
 {{- if and (eq $given.role $role) (include "triptych.isVllm" $given) }}
-{{- $pool := include "triptych.pool" (dict "root" $root "pool" $given) | fromYaml -}}
-{{- range $i := until (int $pool.replicas) }}
-{{- $found = append $found (printf "vllm+http://%s-%s-%d.%s-%s.%s.svc:8000" $full $pool.name $i $full $pool.name $root.Release.Namespace) -}}
-{{- end }}
+{{- $found = append $found (printf "vllm+dns:%s-%s.%s.svc:8000" $full $given.name $root.Release.Namespace) -}}
 {{- end }}
 {{- end }}
 {{- join "," $found -}}

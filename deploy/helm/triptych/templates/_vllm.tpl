@@ -23,7 +23,7 @@
 {{- fail (printf "pool %s: engine vllm needs model.hub or model.path: it has no sample models" $pool.name) }}
 {{- end }}
 {{- if ne $pool.autoscaling.kind "none" }}
-{{- fail (printf "pool %s: engine vllm needs autoscaling.kind none: the proxies know its pods by their number" $pool.name) }}
+{{- fail (printf "pool %s: engine vllm needs autoscaling.kind none: its pods have other metrics than those that the chart scales by" $pool.name) }}
 {{- end }}
 {{- if gt (len .root.Values.ec.tiers) 1 }}
 {{- fail (printf "pool %s: engine vllm reads one store, ec.tiers has %d" $pool.name (len .root.Values.ec.tiers)) }}
