@@ -31,10 +31,10 @@ class NotStarted(Exception):
 class Process:
     """A process on some cores, with a log. It is started again by `restart`."""
 
-    def __init__(self, folder, name, command, cores, env=None):
-        self.name, self.command, self.cores = name, [str(part) for part in command], cores
-        self.log = folder / f"{name}.log"
-        self.env = {**os.environ, **(env or {})}
+    def __init__(self, log, command, cores, env):
+        self.log, self.name, self.cores = log, log.stem, cores
+        self.command = [str(part) for part in command]
+        self.env = {**os.environ, **env}
         self.start()
 
     def start(self):
@@ -99,7 +99,7 @@ class Running:
         self.redis_port = None
 
     def add(self, role, command, cores, env=None):
-        self.processes[role] = Process(self.folder, role, command, cores, env)
+        self.processes[role] = Process(self.folder / f"{role}.log", command, cores, env or {})
         return self.processes[role]
 
     def redis(self):
