@@ -1,7 +1,8 @@
 """The drill: requests at a steady concurrency while an encoder is killed, objects are deleted and damaged, and Redis restarts.
 
-Every image is asked about once before, without faults, and once more under them: an answer is right if it is the same. A
-client does not retry, so what is lost is lost by the system.
+Every image is asked about once before, without faults, and twice under them: an answer is right if it is the same. Before the
+faults the instance that decodes is started anew and half of the stored rows are removed, so that it needs the store and the
+encoder. A client does not retry, so what is lost is lost by the system.
 """
 
 import base64
@@ -141,13 +142,13 @@ class Faults:
         return "killed, and started again empty after 1 s"
 
     def delete_objects(self):
-        found = self.objects()[:20]
+        found = self.objects()[::3]
         for name in found:
             self.remove(name)
         return f"{len(found)} deleted"
 
     def damage_objects(self):
-        found = self.objects()[:20]
+        found = self.objects()[1::3]
         for name in found:
             self.damage(name)
         return f"{len(found)} damaged"
@@ -201,21 +202,24 @@ def reply(file):
     return rest
 
 
-def forget(running):
-    """Empties the store and vLLM's own caches, so that rows are needed again."""
-    if running.redis_port is not None:
-        resp(running.redis_port, "FLUSHALL")
-    for path in (running.folder / "shared").rglob("*.safetensors"):
-        path.unlink()
-    for process in running.processes.values():
-        if "--port" not in process.command or process.name == "redis":
-            continue
-        port = int(process.command[process.command.index("--port") + 1])
-        for cache in ("mm", "encoder", "prefix"):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            connection.request("POST", f"/reset_{cache}_cache")
-            connection.getresponse().read()
-            connection.close()
+def prepare(running, image):
+    """Starts the instance that decodes anew, so that it has no rows, and removes half of those that are stored."""
+    pd = running.processes["pd"]
+    pd.kill()
+    pd.start()
+    if pd.url:
+        pd.ready(pd.url)
+    faults = Faults(running, 1)
+    for name in faults.objects()[::2]:
+        faults.remove(name)
+    until = time.monotonic() + 300
+    while True:
+        try:
+            return ask(running.url, image)
+        except (OSError, ValueError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 
 def run(args, running):
@@ -226,7 +230,7 @@ def run(args, running):
     broken = [answer for answer in expected if not isinstance(answer, str) or not answer]
     if broken:
         return {"drill": {"error": f"{len(broken)} of {n_images} answers failed without any fault: {broken[0]}"}}
-    forget(running)
+    prepare(running, png(n_images))
     # Each image twice, the second time a while after the first.
     order = [i for start in range(0, n_images, 25) for _ in range(2) for i in range(start, min(start + 25, n_images))]
     faults = Faults(running, len(order))

@@ -35,6 +35,7 @@ class Process:
         self.log, self.name, self.cores = log, log.stem, cores
         self.command = [str(part) for part in command]
         self.env = {**os.environ, **env}
+        self.url = ""
         self.start()
 
     def start(self):
@@ -43,7 +44,8 @@ class Process:
             self.process = subprocess.Popen(pinned, stdout=log, stderr=log, env=self.env, start_new_session=True)
 
     def ready(self, url, patience_s=600):
-        """Waits until the address answers."""
+        """Waits until the address answers, and remembers it."""
+        self.url = url
         until = time.monotonic() + patience_s
         while not answers(url):
             if self.process.poll() is not None or time.monotonic() > until:

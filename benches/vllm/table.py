@@ -49,7 +49,7 @@ def drills(document):
     if not found:
         return []
     lines = ["", "## Under faults", "",
-             "Requests of a small trained model, 8 in flight, clients without retries. The encoder is killed twice, stored rows are "
+             "Requests of a small trained model, 8 in flight, clients without retries. The encoder is killed twice, a third of the stored rows is "
              "deleted once and damaged twice, Redis is restarted empty. Right: the answer without faults.", "",
              "| system | requests | right | lost | wrong | s |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for name, drill in found.items():
