@@ -25,8 +25,8 @@ from triptych_ec.loading import LoadedObject
 from triptych_ec.tensors import tensor_of
 from triptych_ec.vllm_items import OPTIONS
 
-TOLERANCES = {"float32": 2e-5, "bfloat16": 0.03}
-"""Largest difference of rows of a type, over their root mean square: a few roundings of it in each layer."""
+TOLERANCES = {"float32": 2e-5, "bfloat16": 0.06}
+"""Largest difference of rows of a type, over their root mean square: some roundings of the largest values in each layer."""
 
 CASES = [("qwen2-vl", "float32", []), ("qwen2.5-vl", "float32", []), ("qwen3-vl", "float32", [])]
 CASES += [("qwen3-vl", "bfloat16", []), ("qwen2-vl", "bfloat16", ["--ec-rows", "int8"])]
@@ -66,7 +66,7 @@ def rows_of_our_encoder_are_those_of_vllms_tower(models, tmp_path, name: str, dt
     fingerprint = store.head(bytes.fromhex(others.pop())).fingerprint
     for i, key in enumerate(keys):
         theirs = content_key(fingerprint, "image", f"image-{i}".encode(), options=OPTIONS)
-        assert_close(rows(store, key), rows(store, theirs), 4 * TOLERANCES[dtype] if flags else TOLERANCES[dtype])
+        assert_close(rows(store, key), rows(store, theirs), 2 * TOLERANCES[dtype] if flags else TOLERANCES[dtype])
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
