@@ -43,6 +43,7 @@ pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
         cross_row_bytes: if info.cross_attention { info.cross_block_bytes / KV_BLOCK_TOKENS } else { 0 },
         max_context: info.max_context,
         cross_rows_per_token: info.cross_rows_per_token,
+        device_bytes: None,
         max_cross_rows,
     }
 }

@@ -3,6 +3,8 @@
 mod books;
 mod costs;
 mod made;
+mod maps;
+mod papers;
 mod queues;
 mod rules;
 mod speed;
