@@ -203,7 +203,9 @@ mod tests {
         assert_eq!((two.cores(), one.cores()), (2, 2));
         drop(two);
         assert_eq!(one.cores(), 4);
-        std::mem::forget(second.begin().cores());
+        let left = second.begin();
+        assert_eq!(left.cores(), 2);
+        std::mem::forget(left);
         let again = open(1);
         assert_eq!(one.cores(), 4, "a process that comes back has nothing under way");
         let both = (again.begin(), again.begin());

@@ -217,7 +217,7 @@ impl PaperCluster {
     pub fn workers(&self) -> (usize, usize) {
         match self.topology.workers {
             Workers::Disaggregated { n_encoders, n_pds } => (n_encoders, n_pds),
-            Workers::Colocated { n } => (0, n),
+            Workers::Colocated { n } | Workers::Elastic { n } => (0, n),
         }
     }
 }
