@@ -95,9 +95,8 @@ impl TimedDecoder {
 /// Sizes of a step: a sequence with one row is decoding.
 fn sizes(step: &StepInput<'_>) -> StepSizes {
     let mut sizes = StepSizes::default();
-    // The sequences of a step are the same in each group.
-    let Some(batch) = step.self_kv.first().map(|group| group.tables) else { return sizes };
-    for (rows, keys) in batch.query_start_loc.windows(2).zip(batch.seq_lens) {
+    let seqs = step.sequences();
+    for (rows, keys) in seqs.query_start_loc.windows(2).zip(seqs.seq_lens) {
         let n = rows[1].saturating_sub(rows[0]);
         let before = u64::from(keys.saturating_sub(n));
         if n == 1 {
@@ -202,17 +201,19 @@ mod tests {
     fn a_step_is_known_by_its_sequences() {
         // A chunk of three tokens after five, a sequence that decodes with nine keys, and a prompt of two.
         let choose = ChooseBatch::default();
-        let tables = PagedBatch {
-            query_start_loc: &[0, 3, 4, 6],
-            table_start_loc: &[0, 1, 2, 3],
-            block_tables: &[0, 1, 2],
-            seq_lens: &[8, 9, 2],
-        };
         let step = StepInput {
             token_ids: &[0; 6],
             positions: &[[0; 3]; 6],
             embeds: &[],
-            self_kv: &[GroupKv { slot_mapping: &[0; 6], tables }],
+            self_kv: &[GroupKv {
+                slot_mapping: &[0; 6],
+                tables: PagedBatch {
+                    query_start_loc: &[0, 3, 4, 6],
+                    table_start_loc: &[0, 1, 2, 3],
+                    block_tables: &[0, 1, 2],
+                    seq_lens: &[8, 9, 2],
+                },
+            }],
             cross_kv: None,
             cross_rows: None,
             state_slots: None,
