@@ -41,7 +41,7 @@ mod serve;
 /// Decisions without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
 pub mod decisions {
     pub use crate::admission::{Admission, Permit, in_time};
-    pub use crate::fleet::{prefix, reservation, score, size, view};
+    pub use crate::fleet::{elastic, prefix, reservation, score, size, view};
 }
 
 pub use admin::token::{AdminToken, AdminTokenError};
@@ -52,4 +52,5 @@ pub use openai::cors::{AllowedOrigin, NotAnOrigin};
 pub use request_log::{NotARequestLog, RequestLog};
 pub use request_machine::policy::EncodePolicy;
 pub use request_machine::retry_budget::RetryPolicy;
+pub use request_machine::roles::{NotRoles, Roles};
 pub use serve::run;

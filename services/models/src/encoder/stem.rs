@@ -13,6 +13,7 @@ mod prefixed;
 mod sam;
 mod swin;
 mod tiles;
+mod two_sizes;
 mod wave;
 mod windows;
 
@@ -35,6 +36,7 @@ use tiles::{StagedTiles, TileStem};
 pub(super) use tiles::{gated_tiles, table_of};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
+use two_sizes::{TwoSizesRows, TwoSizesStem};
 use wave::{PackedWave, WaveRows, WaveStem};
 
 /// The stem of an encoder, with its weights.
@@ -49,6 +51,7 @@ pub(super) enum Stem<B: Backend> {
     Captioned(Box<CaptionedStem<B>>),
     Tiles(Box<TileStem<B>>),
     Sam(Box<SamStem<B>>),
+    TwoSizes(TwoSizesStem<B>),
 }
 
 /// A stem whose arrays for a run are in a step.
@@ -64,6 +67,7 @@ pub(super) enum StagedStem<'a, B: Backend> {
     Captioned(&'a CaptionedStem<B>, CaptionedRows),
     Tiles(&'a TileStem<B>, StagedTiles),
     Sam(&'a SamStem<B>, Box<SamRows>),
+    TwoSizes(&'a TwoSizesStem<B>, TwoSizesRows),
 }
 
 impl<B: Backend> Stem<B> {
@@ -103,8 +107,8 @@ impl<B: Backend> Stem<B> {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
             }
-            StemSpec::PrefixedPatches { patch, bias, flat_prefix, .. } => {
-                let shape = PrefixedShape { patch, bias, flat_prefix, hidden };
+            StemSpec::PrefixedPatches { patch, bias, n_registers, flat_prefix, .. } => {
+                let shape = PrefixedShape { patch, bias, n_registers, flat_prefix, hidden };
                 Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, shape)?))
             }
             StemSpec::Captioned(ref captioned) => {
@@ -114,6 +118,9 @@ impl<B: Backend> Stem<B> {
             }
             StemSpec::Sam(ref sam) => {
                 Ok(Self::Sam(Box::new(SamStem::load(loader.backend(), weights, (sam, hidden))?)))
+            }
+            StemSpec::TwoSizes(ref sizes) => {
+                Ok(Self::TwoSizes(TwoSizesStem::load(loader, spec.names.stem, (sizes, hidden))?))
             }
             StemSpec::Swin(ref pyramid) => {
                 Ok(Self::Shifted(SwinStem::load(loader, pyramid, &spec.names.stack)?))
@@ -144,6 +151,7 @@ impl<B: Backend> Stem<B> {
             Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
             Self::Tiles(stem) => StagedStem::Tiles(stem, stem.stage(builder, units)?),
             Self::Sam(stem) => StagedStem::Sam(stem, Box::new(stem.stage(builder, units)?)),
+            Self::TwoSizes(stem) => StagedStem::TwoSizes(stem, stem.stage(builder, units)?),
         })
     }
 
@@ -163,7 +171,8 @@ impl<B: Backend> Stem<B> {
             | Self::Patches { .. }
             | Self::Shifted(_)
             | Self::Captioned(_)
-            | Self::Sam(_) => self.stage(builder, units),
+            | Self::Sam(_)
+            | Self::TwoSizes(_) => self.stage(builder, units),
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Tiles(stem) => Ok(StagedStem::Tiles(stem, stem.stage_in(builder, units, room.max_units)?)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
@@ -188,7 +197,7 @@ impl<B: Backend> Stem<B> {
             Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
             Self::Tiles(stem) => stem.features(units, room.max_units),
             // Tokens are staged; the others' forwards are not captured.
-            Self::MelChunks(_) | Self::Tokens(_) | Self::Sam(_) => (Vec::new(), (0, 0)),
+            Self::MelChunks(_) | Self::Tokens(_) | Self::Sam(_) | Self::TwoSizes(_) => (Vec::new(), (0, 0)),
         };
         values.resize(dims.0 * dims.1, 0.0);
         (values, dims)
@@ -225,7 +234,11 @@ impl<B: Backend> StagedStem<'_, B> {
             (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
             (Self::Tiles(stem, rows), input) => stem.forward(backend, step, input, *rows),
             (Self::Sam(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
-            (Self::MelChunks(..) | Self::Wave(..) | Self::Sam(..), StemInput::Rows(_))
+            (Self::TwoSizes(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
+            (
+                Self::MelChunks(..) | Self::Wave(..) | Self::Sam(..) | Self::TwoSizes(..),
+                StemInput::Rows(_),
+            )
             | (Self::PackedWave(..), StemInput::Units(_)) => {
                 Err(KernelError::NotCapturable { op: "encode" }.into())
             }

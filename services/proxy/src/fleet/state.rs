@@ -8,6 +8,7 @@ use super::pairing::{pair, pairings};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
+use crate::request_machine::roles::Roles;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::StdRng;
@@ -34,6 +35,7 @@ pub(super) struct FleetState {
     pub(super) deaths: Mutex<Deaths>,
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
+    pub(super) roles: Roles,
     pub(super) meters: FleetMeters,
 }
 
