@@ -196,9 +196,20 @@ mod tests {
 
     #[test]
     fn what_is_no_topology_is_refused_with_what_is() {
-        for name in
-            ["", "e1pd", "0e1pd", "1e0pd", "1e1", "dp0", "dp65", "dp", "elastic", "elastic0", "1e1pd:budget=3", "dp2:budget=x"]
-        {
+        for name in [
+            "",
+            "e1pd",
+            "0e1pd",
+            "1e0pd",
+            "1e1",
+            "dp0",
+            "dp65",
+            "dp",
+            "elastic",
+            "elastic0",
+            "1e1pd:budget=3",
+            "dp2:budget=x",
+        ] {
             let error = name.parse::<Topology>().unwrap_err().to_string();
             assert!(error.contains("1e1pd") && error.contains("colocated"), "{name}: {error}");
         }

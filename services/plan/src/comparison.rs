@@ -66,7 +66,9 @@ pub struct Asked<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum ComparisonError {
     /// There are no curves of such workers.
-    #[error("--topology {topology}: no curves of workers with {threads} threads, {n_cores} cores over its workers")]
+    #[error(
+        "--topology {topology}: no curves of workers with {threads} threads, {n_cores} cores over its workers"
+    )]
     Curves {
         /// The topology.
         topology: String,

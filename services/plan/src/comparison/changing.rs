@@ -89,8 +89,14 @@ mod tests {
         let day = Changing::new(vec![of("text", 3.0), of("epd-short:images=2", 1.0)], period).unwrap();
         assert_eq!(day.cycle(), Duration::from_secs(20));
         let requests: Vec<_> = day.requests(4.0, 1).take_while(|r| r.at < day.cycle() * 2).collect();
-        assert!(requests.windows(2).all(|pair| pair[0].at <= pair[1].at && pair[0].index + 1 == pair[1].index));
-        let turn = |n: u32| requests.iter().filter(move |r| r.at / n.max(1) >= Duration::ZERO && r.at.as_secs() / 10 == u64::from(n));
+        assert!(
+            requests.windows(2).all(|pair| pair[0].at <= pair[1].at && pair[0].index + 1 == pair[1].index)
+        );
+        let turn = |n: u32| {
+            requests
+                .iter()
+                .filter(move |r| r.at / n.max(1) >= Duration::ZERO && r.at.as_secs() / 10 == u64::from(n))
+        };
         for (n, rate, items) in [(0, 6, 0), (1, 2, 2), (2, 6, 0), (3, 2, 2)] {
             let found: Vec<_> = turn(n).collect();
             assert!(found.len().abs_diff(rate * 10) <= 1, "turn {n}: {}", found.len());
@@ -107,7 +113,12 @@ mod tests {
     #[test]
     fn a_day_without_requests_is_refused() {
         let period = Duration::from_secs(1);
-        for mixes in [vec![], vec![of("text", 0.0)], vec![of("text", f64::NAN)], vec![of("text", 1.0), of("text", -1.0)]] {
+        for mixes in [
+            vec![],
+            vec![of("text", 0.0)],
+            vec![of("text", f64::NAN)],
+            vec![of("text", 1.0), of("text", -1.0)],
+        ] {
             assert_eq!(Changing::new(mixes, period).unwrap_err(), EmptyDay);
         }
         assert_eq!(Changing::new(vec![of("text", 1.0)], Duration::ZERO).unwrap_err(), EmptyDay);

@@ -10,7 +10,8 @@ impl ComparedDemand {
             let cell = Cell::from(format!("{:.2} ({:.2} to {:.2})", goodput.mean, goodput.low, goodput.high));
             if goodput.mean >= best { cell.best() } else { cell }
         };
-        let ratio = self.ratio().map_or_else(|| "none other passes".to_owned(), |ratio| format!("{ratio:.3}"));
+        let ratio =
+            self.ratio().map_or_else(|| "none other passes".to_owned(), |ratio| format!("{ratio:.3}"));
         let names = [Cell::from(self.demand.clone()), Cell::from(self.slo.clone())];
         names.into_iter().chain(self.goodput.iter().map(cell)).chain([Cell::from(ratio)]).collect()
     }
@@ -18,8 +19,10 @@ impl ComparedDemand {
 
 /// The report of compared demands.
 pub fn report(compared: &[ComparedDemand], facts: Vec<(String, String)>) -> Report {
-    let names: Vec<String> =
-        compared.first().map(|one| one.goodput.iter().map(|(name, _)| name.clone()).collect()).unwrap_or_default();
+    let names: Vec<String> = compared
+        .first()
+        .map(|one| one.goodput.iter().map(|(name, _)| name.clone()).collect())
+        .unwrap_or_default();
     let first = names.first().cloned().unwrap_or_default();
     let columns = ["demand".to_owned(), "SLO".to_owned()].into_iter().chain(names);
     let table = Table {

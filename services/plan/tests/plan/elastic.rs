@@ -36,7 +36,8 @@ fn mean_ttft(run: &Simulation) -> Duration {
 fn images_of_one_request_are_encoded_by_both_workers_if_neither_does_anything_else() {
     let of = |roles| {
         let images = (0..4).map(|i| image(i, 500)).collect();
-        let run = simulate(&cluster(vec![both(2, SLOW)], roles), std::iter::once(one(0, 0, 10, images)), 1).unwrap();
+        let run = simulate(&cluster(vec![both(2, SLOW)], roles), std::iter::once(one(0, 0, 10, images)), 1)
+            .unwrap();
         (ttft(&run.outcomes[0]), run.items.loads)
     };
     // Two seconds of encodes by one worker. The answer's worker loads what the other has made.

@@ -64,7 +64,8 @@ pub struct PlacementSite<'a> {
 pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<usize> {
     let load = |(i, site): (usize, &PlacementSite<'_>)| {
         let others = sites.iter().enumerate().filter(|(other, _)| *other != i);
-        let elsewhere = others.map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us)).min();
+        let elsewhere =
+            others.map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us)).min();
         let encoded_us = site.encode.total_us().min(elsewhere.unwrap_or(u64::MAX));
         // Encodes that are there already share the cores with the prompt, wherever the request's own are.
         let before = encoded_us.max(site.encode.queued_us);

@@ -298,7 +298,11 @@ impl View {
         let queued_us = self.queued_us(now).saturating_add(self.reserved_us);
         let encode =
             EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine: Some(self.engine_load()) };
-        PlacementSite { answer_us: self.pd_load(&[], 0).score_us(), encode, n_held: items.len() - missing.len() }
+        PlacementSite {
+            answer_us: self.pd_load(&[], 0).score_us(),
+            encode,
+            n_held: items.len() - missing.len(),
+        }
     }
 
     fn engine_load(&self) -> EngineLoad {

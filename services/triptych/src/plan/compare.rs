@@ -24,7 +24,12 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub question: QuestionArgs,
     /// Topologies, each with the same cores; the first is compared with the best of the others
-    #[arg(long = "topology", value_name = "NAME,…", default_value = "elastic2,1e1pd,dp2,colocated", value_delimiter = ',')]
+    #[arg(
+        long = "topology",
+        value_name = "NAME,…",
+        default_value = "elastic2,1e1pd,dp2,colocated",
+        value_delimiter = ','
+    )]
     pub topologies: Vec<Topology>,
     /// Cores of the workers of each topology; curves are needed for each number of cores of a worker
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
@@ -36,8 +41,12 @@ pub struct CompareArgs {
     #[arg(long, value_name = "SLO")]
     pub long_slo: Option<Slo>,
     /// Mixes of a day that changes every two minutes, separated by spaces, all of them among the workloads; `none`: no day
-    #[arg(long, value_name = "WORKLOADS", value_delimiter = ' ',
-          default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-short:images=1 epd-long:images=1")]
+    #[arg(
+        long,
+        value_name = "WORKLOADS",
+        value_delimiter = ' ',
+        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-short:images=1 epd-long:images=1"
+    )]
     pub day: Vec<String>,
     /// Folder for `compare.json`, `compare.md` and `compare.html`
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -77,8 +86,8 @@ impl CompareArgs {
     fn demands(&self) -> Result<Vec<Named>, CliError> {
         let names = if self.workloads.is_empty() { workloads() } else { self.workloads.clone() };
         let read = |text: &String| {
-            let workload = Workload::parse(text)
-                .map_err(|e| CliError::setting(format!("--workloads {text}"), &e))?;
+            let workload =
+                Workload::parse(text).map_err(|e| CliError::setting(format!("--workloads {text}"), &e))?;
             Ok(Named { workload, arrivals: self.question.arrivals })
         };
         names.iter().map(read).collect()
@@ -91,7 +100,9 @@ impl CompareArgs {
         }
         let place = |name: &String| {
             demands.iter().position(|demand| demand.workload.text() == name).ok_or_else(|| {
-                CliError::Setting(format!("--day {name}: it is none of --workloads; `none` leaves the day out"))
+                CliError::Setting(format!(
+                    "--day {name}: it is none of --workloads; `none` leaves the day out"
+                ))
             })
         };
         self.day.iter().map(place).collect()

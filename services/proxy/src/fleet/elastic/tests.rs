@@ -68,7 +68,8 @@ fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
 #[test]
 fn waiting_prompts_take_half_of_the_cores_until_they_are_read() {
     let id = WorkerId::new("w");
-    let with = |waiting_us| EncoderLoad { engine: Some(EngineLoad { running: 0, waiting_us }), ..encoder(&id, 0) };
+    let with =
+        |waiting_us| EncoderLoad { engine: Some(EngineLoad { running: 0, waiting_us }), ..encoder(&id, 0) };
     assert_eq!([0, 300, 5000].map(|us| with(us).total_us()), [1000, 1300, 2000]);
 }
 
@@ -76,7 +77,11 @@ fn waiting_prompts_take_half_of_the_cores_until_they_are_read() {
 fn nobody_encodes_where_nobody_can() {
     assert_eq!(choose_elastic(&[], None, None, &mut StdRng::seed_from_u64(1)), None);
     let id = WorkerId::new("w");
-    assert_eq!(choose(&[encoder(&id, 0)], Some(7)), (0, Reason::Only), "a placement that is not able counts for nothing");
+    assert_eq!(
+        choose(&[encoder(&id, 0)], Some(7)),
+        (0, Reason::Only),
+        "a placement that is not able counts for nothing"
+    );
 }
 
 proptest! {
