@@ -20,7 +20,7 @@ const RECORD_BYTES: usize = 16;
 /// Places in a file.
 pub const MAX_PLACES: u32 = 256;
 
-/// What a process wrote about itself.
+/// A process's word about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// Threads that lead a computation.
