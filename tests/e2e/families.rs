@@ -286,6 +286,7 @@ async fn whole_images_and_tiles_answer_as_transformers() {
         "internvl_chat_internlm2",
         "mistral3_merged",
         "deepseek_ocr2_windows",
+        "step3_renormalised",
         "glm_ocr_odd_heads",
         "cogagent_chat",
     ];
@@ -315,7 +316,7 @@ async fn items_of_several_levels_answer_as_transformers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decoders_with_recurrent_states_answer_as_transformers() {
-    let cases = ["qwen3_5_tied", "qwen3_5_listed_layers"];
+    let cases = ["qwen3_5_tied", "qwen3_5_moe_listed_layers"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_conversations(&cluster, case).await;

@@ -54,6 +54,7 @@ def main(groups):
     import real_widths
     import rotary
     import saved
+    import step3
     import text
     import text_decoders
     import tokenizers_golden
@@ -73,6 +74,7 @@ def main(groups):
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
         "qwen3_5": qwen.make_qwen3_5,
+        "qwen3_5_moe": qwen.make_qwen3_5_moe,
         "qwen3_vl_moe": qwen.make_qwen3_vl_moe,
         "qwen2_audio": audio_chat.make_qwen2_audio,
         "qwen3_asr": qwen3_asr.make,
@@ -92,6 +94,7 @@ def main(groups):
         "pixtral": pixtral.make,
         "deepseek_ocr2": deepseek_ocr.make,
         "glm_ocr": glm.make,
+        "step3": step3.make,
         "bart": text.make_bart,
         "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,

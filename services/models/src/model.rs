@@ -6,7 +6,8 @@ mod modules;
 
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
-    BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBytes, StageInventory,
+    BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBehindWindow, KvBytes,
+    StageInventory,
 };
 
 use crate::checkpoint;

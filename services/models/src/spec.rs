@@ -6,21 +6,25 @@
 
 mod experts;
 mod image;
+mod kv_groups;
 mod names;
 mod positions;
 mod projector;
 mod recurrent;
 mod sam;
+mod square_views;
 mod stem;
 mod work;
 
 pub use experts::*;
 pub use image::*;
+pub use kv_groups::*;
 pub use names::*;
 pub use positions::*;
 pub use projector::*;
 pub use recurrent::*;
 pub use sam::*;
+pub use square_views::*;
 pub use stem::*;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -63,6 +67,9 @@ impl EncoderSpec {
         if let Some(second) = &self.extras.second {
             return second.output_width();
         }
+        if let Some(reduction) = &self.extras.reduction {
+            return reduction.out;
+        }
         let level = match (&self.stem, &self.projector) {
             (_, Some(projector)) => projector.out(self.stack.hidden),
             (StemSpec::Tiles(tiles), None) => tiles.out,
@@ -101,6 +108,10 @@ impl EncoderSpec {
     pub fn image_tokens(&self, grid: [usize; 2]) -> Option<usize> {
         let stack_rows = self.stem.image_rows(grid)?;
         let side = self.merged_side();
+        if self.extras.reduction.is_some() {
+            let [down, across] = grid.map(|n| ReductionSpec::reduced(n / side));
+            return Some(down * across);
+        }
         match self.projector.as_ref().map(|projector| projector.rows) {
             Some(ProjectedRows::Patches) => {
                 let whole = grid.iter().all(|n| n.is_multiple_of(side));
@@ -145,6 +156,7 @@ impl EncoderSpec {
             _ => Vec::new(),
         };
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
+        parts.extend(self.extras.reduction.iter().flat_map(|reduction| reduction.prefixes));
         parts.extend(self.extras.learned_rows.iter().copied());
         if let Some(second) = &self.extras.second {
             parts.push(second.names.prefixes);
@@ -314,11 +326,23 @@ pub struct LayerSpec {
     pub rotary: Option<RotarySpec>,
     /// Experts in the place of the stack's feed-forward block; `None`: that block.
     pub experts: Option<ExpertsSpec>,
+    /// Queries of self-attention through fewer values; `None`: by one matrix.
+    pub low_rank_query: Option<LowRankQuerySpec>,
     /// Linear attention in the place of self-attention; `None`: self-attention.
     pub recurrent: Option<GatedDeltaSpec>,
     /// Names of a visual expert: second weights of self-attention's projections and of the feed-forward, for the rows of a span
     /// of encoder rows but its last (<https://arxiv.org/abs/2311.03079>); its norms are not read. `None`: there is none.
     pub visual_expert: Option<&'static StackNames>,
+}
+
+/// A query projection in two matrices with a norm between them, the stack's, without biases (multi-matrix factorization
+/// attention, <https://arxiv.org/abs/2412.19255>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowRankQuerySpec {
+    /// Values between both, in the place of all heads' in the first.
+    pub rank: usize,
+    /// Names of the norm and of the second matrix, relative to the layer.
+    pub names: [&'static str; 2],
 }
 
 /// Heads and biases of an attention.
