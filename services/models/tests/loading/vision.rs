@@ -61,7 +61,7 @@ fn unsupported_settings_are_refused_by_key() {
         "deit_roberta_projected",
         "/decoder/max_position_embeddings",
         2.into(),
-        "more than 2, pad_token_id + 1",
+        "more than 298, pad_token_id + 1",
     );
     check("bert2bert", "/encoder/model_type", "albert".into(), "bert, roberta");
     check("bert2bert", "/decoder/model_type", "gpt2".into(), "bert, roberta");
@@ -180,8 +180,10 @@ fn a_processor_whose_canvas_the_encoder_does_not_read_is_refused() {
         let error = Model::open(&source).expect_err("refused").to_string();
         assert!(error.starts_with(&format!("preprocessor_config.json: size is {expect}")), "{error}");
     };
-    check("trocr_vit", json!({ "height": 32, "width": 40 }), "32 by 40");
+    check("trocr_vit", json!({ "height": 7, "width": 40 }), "7 by 40");
     check("trocr_vit", json!({ "shortest_edge": 32 }), "as the image has it, expected 32 by 32");
+    // Positions of a grid that is no square are not resampled, nor are biases of scores.
+    check("trocr_beit_shared", json!({ "height": 48, "width": 32 }), "48 by 32");
     // A window of the second stage does not fit.
     check("donut_shifted", json!({ "height": 72, "width": 16 }), "72 by 16");
     // A larger grid than learned positions.
