@@ -24,7 +24,7 @@ pub struct Paper {
     pub title: String,
     /// Address of the publication, pinned.
     pub source: String,
-    /// What was measured, in a sentence or two.
+    /// Summary of the measurement, in a sentence or two.
     pub lead: String,
     /// SLO of the goodput.
     pub slo: String,
@@ -38,7 +38,7 @@ pub struct Paper {
     pub clusters: Vec<PaperCluster>,
     /// Loads, and what was found.
     pub workloads: Vec<PaperWorkload>,
-    /// What the publication does not tell, and what was taken instead.
+    /// Gaps of the publication, and assumptions in their place.
     pub untold: Vec<String>,
     /// Reading of the comparison, written by hand.
     pub reading: Vec<String>,
