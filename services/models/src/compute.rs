@@ -10,6 +10,7 @@ use crate::packed;
 use triptych_core::Modality;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
+pub use triptych_kernels::cpu::limit_threads;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use triptych_kernels::cuda::{self, CudaBackend, CudaConfig};
 #[cfg(feature = "reference")]
@@ -45,6 +46,19 @@ impl Device {
             ("cuda", _) => Ok(Self::Cuda(0)),
             (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
             _ => Err(format!("{name:?} is no device: auto, cpu, cuda or cuda:N, N from 0")),
+        }
+    }
+}
+
+impl Device {
+    /// `true` if the CPU computes: [`Device::Auto`] means it where there is no CUDA device.
+    pub fn is_cpu(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Cuda(_) => false,
+            Self::Auto => !matches!(cuda::device_count(), Ok(1..)),
+            #[cfg(feature = "reference")]
+            Self::Reference => true,
         }
     }
 }

@@ -17,6 +17,7 @@ mod units;
 mod pool;
 mod position_bias;
 mod projector;
+mod reduction;
 mod stem;
 mod second_stack;
 mod tiles;

@@ -9,10 +9,12 @@
 //!
 //! - [`curves`]: costs of a worker; [`profile`] measures them;
 //! - [`simulator`]: a cluster of such workers, on a simulated clock;
-//! - [`planner`]: the cluster that meets the SLO at the highest rate, [`maps`]: who is ahead where, and [`online`]: autoscaling of a running one;
-//! - [`validation`]: comparison with measurements, and [`papers`]: with those of others.
+//! - [`planner`]: the cluster that meets the SLO at the highest rate, [`maps`]: who is ahead where, and [`online`]: autoscaling of a
+//!   running one;
+//! - [`validation`]: comparison with measurements, [`papers`]: with those of others, and [`comparison`] of topologies without any.
 #![forbid(unsafe_code)]
 
+pub mod comparison;
 pub mod curves;
 pub mod maps;
 pub mod online;

@@ -5,6 +5,7 @@
 pub mod api;
 pub mod auth;
 pub mod bounds;
+pub mod cores;
 pub mod tls;
 pub mod discovery;
 pub mod drain;
@@ -462,7 +463,7 @@ impl EcArgs {
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn EcStore>, CliError> {
         let setting = self.setting(&Surroundings::look(others))?;
-        if setting.scope() == Scope::Host && others != Others::Here {
+        if setting.scope() == Scope::Host && !matches!(others, Others::Here | Others::None) {
             tracing::warn!(%setting, "other hosts see this store only if it lies on a mount that all of them have");
         }
         let opening = OpenOptions {
@@ -493,7 +494,7 @@ impl EcArgs {
             None => chosen(around)?,
         };
         check(&setting, around).map_err(|e| CliError::Setting(e.to_string()))?;
-        if setting.scope() == Scope::Process {
+        if setting.scope() == Scope::Process && around.others != Others::None {
             return Err(CliError::Setting(
                 "--ec memory would be this process's alone; run `triptych store` and give its address here, \
                  as in --ec grpc://127.0.0.1:7400"

@@ -1,5 +1,6 @@
 //! `triptych plan`: the flags of the planner, which is [`triptych_plan`], and its output.
 
+mod compare;
 mod fleets;
 mod maps;
 mod output;
@@ -42,6 +43,9 @@ pub struct PlanArgs {
 /// Other commands.
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
+    /// Compare topologies by simulation, over the bench's suite and a day that changes
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Compare(Box<compare::CompareArgs>),
     /// Plan fleets of 8, 64 and 512 workers, and show the cost of a request in each
     #[command(after_help = FLEETS_EXAMPLES)]
     Fleets(Box<fleets::FleetsArgs>),
@@ -55,6 +59,11 @@ pub enum PlanCommand {
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
 }
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  triptych plan compare --curves one.json --curves two.json --one-machine --slo ttft=1500ms,tpot=5ms --long-slo ttft=3s,tpot=5ms
+  triptych plan compare --curves one.json --topology elastic4,2e2pd,dp4 --cores 4 --slo ttft=2s --workloads epd-short --day none";
 
 const FLEETS_EXAMPLES: &str = "\
 Examples:
@@ -83,6 +92,7 @@ Examples:
 /// [`CliError`] for files and texts that cannot be used, and for a budget without room.
 pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     match args.command {
+        Some(PlanCommand::Compare(args)) => return blocking(move || compare::run(&args)).await,
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
         Some(PlanCommand::Map(args)) => return blocking(move || maps::run(&args)).await,
         Some(PlanCommand::Papers(args)) => return blocking(move || papers::run(&args)).await,

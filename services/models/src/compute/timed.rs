@@ -95,7 +95,8 @@ impl TimedDecoder {
 /// Sizes of a step: a sequence with one row is decoding.
 fn sizes(step: &StepInput<'_>) -> StepSizes {
     let mut sizes = StepSizes::default();
-    for (rows, keys) in step.self_kv.query_start_loc.windows(2).zip(step.self_kv.seq_lens) {
+    let seqs = step.sequences();
+    for (rows, keys) in seqs.query_start_loc.windows(2).zip(seqs.seq_lens) {
         let n = rows[1].saturating_sub(rows[0]);
         let before = u64::from(keys.saturating_sub(n));
         if n == 1 {
@@ -193,6 +194,7 @@ impl Encoder for TimedEncoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::GroupKv;
     use triptych_kernels::ops::PagedBatch;
 
     #[test]
@@ -203,13 +205,15 @@ mod tests {
             token_ids: &[0; 6],
             positions: &[[0; 3]; 6],
             embeds: &[],
-            slot_mapping: &[0; 6],
-            self_kv: PagedBatch {
-                query_start_loc: &[0, 3, 4, 6],
-                table_start_loc: &[0, 1, 2, 3],
-                block_tables: &[0, 1, 2],
-                seq_lens: &[8, 9, 2],
-            },
+            self_kv: &[GroupKv {
+                slot_mapping: &[0; 6],
+                tables: PagedBatch {
+                    query_start_loc: &[0, 3, 4, 6],
+                    table_start_loc: &[0, 1, 2, 3],
+                    block_tables: &[0, 1, 2],
+                    seq_lens: &[8, 9, 2],
+                },
+            }],
             cross_kv: None,
             cross_rows: None,
             state_slots: None,

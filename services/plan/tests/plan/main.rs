@@ -2,6 +2,7 @@
 
 mod books;
 mod costs;
+mod elastic;
 mod made;
 mod maps;
 mod papers;

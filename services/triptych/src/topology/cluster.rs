@@ -268,7 +268,8 @@ fn plan(
         worker.ec = Some(ec_text.clone());
         children.push(worker);
     }
-    let proxy = proxy(&children, ec_text, endpoints);
+    let mut proxy = proxy(&children, ec_text, endpoints);
+    proxy.flags.extend(["--roles".into(), topology.roles().into()]);
     children.push(proxy);
     let store = ec.setting.to_string();
     Ok(ClusterPlan { children, endpoints, store_address: store.clone(), store })
