@@ -8,6 +8,8 @@ from transformers import (
     MixtralForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     Qwen3VLMoeConfig,
@@ -64,6 +66,12 @@ def published_sizes():
                 **{**text, "num_hidden_layers": 3}),
             vision_config=dict(depth=27, hidden_size=1152, intermediate_size=4304, num_heads=16, out_hidden_size=2048,
                                deepstack_visual_indexes=[8, 16, 24]))),
+        "qwen3.5-35b-a3b": (Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(
+            tie_word_embeddings=False,
+            text_config=dict(rope_parameters={
+                "rope_theta": 1e7, "rope_type": "default", "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+                "partial_rotary_factor": 0.25}, **{**text, "num_hidden_layers": 4}),
+            vision_config=dict(depth=27, hidden_size=1152, intermediate_size=4304, num_heads=16, out_hidden_size=2048))),
     }
 
 
@@ -73,6 +81,8 @@ def published(kind, name, shape):
     if not found:
         router = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
         return {router if kind is MixtralForCausalLM else name: shape}
+    if kind is Qwen3_5MoeForConditionalGeneration:
+        return {name: shape}
     layer, part = found.groups()
     n, out, width = shape
     if kind is Qwen3VLMoeForConditionalGeneration:

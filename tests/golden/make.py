@@ -26,6 +26,7 @@ def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     import audio_chat
+    import bert
     import chat_tools
     import cogagent
     import deepseek_ocr
@@ -53,6 +54,7 @@ def main(groups):
     import real_widths
     import rotary
     import saved
+    import step3
     import text
     import text_decoders
     import tokenizers_golden
@@ -72,6 +74,7 @@ def main(groups):
         "qwen2_5_vl": qwen.make_qwen2_5_vl,
         "qwen3_vl": qwen.make_qwen3_vl,
         "qwen3_5": qwen.make_qwen3_5,
+        "qwen3_5_moe": qwen.make_qwen3_5_moe,
         "qwen3_vl_moe": qwen.make_qwen3_vl_moe,
         "qwen2_audio": audio_chat.make_qwen2_audio,
         "qwen3_asr": qwen3_asr.make,
@@ -91,6 +94,7 @@ def main(groups):
         "pixtral": pixtral.make,
         "deepseek_ocr2": deepseek_ocr.make,
         "glm_ocr": glm.make,
+        "step3": step3.make,
         "bart": text.make_bart,
         "m2m_100": text.make_m2m_100,
         "t5": text.make_t5,
@@ -99,6 +103,9 @@ def main(groups):
         "nougat": vision_more.make_nougat,
         "swinv2": vision_more.make_swinv2,
         "vision_towers": vision_more.make_towers,
+        "vision_resized": vision_more.make_resized,
+        "vision_bert": vision_more.make_bert,
+        "bert2bert": bert.make,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "florence2_original": vision_more.make_florence_original,

@@ -1,4 +1,4 @@
-"""Golden files of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: three shapes each, images whose size needs no resize."""
+"""Golden files of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, the last two also with experts: three shapes each, images whose size needs no resize."""
 
 import copy
 import dataclasses
@@ -17,6 +17,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -48,6 +50,9 @@ from common import (
 
 MIN_VARIED = 10
 BEAM_TOKENS = 24
+# Most error of logits of the prompt of most images, in units of their size, where the decoder's weights have 8 bits or 4 and what
+# they read 8: a choice of experts that these change decides logits.
+MAX_COARSE = ((127, 0.1), (7, 0.56))
 # Least change of the last logits by zeroed pixels: less would let a wrong tower pass.
 MIN_SIGHT = 1.0
 N_MERGES = 60
@@ -112,7 +117,9 @@ KIND3_MOE = Kind("qwen3_vl_moe", Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGener
                  CHAT_TEMPLATE_3, 16, (1024, 16777216))
 KIND3_5 = Kind("qwen3_5", Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
                CHAT_TEMPLATE_3, 16, (1024, 16777216))
-KINDS3 = (KIND3, KIND3_MOE, KIND3_5)
+KIND3_5_MOE = Kind("qwen3_5_moe", Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, Qwen3VLProcessor, Qwen3VLVideoProcessor,
+                   CHAT_TEMPLATE_3, 16, (1024, 16777216))
+KINDS3 = (KIND3, KIND3_MOE, KIND3_5, KIND3_5_MOE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +244,30 @@ QWEN3_5 = [
           recurrent=delta(2, 6, 12, 4, 5, 0.5, full_attention_interval=2)),
 ]
 
+# As published, stacked experts have their outputs first; the last case has the experts one by one, as transformers saves them.
+QWEN3_5_MOE = [
+    Shape("qwen3_5_moe_wide_shared", KIND3_5_MOE, 48, 4, 2, 3, 0, (2, 2, 2),
+          dict(depth=2, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=49,
+               deepstack_visual_indexes=[]),
+          False, True, torch.float32, 1939,
+          ((), (), ("64x64",), ("64x96",), ("96x64",), ("64x64", "64x96"), ("96x64", "64x64"), ("64x96", "96x64")), 24,
+          dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20),
+          delta(2, 4, 8, 12, 4, 0.5, full_attention_interval=3)),
+    Shape("qwen3_5_moe_listed_layers", KIND3_5_MOE, 60, 3, 1, 3, 0, (4, 3, 3),
+          dict(depth=4, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=144),
+          False, True, torch.bfloat16, 2012,
+          ((), ("96x128",), ("64x64",), ("96x128", "64x160"), ("64x160", "96x128"), ("64x64", "64x160"), (),
+           ("64x160", "64x160")), 40,
+          dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=20, shared_expert_intermediate_size=12),
+          delta(3, 3, 16, 16, 3, 0.5, layer_types=["linear_attention", "full_attention", "linear_attention"])),
+    Shape("qwen3_5_moe_separate_experts", KIND3_5_MOE, 48, 2, 2, 4, 0, (3, 2, 1),
+          dict(depth=3, hidden_size=16, intermediate_size=28, num_heads=2, num_position_embeddings=25),
+          False, True, torch.float16, 2101,
+          ((), (), (), ("32x640",), ("640x32",), ("64x64",), ("32x640", "64x64"), ("640x32", "32x640")), 24,
+          dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16),
+          delta(2, 6, 12, 4, 5, 0.5, full_attention_interval=2)),
+]
+
 
 def image(name):
     """An image of `HxW` whose sides are multiples of a merged patch, so that no processor resizes it."""
@@ -285,6 +316,8 @@ def config_json(shape, i):
         if shape.recurrent:
             recurrent, rope = dict(shape.recurrent), text.pop("rope_scaling")
             rope.update(partial_rotary_factor=recurrent.pop("partial_rotary_factor"), rope_theta=text.pop("rope_theta"))
+            if shape.experts:
+                del text["intermediate_size"]
             # As published; the last three change nothing.
             text.update(**recurrent, rope_parameters=rope, attn_output_gate=True, mamba_ssm_dtype="float32",
                         mtp_num_hidden_layers=1)
@@ -335,6 +368,10 @@ def build(shape, seed, tok):
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
               gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0), ("linear_fc2", 3.0),
                      ("pos_embed", 4.0), *(expert_gains(shape.hidden, shape.experts["moe_intermediate_size"]) if shape.experts else ())])
+    if shape.kind is KIND3_5_MOE:
+        # All layers have experts, so that a choice of them counts more.
+        for name, p in model.named_parameters():
+            p.data *= 0.4 if "experts.down_proj" in name else 1
     if shape.recurrent:
         set_delta_rule(model)
     # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
@@ -387,6 +424,28 @@ def run_prompt(model, proc, names, text):
                 gap=smallest_gap(torch.cat(made.logits)), sight=sight)
 
 
+def in_steps(x, n):
+    """Rows of `x` in as many steps on either side of zero."""
+    step = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / n
+    return (x / step).round() * step
+
+
+@torch.no_grad()
+def coarse_error(model, run, n):
+    """Error of the logits, in units of their size, where the decoder's weights have `n` steps on either side of zero."""
+    coarse = copy.deepcopy(model)
+    for name, module in (*coarse.model.language_model.named_modules(), ("lm_head", coarse.lm_head)):
+        if isinstance(module, torch.nn.Linear):
+            module.weight.copy_(in_steps(module.weight, n))
+            module.register_forward_pre_hook(lambda _, inputs: (in_steps(inputs[0], 127),))
+        elif name.endswith("experts"):
+            for p in module.parameters():
+                p.copy_(in_steps(p, n))
+    coarse.model.rope_deltas = None
+    logits = coarse(**run["inputs"]).logits[0]
+    return float((logits - run["logits"]).pow(2).mean().sqrt() / run["logits"].pow(2).mean().sqrt())
+
+
 def attempt(shape, seed, tok):
     config, model = build(shape, seed, tok)
     i = tok.token_to_id
@@ -405,6 +464,12 @@ def attempt(shape, seed, tok):
                 break
         else:
             return f"no text works for {names}"
+    if shape.kind is KIND3_5_MOE:
+        wide = max(runs, key=lambda run: len(run["names"]))
+        errors = [coarse_error(model, wide, n) for n, _ in MAX_COARSE]
+        print("  errors in 8 and 4 bits", *(f"{error:.2f}" for error in errors), flush=True)
+        if any(error > most for error, (_, most) in zip(errors, MAX_COARSE, strict=True)):
+            return "rounding changes the choice of experts"
     return seed, config, model, proc, runs
 
 
@@ -473,7 +538,9 @@ def write_model(shape, tok, config, model, proc, folder):
     })
     write_json(folder / "chat_template.json", {"chat_template": shape.kind.template})
     state = experts_state(model) if shape.experts else model.state_dict()
-    if shape.experts and shape.disk != torch.float16:
+    if shape.kind is KIND3_5_MOE and shape.disk != torch.float16:
+        state = model.state_dict()
+    elif shape.kind is KIND3_MOE and shape.disk != torch.float16:
         state = inputs_first(state)
     state = {k: v.to(shape.disk) for k, v in state.items() if not (shape.tied and k == "lm_head.weight")}
     if not shape.nested:
@@ -613,7 +680,7 @@ def check_sharpness(shape, model, run):
     assert (model(**run["inputs"], position_ids=flat).logits[0, -1] - run["logits"][-1]).abs().max() > 0.3
     if shape.kind in KINDS3:
         # Nor would one without the further levels, or with the frequencies of one part of a position after another.
-        changes = ((flat_levels, 0.3), (plain_sections, 0.03)) if shape.kind is not KIND3_5 else ((plain_sections, 0.03),)
+        changes = ((flat_levels, 0.3), (plain_sections, 0.03)) if shape.kind in (KIND3, KIND3_MOE) else ((plain_sections, 0.03),)
         for wrong, least in changes:
             change = wrong(model, run)
             assert change > least, f"{wrong.__name__}: {change}"
@@ -638,6 +705,11 @@ def make_qwen2_5_vl():
 
 def make_qwen3_5():
     for shape in QWEN3_5:
+        make_case(shape)
+
+
+def make_qwen3_5_moe():
+    for shape in QWEN3_5_MOE:
         make_case(shape)
 
 

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ops::Result;
 
+mod throttle;
 mod workers;
 
 use workers::Workers;

@@ -7,6 +7,7 @@ use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
 mod bart;
+mod bert;
 mod causal;
 mod cogagent;
 mod config;
@@ -20,6 +21,7 @@ mod idefics;
 mod image_keys;
 mod internvl;
 mod internvl_chat;
+mod joined;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -29,6 +31,7 @@ mod qwen3_asr;
 mod qwen_audio;
 mod qwen_vl;
 mod stages;
+mod step3;
 mod t5;
 mod towers;
 mod vision;
@@ -73,6 +76,8 @@ pub enum Family {
     Qwen35Text,
     /// Qwen3.5, dense, with images and videos.
     Qwen35,
+    /// Qwen3.5 with experts, with images and videos.
+    Qwen35Moe,
     /// Qwen3-VL, dense.
     Qwen3Vl,
     /// Qwen3-VL with experts.
@@ -85,6 +90,8 @@ pub enum Family {
     Voxtral,
     /// DeepSeek-OCR-2.
     DeepseekOcr2,
+    /// Step3.
+    Step3,
     /// GLM-OCR.
     GlmOcr,
     /// LLaVA-1.5, and Pixtral, whose configuration is LLaVA's.
@@ -113,6 +120,8 @@ pub enum Family {
     Gemma2,
     /// An image encoder with a text decoder: TrOCR, Donut, Nougat, ViT-GPT2.
     VisionEncoderDecoder,
+    /// A text encoder with a text decoder, each BERT or RoBERTa.
+    EncoderDecoder,
     /// Florence-2.
     Florence2,
     /// BART.
@@ -139,7 +148,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 49] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -147,10 +156,12 @@ impl Family {
         Self::Qwen3Vl,
         Self::Qwen3VlMoe,
         Self::Qwen35,
+        Self::Qwen35Moe,
         Self::Qwen2Audio,
         Self::Qwen3Asr,
         Self::Voxtral,
         Self::DeepseekOcr2,
+        Self::Step3,
         Self::GlmOcr,
         Self::Llava,
         Self::LlavaNext,
@@ -181,6 +192,7 @@ impl Family {
         Self::Marian,
         Self::Blenderbot,
         Self::BlenderbotSmall,
+        Self::EncoderDecoder,
         Self::VisionEncoderDecoder,
         Self::Florence2,
         Self::T5,
@@ -198,6 +210,7 @@ impl Family {
             Self::Qwen3 => "qwen3",
             Self::Qwen35Text => "qwen3_5_text",
             Self::Qwen35 => "qwen3_5",
+            Self::Qwen35Moe => "qwen3_5_moe",
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
@@ -212,6 +225,7 @@ impl Family {
             Self::Qwen3Asr => "qwen3_asr",
             Self::Voxtral => "voxtral",
             Self::DeepseekOcr2 => "deepseek_ocr2",
+            Self::Step3 => "step3_vl",
             Self::GlmOcr => "glm_ocr",
             Self::Llava => "llava",
             Self::LlavaNext => "llava_next",
@@ -226,6 +240,7 @@ impl Family {
             Self::Gemma3Text => "gemma3_text",
             Self::Gemma2 => "gemma2",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
+            Self::EncoderDecoder => "encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
@@ -276,6 +291,7 @@ impl Family {
             Self::Qwen3 => causal::text_spec(config, CausalKind::Qwen3),
             Self::Qwen35Text => qwen3_5::text_spec(config),
             Self::Qwen35 => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeAndHalf),
+            Self::Qwen35Moe => qwen_vl::spec(config, qwen_vl::QwenVlVersion::ThreeAndHalfMoe),
             Self::Mixtral => causal::text_spec(config, CausalKind::Mixtral),
             Self::Qwen2Moe => causal::text_spec(config, CausalKind::Qwen2Moe),
             Self::Qwen3Moe => causal::text_spec(config, CausalKind::Qwen3Moe),
@@ -290,6 +306,7 @@ impl Family {
             Self::Qwen3Asr => qwen3_asr::spec(config),
             Self::Voxtral => voxtral::spec(config),
             Self::DeepseekOcr2 => deepseek_ocr::spec(config),
+            Self::Step3 => step3::spec(config),
             Self::GlmOcr => glm::spec(config),
             Self::Llava => llava::spec(config, llava::LlavaKind::One),
             Self::LlavaNext => llava::spec(config, llava::LlavaKind::Next),
@@ -303,6 +320,7 @@ impl Family {
             Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
             Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),
             Self::VisionEncoderDecoder => vision::spec(config),
+            Self::EncoderDecoder => bert::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),

@@ -23,7 +23,8 @@ pub use chat_text::ChatText;
 pub use chat_towers::{ChatTowers, TowerRows};
 pub use chat_vl::{ChatVl, PromptLimits};
 pub use placeholder::{
-    FrameTimes, LineLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName, VideoPlaceholder,
+    FrameTimes, LineLayout, PartsLayout, PlaceholderSpec, RowPositions, TileLayout, TileText, TokenName,
+    VideoPlaceholder,
 };
 pub use seq2seq::{Seq2SeqLimits, Seq2SeqPrompt};
 pub use template::{ChatTemplate, ContentFormat, TemplateInput, TemplateMessage, TemplatePart};

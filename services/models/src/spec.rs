@@ -6,21 +6,25 @@
 
 mod experts;
 mod image;
+mod kv_groups;
 mod names;
 mod positions;
 mod projector;
 mod recurrent;
 mod sam;
+mod square_views;
 mod stem;
 mod work;
 
 pub use experts::*;
 pub use image::*;
+pub use kv_groups::*;
 pub use names::*;
 pub use positions::*;
 pub use projector::*;
 pub use recurrent::*;
 pub use sam::*;
+pub use square_views::*;
 pub use stem::*;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -63,6 +67,9 @@ impl EncoderSpec {
         if let Some(second) = &self.extras.second {
             return second.output_width();
         }
+        if let Some(reduction) = &self.extras.reduction {
+            return reduction.out;
+        }
         let level = match (&self.stem, &self.projector) {
             (_, Some(projector)) => projector.out(self.stack.hidden),
             (StemSpec::Tiles(tiles), None) => tiles.out,
@@ -101,6 +108,10 @@ impl EncoderSpec {
     pub fn image_tokens(&self, grid: [usize; 2]) -> Option<usize> {
         let stack_rows = self.stem.image_rows(grid)?;
         let side = self.merged_side();
+        if self.extras.reduction.is_some() {
+            let [down, across] = grid.map(|n| ReductionSpec::reduced(n / side));
+            return Some(down * across);
+        }
         match self.projector.as_ref().map(|projector| projector.rows) {
             Some(ProjectedRows::Patches) => {
                 let whole = grid.iter().all(|n| n.is_multiple_of(side));
@@ -112,6 +123,30 @@ impl EncoderSpec {
         }
     }
 
+    /// The same encoder for images of `grid` patches, whose positions are resampled from those of its own; `None` for one that has no
+    /// square table of positions, or reads images of any size.
+    pub fn resized(mut self, grid: [usize; 2]) -> Option<Self> {
+        let StemSpec::PrefixedPatches { grid: own, n_prefix, .. } = &mut self.stem else { return None };
+        let table = ResampledSpec {
+            from: *own,
+            to: grid,
+            n_placed: *n_prefix,
+            n_unplaced: 0,
+            filter: GridFilter::Bicubic,
+            bare: true,
+        };
+        let resampled = match self.positions {
+            Positions::Parameter { .. } => table,
+            Positions::Table { offset: 0, .. } => ResampledSpec { bare: false, ..table },
+            Positions::Resampled(table) => ResampledSpec { to: grid, ..table },
+            _ => return None,
+        };
+        *own = grid;
+        self.positions = Positions::Resampled(resampled);
+        let is_square = resampled.from[0] == resampled.from[1];
+        (is_square && self.extras.position_bias.is_none() && !grid.contains(&0)).then_some(self)
+    }
+
     /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
     pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {
@@ -121,6 +156,7 @@ impl EncoderSpec {
             _ => Vec::new(),
         };
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
+        parts.extend(self.extras.reduction.iter().flat_map(|reduction| reduction.prefixes));
         parts.extend(self.extras.learned_rows.iter().copied());
         if let Some(second) = &self.extras.second {
             parts.push(second.names.prefixes);
@@ -162,12 +198,27 @@ pub struct HeadSpec {
     pub input_only: usize,
     /// Bound `c` that logits come near and never reach: `c · tanh(logit / c)`; `None`: none.
     pub softcap: Option<f32>,
+    /// Layers before the projection; `None`: none.
+    pub transform: Option<HeadTransformSpec>,
+}
+
+/// A linear layer with bias as wide as the rows, an activation and a norm, before the projection to logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadTransformSpec {
+    /// Activation of the linear layer.
+    pub activation: Activation,
+    /// Kind of the norm.
+    pub norm: NormSpec,
+    /// Full names of the linear layer and of the norm.
+    pub names: [&'static str; 2],
+    /// Full names, with their endings, of a bias of the logits, `[vocab]`, in the order they are tried; added where it is stored.
+    pub biases: &'static [&'static str],
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0, input_only: 0, softcap: None }
+        Self { tied, scale: 1.0, input_only: 0, softcap: None, transform: None }
     }
 }
 
@@ -275,11 +326,23 @@ pub struct LayerSpec {
     pub rotary: Option<RotarySpec>,
     /// Experts in the place of the stack's feed-forward block; `None`: that block.
     pub experts: Option<ExpertsSpec>,
+    /// Queries of self-attention through fewer values; `None`: by one matrix.
+    pub low_rank_query: Option<LowRankQuerySpec>,
     /// Linear attention in the place of self-attention; `None`: self-attention.
     pub recurrent: Option<GatedDeltaSpec>,
     /// Names of a visual expert: second weights of self-attention's projections and of the feed-forward, for the rows of a span
     /// of encoder rows but its last (<https://arxiv.org/abs/2311.03079>); its norms are not read. `None`: there is none.
     pub visual_expert: Option<&'static StackNames>,
+}
+
+/// A query projection in two matrices with a norm between them, the stack's, without biases (multi-matrix factorization
+/// attention, <https://arxiv.org/abs/2412.19255>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowRankQuerySpec {
+    /// Values between both, in the place of all heads' in the first.
+    pub rank: usize,
+    /// Names of the norm and of the second matrix, relative to the layer.
+    pub names: [&'static str; 2],
 }
 
 /// Heads and biases of an attention.

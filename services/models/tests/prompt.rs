@@ -27,7 +27,7 @@ use triptych_models::prompt::{
 use triptych_models::speech::{Segmenter, WhisperPrompt};
 use triptych_models::tokenization::Tokenizer;
 
-const QWEN: [&str; 15] = [
+const QWEN: [&str; 18] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -43,6 +43,9 @@ const QWEN: [&str; 15] = [
     "qwen3_5_tied",
     "qwen3_5_listed_layers",
     "qwen3_5_untied",
+    "qwen3_5_moe_wide_shared",
+    "qwen3_5_moe_listed_layers",
+    "qwen3_5_moe_separate_experts",
 ];
 
 fn tokenizer(case: &str) -> Arc<Tokenizer> {

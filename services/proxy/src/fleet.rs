@@ -10,6 +10,8 @@ pub mod catalog;
 mod choice;
 mod description;
 pub mod elastic;
+mod foreign;
+mod pairing;
 pub mod placement;
 mod lease;
 mod members;

@@ -2,7 +2,8 @@
 //! requests go to prefill/decode (PD) workers with content keys and metadata only.
 //!
 //! It computes nothing and knows no model: workers announce the models they serve and the encoders they have. Item
-//! bytes leave this process in one direction only, to encoder workers. Modules, in reading order:
+//! bytes leave this process in one direction only, to encoder workers, and to workers of other engines that have to be given
+//! them (`fleet::foreign`). Modules, in reading order:
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -2,7 +2,9 @@
 
 mod compare;
 mod fleets;
+mod maps;
 mod output;
+mod papers;
 mod question;
 mod run;
 mod validate;
@@ -47,6 +49,12 @@ pub enum PlanCommand {
     /// Plan fleets of 8, 64 and 512 workers, and show the cost of a request in each
     #[command(after_help = FLEETS_EXAMPLES)]
     Fleets(Box<fleets::FleetsArgs>),
+    /// Draw where disaggregated encoders serve more: over images and text of a request, repeated images, SLOs and fleets
+    #[command(after_help = MAP_EXAMPLES)]
+    Map(Box<maps::MapArgs>),
+    /// Simulate clusters that others measured, and set the figures side by side
+    #[command(after_help = PAPERS_EXAMPLES)]
+    Papers(papers::PapersArgs),
     /// Measure clusters on this machine, and compare them with their simulation
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
@@ -61,6 +69,15 @@ const FLEETS_EXAMPLES: &str = "\
 Examples:
   triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms
   triptych plan fleets --curves one.json --slo ttft=2s --workers 16,128 --quick --output results";
+
+const MAP_EXAMPLES: &str = "\
+Examples:
+  triptych plan map --curves benches/papers/a100-qwen3-vl-4b.json --slo ttft=2s,tpot=50ms --slo ttft=10s,tpot=100ms
+  triptych plan map --curves one.json --slo ttft=2s --workers 8 --images 1,4 --text 400,2000 --reuse 0";
+
+const PAPERS_EXAMPLES: &str = "\
+Examples:
+  triptych plan papers benches/papers/vllm-epd.json benches/papers/sglang-epd.json --output benches/results";
 
 const VALIDATE_EXAMPLES: &str = "\
 Examples:
@@ -77,6 +94,8 @@ pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     match args.command {
         Some(PlanCommand::Compare(args)) => return blocking(move || compare::run(&args)).await,
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
+        Some(PlanCommand::Map(args)) => return blocking(move || maps::run(&args)).await,
+        Some(PlanCommand::Papers(args)) => return blocking(move || papers::run(&args)).await,
         Some(PlanCommand::Validate(args)) => return validate::run(*args).await,
         None => {}
     }

@@ -3,28 +3,37 @@
 //! A caller posts a job, works on it itself, takes it off the queue when no task is left, and waits for the threads that
 //! are still in a task of it: never for a thread that has not begun, which is what keeps an op from being as slow as
 //! the latest wake-up on a busy machine. Jobs of several callers stand side by side. A thread without work looks
-//! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps.
+//! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps. A caller that
+//! waits sleeps too: the core that it leaves is where the system can go on with a thread that it had put off. It looks
+//! anew every [`NAP`], as that is when the system looks for threads to move to an idle core; and where others take cores away for
+//! long, fewer threads compute ([`throttle`](super::throttle)).
 //!
 //! A task that panics does not end its thread; the panic is passed on to the caller.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::throttle::{OpTime, Throttle};
 use crate::ops::{KernelError, Result};
 
 /// Turns of an idle loop before a thread sleeps.
 const SPIN: usize = 1500;
+/// Longest sleep of a caller that waits.
+const NAP: Duration = Duration::from_micros(300);
 
 /// Threads and their queue.
 #[derive(Debug)]
 pub(super) struct Workers {
     queue: Arc<JobQueue>,
+    throttle: Mutex<Throttle>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -71,7 +80,8 @@ unsafe impl Sync for TaskPtr {}
 impl Workers {
     /// Starts threads.
     pub(super) fn new(n_threads: usize) -> Result<Self> {
-        let mut workers = Self { queue: Arc::default(), threads: Vec::new() };
+        let throttle = Mutex::new(Throttle::new(n_threads + 1));
+        let mut workers = Self { queue: Arc::default(), throttle, threads: Vec::new() };
         for i in 0..n_threads {
             let queue = workers.queue.clone();
             let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || queue.serve());
@@ -87,6 +97,11 @@ impl Workers {
     /// # Panics
     /// If a task does.
     pub(super) fn run(&self, n_tasks: usize, n_helpers: usize, task: &(dyn Fn(usize) + Sync)) {
+        let start = Instant::now();
+        let n_helpers = n_helpers.min(self.throttle.lock().n_threads(start) - 1);
+        if n_helpers == 0 {
+            return (0..n_tasks).for_each(task);
+        }
         let erased: *const (dyn Fn(usize) + Sync + '_) = task;
         // SAFETY: only the lifetime changes, and no one calls it after `Posted` is dropped, before `task` ends.
         let task_ptr = unsafe {
@@ -105,7 +120,11 @@ impl Workers {
         while let Some(i) = job.take() {
             task(i);
         }
+        let stalled = posted.wait();
         drop(posted);
+        let now = Instant::now();
+        let op = OpTime { n_threads: n_helpers + 1, took: now - start, stalled };
+        self.throttle.lock().record(op, now);
         assert!(!job.panicked.load(Ordering::Relaxed), "a task of a kernel panicked; its message is above");
     }
 }
@@ -129,16 +148,34 @@ impl Drop for Workers {
 struct Posted<'a> {
     queue: &'a JobQueue,
     job: Arc<Job>,
+    is_over: Cell<bool>,
+}
+
+impl Posted<'_> {
+    /// Takes the job off the queue and waits until no thread is inside. The time that the caller slept.
+    fn wait(&self) -> Duration {
+        if self.is_over.replace(true) {
+            return Duration::ZERO;
+        }
+        self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
+        let is_busy = || self.job.n_inside.load(Ordering::Acquire) > 0;
+        for _ in 0..SPIN {
+            if !is_busy() {
+                return Duration::ZERO;
+            }
+            spin_loop();
+        }
+        let start = Instant::now();
+        while is_busy() {
+            thread::park_timeout(NAP);
+        }
+        start.elapsed()
+    }
 }
 
 impl Drop for Posted<'_> {
     fn drop(&mut self) {
-        self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
-        let mut turns = 0;
-        while self.job.n_inside.load(Ordering::Acquire) > 0 {
-            turns += 1;
-            if turns < SPIN { spin_loop() } else { thread::park() }
-        }
+        self.wait();
     }
 }
 
@@ -185,7 +222,7 @@ impl JobQueue {
         for _ in 0..n_wakes {
             self.wake.notify_one();
         }
-        Posted { queue: self, job }
+        Posted { queue: self, job, is_over: Cell::new(false) }
     }
 
     /// Main loop of a worker thread.

@@ -11,6 +11,7 @@ use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::pool;
 use super::position_bias;
 use super::projector::{Levels, Projector, StagedGate};
+use super::reduction::{Reduction, StagedReduction};
 use super::second_stack::SecondStack;
 use super::stem::{StagedStem, Stem, StemInput};
 use super::tiles::{StagedTileSequences, TileRows, TileSequences, images};
@@ -49,6 +50,7 @@ pub struct TransformerEncoder<B: Backend> {
     adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
     projector: Option<Projector<B>>,
+    reduction: Option<Reduction<B>>,
     levels: Levels<B>,
     // A grid of positions, resampled to each image.
     grid_positions: Option<B::Table>,
@@ -74,6 +76,8 @@ struct StagedRows {
     levels: Vec<Indices>,
     // Of the projector, where it has a gated feed-forward.
     gate: Option<StagedGate>,
+    // Of the convolution behind the projector, where there is one.
+    reduction: Option<StagedReduction>,
     added: StagedAdded,
     // Rows of the table between two stacks.
     second_stack: Option<Indices>,
@@ -126,11 +130,15 @@ impl<B: Backend> TransformerEncoder<B> {
                 StackAndNames { spec: stack, names },
             )?,
             layers,
-            // Adapters of images of tiles are refused.
-            adapters: Adapters::new(if second_stack.is_some() { Vec::new() } else { loader.sites() }),
+            // Adapters of images of tiles, or of two sizes, are refused.
+            adapters: Adapters::new(match second_stack.is_some() || spec.extras.reduction.is_some() {
+                true => Vec::new(),
+                false => loader.sites(),
+            }),
             second_stack,
             final_norm,
             projector,
+            reduction: Reduction::load(&loader, spec)?,
             levels,
             grid_positions,
             added: AddedRows::load(&loader, spec)?,
@@ -182,6 +190,7 @@ impl<B: Backend> TransformerEncoder<B> {
             projected: self.stage_projected(builder, run)?,
             levels: self.levels.stage(builder, n_tokens)?,
             gate: self.stage_gate(builder, n_tokens)?,
+            reduction: self.reduction.as_ref().map(|last| last.stage(builder, run)).transpose()?,
             added: self.added.stage(builder, run)?,
             second_stack: None,
             adapted: AdaptedRows::stage(builder, run, |unit| self.n_tokens(unit))?,
@@ -212,6 +221,7 @@ impl<B: Backend> TransformerEncoder<B> {
             projected: Some(builder.indices(&rows.output)?),
             levels: self.levels.stage(builder, n_tokens)?,
             gate: self.stage_gate(builder, n_tokens)?,
+            reduction: None,
             added: self.added.stage(builder, &[])?,
             second_stack: Some(builder.indices(&rows.after)?),
             adapted: AdaptedRows::default(),
@@ -227,8 +237,9 @@ impl<B: Backend> TransformerEncoder<B> {
         (mut x, rows): (B::Tensor, &StagedRows),
         part: &mut dyn FnMut(),
     ) -> Result<B::Tensor, ModelError> {
-        let StagedRows { layout, pooled, projected, levels: places, gate, added, second_stack, adapted } =
-            rows;
+        let StagedRows {
+            layout, pooled, projected, levels: places, gate, added, second_stack, adapted, ..
+        } = rows;
         let [of_rows, of_outputs] = &adapted.groups(&self.adapters)?;
         let [on, on_outputs] = [of_rows, of_outputs].map(|groups| Adapted::new(backend, step, groups));
         if let Some([stem_rows, _]) = layout.order {
@@ -279,6 +290,9 @@ impl<B: Backend> TransformerEncoder<B> {
         if let Some(projector) = &self.projector {
             x = projector.forward_staged(on_outputs, step, &x, gate.as_ref())?;
         }
+        if let (Some(last), Some(staged)) = (&self.reduction, &rows.reduction) {
+            x = last.forward((backend, step), &x, staged)?;
+        }
         levels.insert(0, x);
         x = self.levels.side_by_side(backend, step, levels, places)?;
         if let Some([_, output_rows]) = layout.order {
@@ -300,7 +314,7 @@ impl<B: Backend> TransformerEncoder<B> {
             }
             StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
             StemSpec::Tiles(tiles) => Some(GraphUnits::Fixed(tiles.image_rows().max(1))),
-            StemSpec::MelChunks(_) | StemSpec::Sam(_) => None,
+            StemSpec::MelChunks(_) | StemSpec::Sam(_) | StemSpec::SquareViews(_) => None,
         }
     }
 
@@ -362,7 +376,17 @@ impl<B: Backend> TransformerEncoder<B> {
         let second_stack = None;
         // Units with adapters run without graphs.
         let adapted = AdaptedRows::default();
-        let rows = StagedRows { layout, pooled, projected, levels, gate, added, second_stack, adapted };
+        let rows = StagedRows {
+            layout,
+            pooled,
+            projected,
+            levels,
+            gate,
+            reduction: None,
+            added,
+            second_stack,
+            adapted,
+        };
         Ok(StagedRun { stem, rows })
     }
 
@@ -380,6 +404,9 @@ impl<B: Backend> TransformerEncoder<B> {
 
     /// Output rows of a unit.
     fn n_tokens(&self, unit: &EncodeUnit<'_>) -> usize {
+        if self.reduction.is_some() {
+            return self.spec.image_tokens(unit.patches).unwrap_or_default();
+        }
         match self.projected_rows() {
             ProjectedRows::All | ProjectedRows::Line | ProjectedRows::Queries => unit.n_rows() / self.group(),
             ProjectedRows::Patches => unit.patches[0] * unit.patches[1] / self.group(),

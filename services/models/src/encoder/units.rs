@@ -1,7 +1,7 @@
 //! A batch of items as units that do not attend to each other, and runs of units that are computed at once.
 
 use crate::preprocess::{EncoderInput, Features, TileRows};
-use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, SamSpec, StemSpec, TilesSpec, WaveSpec};
+use crate::spec::{CaptionedSpec, EncoderSpec, MelChunksSpec, StemSpec, TilesSpec, WaveSpec};
 use triptych_core::{AdapterId, Extent};
 use triptych_kernels::KernelError;
 
@@ -126,9 +126,13 @@ pub(super) fn units<'a>(
             let unit = |v| EncodeUnit::plain(item, grid_rows, grid, UnitValues::Floats(v));
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
-        (StemSpec::Sam(sam), Features::Views { patches, sides, rows }, Extent::Grid { .. }) => {
-            let units = view_units(sam, item, (patches, sides))?;
-            let n_rows = units.iter().map(|unit| unit.n_rows() / spec.merged_rows()).sum();
+        (
+            StemSpec::Sam(_) | StemSpec::SquareViews(_),
+            Features::Views { patches, sides, rows },
+            Extent::Grid { .. },
+        ) => {
+            let units = view_units(&spec.stem, item, (patches, sides))?;
+            let n_rows = units.iter().filter_map(|unit| spec.image_tokens(unit.patches)).sum();
             check_rows(spec, [n_rows, input.n_tokens as usize], rows)?;
             Ok(units)
         }
@@ -261,22 +265,22 @@ fn check_rows(
 
 /// The units of an image in views, each of so many patches a side.
 fn view_units<'a>(
-    sam: &SamSpec,
+    stem: &StemSpec,
     item: usize,
     (mut patches, sides): (&'a [f32], &[u32]),
 ) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
-    let of_patch = sam.patch.iter().product::<usize>();
+    let of_patch = stem.patch_values();
     let mut units = Vec::with_capacity(sides.len());
     for side in sides {
         let grid = [*side as usize; 2];
-        let n_rows = sam.patch_rows(grid).ok_or_else(|| shape("view", sam.sides.to_vec(), grid.to_vec()))?;
+        let n_rows = stem.image_rows(grid).ok_or_else(|| shape("view", vec![], grid.to_vec()))?;
         let n_values = grid[0] * grid[1] * of_patch;
         let Some((values, rest)) = patches.split_at_checked(n_values) else {
             return Err(shape("patches", vec![n_values], vec![patches.len()]));
         };
         patches = rest;
         let values = UnitValues::Floats(values);
-        units.push(EncodeUnit { item, adapter: None, grid: [1, 1, 2 * n_rows], patches: grid, values });
+        units.push(EncodeUnit { item, adapter: None, grid: [1, 1, n_rows], patches: grid, values });
     }
     match patches.is_empty() {
         true => Ok(units),

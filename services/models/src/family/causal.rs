@@ -26,6 +26,8 @@ pub(super) enum CausalKind {
     Qwen3,
     /// Qwen3.5; what its layers have beside those of Qwen3 is in `qwen3_5`.
     Qwen35,
+    /// Qwen3.5 with experts.
+    Qwen35Moe,
     /// Mistral with experts.
     Mixtral,
     /// Qwen2 with experts.
@@ -149,6 +151,7 @@ impl CausalKind {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen35 => "Qwen3_5ForCausalLM",
+            Self::Qwen35Moe => "Qwen3_5MoeForCausalLM",
             Self::Mixtral => "MixtralForCausalLM",
             Self::Qwen2Moe => "Qwen2MoeForCausalLM",
             Self::Qwen3Moe | Self::Qwen3VlMoe => "Qwen3MoeForCausalLM",
@@ -160,7 +163,7 @@ impl CausalKind {
         match self {
             Self::Llama => LLAMA,
             Self::Mistral => MISTRAL,
-            Self::Qwen2 | Self::Qwen3 | Self::Qwen35 => QWEN,
+            Self::Qwen2 | Self::Qwen3 | Self::Qwen35 | Self::Qwen35Moe => QWEN,
             Self::Mixtral => MIXTRAL,
             Self::Qwen2Moe | Self::Qwen3VlMoe => QWEN_MOE,
             Self::Qwen3Moe => QWEN_3_MOE,
@@ -176,6 +179,7 @@ impl CausalKind {
             Self::Qwen2Moe => Some(ExpertsKind::Qwen2),
             Self::Qwen3Moe => Some(ExpertsKind::Qwen3),
             Self::Qwen3VlMoe => Some(ExpertsKind::Qwen3Vl),
+            Self::Qwen35Moe => Some(ExpertsKind::Qwen35),
             Self::DeepseekOcr2 => Some(ExpertsKind::Deepseek),
         }
     }
@@ -193,6 +197,7 @@ impl CausalKind {
             Self::Llama
             | Self::Qwen3
             | Self::Qwen35
+            | Self::Qwen35Moe
             | Self::Qwen3Moe
             | Self::Qwen3VlMoe
             | Self::DeepseekOcr2 => AttentionBias { q: all, k: all, v: all, out: all },
@@ -216,7 +221,9 @@ impl CausalKind {
     fn windows(self, config: &Config<'_>, n_layers: usize) -> Result<Vec<LayerSpec>, ModelError> {
         const QWEN_FULL_LAYERS: usize = 28;
         let is_windowed = match self {
-            Self::Llama | Self::Qwen35 | Self::Qwen3VlMoe | Self::DeepseekOcr2 => return Ok(Vec::new()),
+            Self::Llama | Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3VlMoe | Self::DeepseekOcr2 => {
+                return Ok(Vec::new());
+            }
             Self::Mistral if config.is_null(WINDOW) => return Ok(Vec::new()),
             Self::Mixtral if config.get(WINDOW).is_none() => return Ok(Vec::new()),
             Self::Mistral | Self::Mixtral => vec![true; n_layers],
@@ -346,7 +353,11 @@ pub(super) fn spec(
     let scale = 1.0 / (head_dim as f32).sqrt();
     let has_head_norms = matches!(
         kind,
-        CausalKind::Qwen3 | CausalKind::Qwen35 | CausalKind::Qwen3Moe | CausalKind::Qwen3VlMoe
+        CausalKind::Qwen3
+            | CausalKind::Qwen35
+            | CausalKind::Qwen35Moe
+            | CausalKind::Qwen3Moe
+            | CausalKind::Qwen3VlMoe
     );
     let head_norms =
         has_head_norms.then_some(HeadNormsSpec { norm, part: NormedPart::Head, names: HEAD_NORMS });
@@ -354,7 +365,7 @@ pub(super) fn spec(
         vocab: config.size_or("vocab_size", defaults.vocab)?,
         max_context,
         positions: Positions::Rotary(match kind {
-            CausalKind::Qwen35 => partial_rotary(config, head_dim)?,
+            CausalKind::Qwen35 | CausalKind::Qwen35Moe => partial_rotary(config, head_dim)?,
             _ => rotary(config, head_dim)?,
         }),
         stack: StackSpec {

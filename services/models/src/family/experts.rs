@@ -16,6 +16,8 @@ pub(super) enum ExpertsKind {
     Qwen3,
     /// Qwen3-VL-MoE.
     Qwen3Vl,
+    /// Qwen3.5 with experts.
+    Qwen35,
     /// DeepSeek-OCR-2.
     Deepseek,
 }
@@ -51,6 +53,15 @@ static QWEN_3_VL: ExpertsNames = ExpertsNames {
     storage: ExpertStorage::Stacked { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
     shared: None,
 };
+static QWEN_3_5: ExpertsNames = ExpertsNames {
+    storage: ExpertStorage::StackedOrList {
+        gate_up: "mlp.experts.gate_up_proj",
+        down: "mlp.experts.down_proj",
+        list: "mlp.experts",
+        parts: ["gate_proj", "up_proj", "down_proj"],
+    },
+    ..QWEN_2
+};
 
 static DEEPSEEK: ExpertsNames = ExpertsNames {
     router: "mlp.gate",
@@ -67,6 +78,7 @@ impl ExpertsKind {
             Self::Mixtral => Defaults { n_experts: 8, top_k: 2, width: 14_336 },
             Self::Qwen2 | Self::Qwen3Vl => Defaults { n_experts: 60, top_k: 4, width: 1408 },
             Self::Qwen3 => Defaults { n_experts: 128, top_k: 8, width: 768 },
+            Self::Qwen35 => Defaults { n_experts: 256, top_k: 8, width: 512 },
             Self::Deepseek => Defaults { n_experts: 64, top_k: 6, width: 1407 },
         }
     }
@@ -77,6 +89,7 @@ impl ExpertsKind {
             Self::Qwen2 => &QWEN_2,
             Self::Qwen3 => &QWEN_3,
             Self::Qwen3Vl => &QWEN_3_VL,
+            Self::Qwen35 => &QWEN_3_5,
             Self::Deepseek => &DEEPSEEK,
         }
     }
@@ -103,7 +116,7 @@ impl ExpertsKind {
             return Err(config.unsupported("num_experts_per_tok", top_k, expected));
         }
         let renormalize = match self {
-            Self::Mixtral | Self::Qwen3Vl => true,
+            Self::Mixtral | Self::Qwen3Vl | Self::Qwen35 => true,
             Self::Deepseek => false,
             Self::Qwen2 | Self::Qwen3 => config.flag_or("norm_topk_prob", false)?,
         };
@@ -120,6 +133,7 @@ impl ExpertsKind {
             shared_width: match self {
                 Self::Deepseek => Some(width * config.size_or("n_shared_experts", 2)?),
                 Self::Qwen2 => Some(config.size_or("shared_expert_intermediate_size", 5632)?),
+                Self::Qwen35 => Some(config.size_or("shared_expert_intermediate_size", 512)?),
                 Self::Mixtral | Self::Qwen3 | Self::Qwen3Vl => None,
             },
             names: self.names(),
@@ -134,6 +148,12 @@ impl ExpertsKind {
         const DENSE: &str = "mlp_only_layers";
         match self {
             Self::Mixtral => return Ok(vec![true; n_layers]),
+            Self::Qwen35 => match config.get(DENSE) {
+                Some(dense) if dense.as_array().is_none_or(|list| !list.is_empty()) => {
+                    return Err(config.unsupported(DENSE, dense, "none"));
+                }
+                _ => return Ok(vec![true; n_layers]),
+            },
             Self::Deepseek => return listed(config, n_layers),
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Vl => {}
         }

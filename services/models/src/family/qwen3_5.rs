@@ -1,7 +1,8 @@
-//! Qwen3.5, dense: a Qwen3 decoder of whose layers three in four recur over tokens; by itself, or as the decoder of a
+//! Qwen3.5, dense and with experts: a Qwen3 decoder of whose layers three in four recur over tokens; by itself, or as the decoder of a
 //! vision-language model (`qwen_vl`).
 //!
-//! After <https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/models/qwen3_5/modeling_qwen3_5.py>. Quirks: norms
+//! After <https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/models/qwen3_5/modeling_qwen3_5.py> and
+//! `qwen3_5_moe/modeling_qwen3_5_moe.py` beside it, whose layers all have experts. Quirks: norms
 //! store their factor less 1, but for the one inside linear attention; full attention has a gate beside each head's query, and
 //! rotates a quarter of a head unless the configuration says otherwise; M-RoPE is interleaved also where the configuration does not
 //! say so. The layers for multi-token prediction (`mtp.*`) are not read.
@@ -23,6 +24,10 @@ static DEFAULTS: LazyLock<Value> = LazyLock::new(|| {
         "linear_num_key_heads": 16, "linear_num_value_heads": 32, "full_attention_interval": 4,
     })
 });
+
+/// Other values of the class with experts.
+static MOE_DEFAULTS: LazyLock<Value> =
+    LazyLock::new(|| json!({ "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2 }));
 
 static NAMES: DecoderNames = {
     let mut names = causal::names("post_attention_layernorm");
@@ -50,21 +55,32 @@ pub(super) fn text_spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     causal::check_class(config, "Qwen3_5ForCausalLM")?;
     let tied_head = config.flag_or("tie_word_embeddings", false)?;
     let place = CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head };
-    Ok(ModelSpec { encoder: None, decoder: spec(config, place)? })
+    Ok(ModelSpec { encoder: None, decoder: spec(config, CausalKind::Qwen35, place)? })
 }
 
 /// The decoder of a section of a configuration.
 ///
 /// # Errors
 /// [`ModelError::Config`] for a key that is missing or not supported.
-pub(super) fn spec(config: &Config<'_>, place: CausalPlace) -> Result<DecoderSpec, ModelError> {
-    let config = &config.with_defaults(&DEFAULTS);
+pub(super) fn spec(
+    config: &Config<'_>,
+    kind: CausalKind,
+    place: CausalPlace,
+) -> Result<DecoderSpec, ModelError> {
+    let config = match kind {
+        CausalKind::Qwen35Moe => &config.with_defaults(&MOE_DEFAULTS).with_defaults(&DEFAULTS),
+        _ => &config.with_defaults(&DEFAULTS),
+    };
     if !config.flag_or("attn_output_gate", true)? {
         return Err(config.unsupported("attn_output_gate", false, "true"));
     }
-    let mut spec = causal::spec(config, CausalKind::Qwen35, place)?;
+    let mut spec = causal::spec(config, kind, place)?;
     let stack = &mut spec.stack;
-    stack.layers = layers(config, stack)?;
+    let experts = std::mem::take(&mut stack.layers).into_iter().map(|layer| layer.experts);
+    let recurring = layers(config, stack)?;
+    let experts = experts.chain(std::iter::repeat(None));
+    stack.layers =
+        recurring.into_iter().zip(experts).map(|(layer, experts)| LayerSpec { experts, ..layer }).collect();
     stack.norm.unit_offset = true;
     if let Some(norms) = &mut stack.attention.head_norms {
         norms.norm.unit_offset = true;
@@ -132,11 +148,15 @@ mod tests {
     use super::*;
 
     fn read(changes: Value) -> Result<DecoderSpec, String> {
+        read_as(CausalKind::Qwen35, changes)
+    }
+
+    fn read_as(kind: CausalKind, changes: Value) -> Result<DecoderSpec, String> {
         let mut config = json!({ "num_hidden_layers": 4 });
         config.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
         let place =
             CausalPlace { items: ItemsSpec::Embedded { levels: 0, is_mutual: false }, tied_head: false };
-        spec(&Config::new("config.json", &config), place).map_err(|e| e.to_string())
+        spec(&Config::new("config.json", &config), kind, place).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -149,6 +169,18 @@ mod tests {
         check(json!({ "full_attention_interval": 2 }), [true, false, true, false]);
         let kinds = ["full_attention", "linear_attention", "full_attention", "linear_attention"];
         check(json!({ "layer_types": kinds, "full_attention_interval": 2 }), [false, true, false, true]);
+    }
+
+    #[test]
+    fn all_layers_have_experts_where_the_class_says_so() {
+        let stack = read_as(CausalKind::Qwen35Moe, json!({})).expect("a decoder").stack;
+        let has_experts =
+            |i| stack.layer(i).experts.is_some_and(|e| (e.n_experts, e.routing.top_k) == (256, 8));
+        assert!((0..4).all(has_experts));
+        assert_eq!([0, 1, 2, 3].map(|i| stack.layer(i).recurrent.is_some()), [true, true, true, false]);
+        assert_eq!((stack.hidden, stack.attention.shape.n_kv_heads), (2048, 2));
+        let error = read_as(CausalKind::Qwen35Moe, json!({ "mlp_only_layers": [1] })).expect_err("refused");
+        assert!(error.contains("mlp_only_layers"), "{error}");
     }
 
     #[test]

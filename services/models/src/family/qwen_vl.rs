@@ -1,4 +1,4 @@
-//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without experts, Qwen3.5: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 with and without experts: a vision transformer that merges patches, and a Qwen decoder with M-RoPE.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.52.4/src/transformers/models/qwen2_vl/modeling_qwen2_vl.py>
 //! and `qwen2_5_vl/modeling_qwen2_5_vl.py` beside it, and
@@ -29,6 +29,8 @@ pub(super) enum QwenVlVersion {
     ThreeMoe,
     /// Qwen3.5, dense.
     ThreeAndHalf,
+    /// Qwen3.5 whose decoder has experts.
+    ThreeAndHalfMoe,
 }
 
 /// Not in the configuration of the vision towers.
@@ -87,7 +89,7 @@ pub(super) fn spec(config: &Config<'_>, version: QwenVlVersion) -> Result<ModelS
             let levels = vision.sizes(LEVELS)?;
             vision_3(&vision, levels)?
         }
-        QwenVlVersion::ThreeAndHalf => {
+        QwenVlVersion::ThreeAndHalf | QwenVlVersion::ThreeAndHalfMoe => {
             if let Some(levels) =
                 vision.get(LEVELS).filter(|list| list.as_array().is_none_or(|l| !l.is_empty()))
             {
@@ -116,7 +118,8 @@ fn text(config: &Config<'_>, version: QwenVlVersion, levels: usize) -> Result<De
     config.or_section(&["rope_parameters", "rope_scaling"]).required("mrope_section")?;
     let place = CausalPlace { items: ItemsSpec::Embedded { levels, is_mutual: false }, tied_head };
     let kind = match version {
-        QwenVlVersion::ThreeAndHalf => return qwen3_5::spec(config, place),
+        QwenVlVersion::ThreeAndHalf => return qwen3_5::spec(config, CausalKind::Qwen35, place),
+        QwenVlVersion::ThreeAndHalfMoe => return qwen3_5::spec(config, CausalKind::Qwen35Moe, place),
         QwenVlVersion::Two | QwenVlVersion::TwoAndHalf => CausalKind::Qwen2,
         QwenVlVersion::Three => CausalKind::Qwen3,
         QwenVlVersion::ThreeMoe => CausalKind::Qwen3VlMoe,

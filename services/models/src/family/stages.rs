@@ -5,8 +5,8 @@ use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
-    ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SplitProcessor, TileProcessor,
-    TwoSizesProcessor, ViewsProcessor,
+    ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SlidingWindowsProcessor, SplitProcessor,
+    TileProcessor, TwoSizesProcessor, ViewsProcessor,
 };
 use crate::preprocess::{
     CaptionProcessor, Preprocess, QwenProcessor, TextProcessor, VideoKind, VideoProcessor, VideoSettings,
@@ -44,7 +44,10 @@ impl Family {
             Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
             Some(TilingSpec::Views) => return Ok(Arc::new(ViewsProcessor::from_dir(dir, spec)?)),
-            None => {}
+            Some(TilingSpec::SlidingWindows) | None => {}
+        }
+        if let Some(windows) = SlidingWindowsProcessor::new(spec) {
+            return Ok(Arc::new(windows));
         }
         if let Some(two_sizes) = TwoSizesProcessor::new(spec) {
             return Ok(Arc::new(two_sizes));
@@ -90,20 +93,40 @@ impl Family {
                 let images = ImageProcessor::new(images);
                 let kind = match self {
                     Self::Qwen2Vl | Self::Qwen25Vl => VideoKind::PerFrame,
-                    Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => VideoKind::OverFrames,
+                    Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 | Self::Qwen35Moe => {
+                        VideoKind::OverFrames
+                    }
                     _ => return Ok(Arc::new(images)),
                 };
                 let videos = VideoSettings::from_dir(dir, kind)?;
                 read(ItemProcessor::Video, &videos.image)?;
                 Arc::new(QwenProcessor::new(images, VideoProcessor::new(videos)))
             }
-            StemSpec::PrefixedPatches { .. } | StemSpec::Swin(_) | StemSpec::Sam(_) => {
-                Arc::new(canvas(dir, spec)?)
-            }
+            StemSpec::PrefixedPatches { .. }
+            | StemSpec::Swin(_)
+            | StemSpec::Sam(_)
+            | StemSpec::SquareViews(_) => Arc::new(canvas(dir, spec)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
         })
+    }
+
+    /// The spec for the images that the processor of a model directory makes: where all have one size, and it is not that of the
+    /// position table, the table is resampled.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a file or key that is missing or not supported.
+    pub fn resized(self, dir: &Path, spec: ModelSpec) -> Result<ModelSpec, ModelError> {
+        let (Self::VisionEncoderDecoder, Some(encoder)) = (self, &spec.encoder) else { return Ok(spec) };
+        let Some(own) = encoder.stem.fixed_grid() else { return Ok(spec) };
+        let Some(size) = CanvasSettings::from_dir(dir)?.fixed_size() else { return Ok(spec) };
+        let grid = [size.height, size.width].map(|side| encoder.stem.patches_along(side as usize));
+        match encoder.clone().resized(grid) {
+            Some(resized) if grid != own => Ok(ModelSpec { encoder: Some(resized), ..spec }),
+            // Another size is refused with the processor.
+            _ => Ok(spec),
+        }
     }
 
     /// Reads the prompt layout of a model directory.
@@ -133,13 +156,22 @@ impl Family {
             | Self::Qwen3Moe
             | Self::Gemma2
             | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
-            Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 => {
+            Self::Qwen2Vl
+            | Self::Qwen25Vl
+            | Self::Qwen3Vl
+            | Self::Qwen3VlMoe
+            | Self::Qwen35
+            | Self::Qwen35Moe => {
                 let times = match self {
                     Self::Qwen2Vl => FrameTimes::Counted,
                     Self::Qwen25Vl => FrameTimes::PerSecond,
                     _ => FrameTimes::Written,
                 };
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::qwen(times), limits)?)
+            }
+            Self::Step3 => {
+                let (grid, n_rows) = view_rows(spec.encoder.as_ref());
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::step3(grid, n_rows), limits)?)
             }
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
             Self::DeepseekOcr2 | Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
@@ -167,6 +199,7 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
             }
             Self::VisionEncoderDecoder
+            | Self::EncoderDecoder
             | Self::Florence2
             | Self::Bart
             | Self::MBart
@@ -201,7 +234,10 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
             let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
             if stem.image_rows(grid).is_none() {
                 let actual = format!("{} by {}", size.height, size.width);
-                return Err(wrong(actual, "a size that config.json allows, such as its image_size"));
+                return Err(wrong(
+                    actual,
+                    "a size that config.json allows, such as its image_size; positions are resampled only from a square",
+                ));
             }
         }
         (None, StemSpec::PrefixedPatches { grid, patch: [.., side], .. }) => {
@@ -231,6 +267,16 @@ fn tile_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], u32) {
     };
     let n_rows = spec.and_then(|encoder| encoder.image_tokens(grid)).unwrap_or_default();
     (grid.map(|n| n as u32), n_rows as u32)
+}
+
+/// Patches of a part, down and across, and output rows of a part and of a whole image.
+fn view_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], [u32; 2]) {
+    let sides = match spec.map(|encoder| &encoder.stem) {
+        Some(StemSpec::SquareViews(stem)) => stem.sides,
+        _ => [0; 2],
+    };
+    let n_rows = |side| spec.and_then(|encoder| encoder.image_tokens([side; 2])).unwrap_or_default() as u32;
+    ([sides[0] as u32; 2], sides.map(n_rows))
 }
 
 /// Rows of an image that two towers read.

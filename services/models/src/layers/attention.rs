@@ -3,7 +3,8 @@
 use super::{Adapted, AdaptedLinear, LinearShape, Loader};
 use crate::error::ModelError;
 use crate::spec::{
-    AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, NormedPart, QkvNames, StackSpec,
+    AttentionNames, AttentionSpec, CrossNames, CrossSpec, HeadNormsSpec, LowRankQuerySpec, NormedPart,
+    QkvNames, StackSpec,
 };
 use std::ops::Range;
 use triptych_kernels::Backend;
@@ -12,11 +13,20 @@ use triptych_kernels::ops::{Activation, AttentionShape, FusedQkv, Indices, KvSlo
 /// Self-attention of a layer. The query, key and value projections are packed as one matrix.
 pub struct SelfAttention<B: Backend> {
     qkv: AdaptedLinear<B>,
+    // `None`: the queries of `qkv` are those of the heads.
+    low_rank_query: Option<LowRankQuery<B>>,
     // On what attention gives, before the output projection.
     gate: Option<AdaptedLinear<B>>,
     out: AdaptedLinear<B>,
     head_norms: Option<HeadNorms<B>>,
     shape: AttentionShape,
+}
+
+/// The second matrix of queries, which makes those of all heads of the fewer values that are packed in their place.
+struct LowRankQuery<B: Backend> {
+    rank: usize,
+    norm: B::Norm,
+    up: AdaptedLinear<B>,
 }
 
 /// Norms of queries and keys.
@@ -65,6 +75,39 @@ impl<B: Backend> SelfAttention<B> {
         stack: &StackSpec,
     ) -> Result<Self, ModelError> {
         Self::load_gated(loader, names, stack, 1.0)
+    }
+
+    /// Loads the attention of a layer whose queries have a low rank, where `query` is one.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_low_rank(
+        loader: &Loader<'_, B>,
+        names: &AttentionNames,
+        stack: &StackSpec,
+        query: Option<LowRankQuerySpec>,
+    ) -> Result<Self, ModelError> {
+        let (Some(query), QkvNames::Split([q_name, k_name, v_name])) = (query, &names.qkv) else {
+            return Self::load(loader, names, stack);
+        };
+        let shape = stack.attention.shape;
+        let LowRankQuerySpec { rank, names: [norm, up] } = query;
+        let [q, kv] = [[rank, stack.hidden], [kv_width(shape), stack.hidden]];
+        let part = |name, shape| LinearShape { name, shape, bias: false };
+        let up_shape = [q_width(shape), rank];
+        let out = OutputProjection { name: names.out, hidden: stack.hidden, factor: 1.0 };
+        Ok(Self {
+            qkv: loader.adapted(&[part(q_name, &q), part(k_name, &kv), part(v_name, &kv)])?,
+            low_rank_query: Some(LowRankQuery {
+                rank,
+                norm: loader.norm(norm, stack.norm, rank)?,
+                up: loader.adapted(&[part(up, &up_shape)])?,
+            }),
+            gate: None,
+            out: out.load(loader, stack.attention)?,
+            head_norms: HeadNorms::load(loader, stack.attention)?,
+            shape,
+        })
     }
 
     /// Loads the attention of a layer whose output a gate multiplies with `factor`.
@@ -117,7 +160,8 @@ impl<B: Backend> SelfAttention<B> {
         };
         let out = OutputProjection { name: names.out, hidden: stack.hidden, factor };
         let head_norms = HeadNorms::load(loader, stack.attention)?;
-        Ok(Self { qkv, gate, out: out.load(loader, stack.attention)?, head_norms, shape })
+        let out = out.load(loader, stack.attention)?;
+        Ok(Self { qkv, low_rank_query: None, gate, out, head_norms, shape })
     }
 
     /// Number of heads, their width, and the scale of scores.
@@ -138,10 +182,13 @@ impl<B: Backend> SelfAttention<B> {
         rotation: Option<Rotation>,
     ) -> Result<[B::Tensor; 3], ModelError> {
         let on @ Adapted { backend, .. } = on.into();
-        let q_width = q_width(self.shape);
+        let q_width = self.low_rank_query.as_ref().map_or(q_width(self.shape), |query| query.rank);
         let kv_width = kv_width(self.shape);
         let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
         let mut q = backend.columns(&qkv, 0, q_width)?;
+        if let Some(LowRankQuery { norm, up, .. }) = &self.low_rank_query {
+            q = on.linear(&backend.norm(&q, norm)?, up, Activation::None, None)?;
+        }
         let mut k = backend.columns(&qkv, q_width, kv_width)?;
         let v = backend.columns(&qkv, q_width + kv_width, kv_width)?;
         if let Some(norms) = &self.head_norms {
@@ -169,7 +216,7 @@ impl<B: Backend> SelfAttention<B> {
     ) -> Result<B::Tensor, ModelError> {
         let on @ Adapted { backend, .. } = on.into();
         let CachedRows { to, rotation } = rows;
-        if self.head_norms.is_some() {
+        if self.head_norms.is_some() || self.low_rank_query.is_some() {
             let [q, k, v] = self.project(on, step, x, rotation)?;
             backend.write_kv(step, to, [&k, &v])?;
             return Ok(q);
@@ -214,7 +261,8 @@ impl<B: Backend> SelfAttention<B> {
     ) -> Result<B::Tensor, ModelError> {
         let on @ Adapted { backend, .. } = on.into();
         let AttentionRows { seqs, rotation, key_rows } = rows;
-        if rotation.is_none() && self.head_norms.is_none() && key_rows.is_none() {
+        let is_packed = self.head_norms.is_none() && self.low_rank_query.is_none();
+        if rotation.is_none() && is_packed && key_rows.is_none() {
             let qkv = on.linear(x, &self.qkv, Activation::None, None)?;
             return Ok(backend.fused_attention(step, &qkv, self.shape, seqs)?);
         }

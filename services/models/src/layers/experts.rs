@@ -71,21 +71,7 @@ impl<B: Backend> FeedForwardLayer<B> {
 impl<B: Backend> Experts<B> {
     fn load(loader: &Loader<'_, B>, spec: &ExpertsSpec, hidden: usize) -> Result<Self, ModelError> {
         let names = spec.names;
-        let layers = match names.storage {
-            ExpertStorage::List { list, parts } => (0..spec.n_experts)
-                .map(|idx| listed(&loader.layer(list, idx), parts, [hidden, spec.width], Loader::expert))
-                .collect::<Result<_, _>>()?,
-            ExpertStorage::Stacked { gate_up, down } => {
-                let gate_up = loader.stacked(gate_up, [spec.n_experts, hidden, 2 * spec.width])?;
-                let down = loader.stacked(down, [spec.n_experts, spec.width, hidden])?;
-                let expert = |idx: usize| {
-                    let gate_up = loader.expert(&[gate_up.element(idx)])?;
-                    let down = loader.expert(&[down.element(idx)])?;
-                    Ok(ExpertLayers { gate_up, down })
-                };
-                (0..spec.n_experts).map(expert).collect::<Result<_, ModelError>>()?
-            }
-        };
+        let layers = load_experts(loader, spec, hidden)?;
         let shared = match (&names.shared, spec.shared_width) {
             (Some(names), Some(width)) => {
                 let sizes = [hidden, width];
@@ -133,6 +119,48 @@ impl<B: Backend> Experts<B> {
             }
         }
     }
+}
+
+/// The experts of a layer, as they are stored.
+fn load_experts<B: Backend>(
+    loader: &Loader<'_, B>,
+    spec: &ExpertsSpec,
+    hidden: usize,
+) -> Result<Vec<ExpertLayers<B::Linear>>, ModelError> {
+    let &ExpertsSpec { n_experts, width, .. } = spec;
+    let one_by_one = |list: &str, parts| {
+        let expert = |idx| listed(&loader.layer(list, idx), parts, [hidden, width], Loader::expert);
+        (0..n_experts).map(expert).collect::<Result<_, _>>()
+    };
+    let (gate_up, down) = match spec.names.storage {
+        ExpertStorage::List { list, parts } => return one_by_one(list, parts),
+        ExpertStorage::StackedOrList { gate_up, list, parts, .. } if !loader.has_bare(gate_up) => {
+            return one_by_one(list, parts);
+        }
+        ExpertStorage::StackedParts { parts: [gate, up, down] } => {
+            let stacked =
+                |name, [n_in, n_out]: [usize; 2]| loader.stacked_weight(name, [n_experts, n_in, n_out]);
+            let inner = [stacked(gate, [hidden, width])?, stacked(up, [hidden, width])?];
+            let down = stacked(down, [width, hidden])?;
+            let expert = |idx: usize| {
+                let gate_up = loader.expert(&[inner[0].element(idx), inner[1].element(idx)])?;
+                let down = loader.expert(&[down.element(idx)])?;
+                Ok(ExpertLayers { gate_up, down })
+            };
+            return (0..n_experts).map(expert).collect();
+        }
+        ExpertStorage::Stacked { gate_up, down } | ExpertStorage::StackedOrList { gate_up, down, .. } => {
+            (gate_up, down)
+        }
+    };
+    let gate_up = loader.stacked(gate_up, [n_experts, hidden, 2 * width])?;
+    let down = loader.stacked(down, [n_experts, width, hidden])?;
+    let expert = |idx: usize| {
+        let gate_up = loader.expert(&[gate_up.element(idx)])?;
+        let down = loader.expert(&[down.element(idx)])?;
+        Ok(ExpertLayers { gate_up, down })
+    };
+    (0..n_experts).map(expert).collect()
 }
 
 /// Packing of layers that read the same input: as those of an expert, or as any.

@@ -256,6 +256,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(StackedLinear { weight, is_inputs_first })
     }
 
+    /// Finds the weight of a stack of linear layers without biases, `[n, n_out, n_in]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a tensor that is missing or has another shape.
+    pub fn stacked_weight(
+        &self,
+        name: &str,
+        [n, n_in, n_out]: [usize; 3],
+    ) -> Result<StackedLinear<'a>, ModelError> {
+        let weight = self.tensor(name, "weight", &[n, n_out, n_in], TensorRole::Matrix)?;
+        Ok(StackedLinear { weight, is_inputs_first: false })
+    }
+
     /// Finds a layer without packing it.
     ///
     /// # Errors
@@ -331,6 +344,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// True if the weight `name` is stored.
     pub fn has(&self, name: &str) -> bool {
         self.weights.has(&self.full(name, "weight"))
+    }
+
+    /// True if the bare parameter `name` is stored.
+    pub fn has_bare(&self, name: &str) -> bool {
+        self.weights.has(&self.bare_names(name))
     }
 
     /// The weight `name`, of `shape`, as it is stored.
@@ -478,8 +496,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn bare(&self, name: &str, shape: &[usize], role: TensorRole) -> Result<Tensor<'a>, ModelError> {
-        let names: Vec<String> = self.prefixes.iter().map(|p| format!("{p}{name}")).collect();
-        self.weights.tensor(&names, shape, role)
+        self.weights.tensor(&self.bare_names(name), shape, role)
+    }
+
+    fn bare_names(&self, name: &str) -> Vec<String> {
+        self.prefixes.iter().map(|p| format!("{p}{name}")).collect()
     }
 
     fn full(&self, name: &str, ending: &str) -> Vec<String> {

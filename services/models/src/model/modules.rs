@@ -9,15 +9,16 @@ use crate::weights::Weights;
 use triptych_kernels::{Backend, Precision};
 
 impl Model {
-    /// The layers of its encoder that adapters can be added to; none of a model without an encoder, or with a tower in tiles
-    /// or two towers, which take no adapters. Reads headers of weight files only.
+    /// The layers of its encoder that adapters can be added to; none of a model without an encoder, or with a tower in tiles,
+    /// one of two sizes or two towers, which take no adapters. Reads headers of weight files only.
     ///
     /// # Errors
     /// As [`Model::load_encoder`].
     pub fn encoder_modules(&self) -> Result<EncoderModules, ModelError> {
         let spec = self.spec.encoder.as_ref();
         let takes = |spec: &&EncoderSpec| {
-            !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_)) && spec.extras.second.is_none()
+            !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_) | StemSpec::SquareViews(_))
+                && spec.extras.second.is_none()
         };
         let Some(spec) = spec.filter(takes) else {
             return Ok(EncoderModules::default());

@@ -81,12 +81,12 @@ impl ChatVl {
             RowPositions::Text => ItemLayout::Rows,
             RowPositions::Between(around) => ItemLayout::Between(around),
             RowPositions::Tiles(tiles) => ItemLayout::Tiles(tiles),
+            RowPositions::Parts(parts) => {
+                check_known(&tokenizer, &parts.tokens())?;
+                ItemLayout::Parts(parts)
+            }
             RowPositions::Lines(lines) => {
-                for name in [lines.end_of_line, lines.end_of_image] {
-                    if tokenizer.token_id(name).is_none() {
-                        return Err(ModelError::missing_key("tokenizer.json", name, "a token"));
-                    }
-                }
+                check_known(&tokenizer, &[lines.end_of_line, lines.end_of_image])?;
                 ItemLayout::Lines(lines)
             }
             RowPositions::Grid => match files.config.u32(MERGE)?.unwrap_or(2) {
@@ -234,6 +234,7 @@ impl ChatVl {
             (_, RowShape::TimedFrames { times, .. }) => self.video.map(|video| video.timed(times)),
             (ItemLayout::Between([before, after]), _) => Some(format!("{before}{rows}{after}")),
             (ItemLayout::Tiles(layout), RowShape::Tiles(tiles)) => Some(layout.text.of(*tiles, rows)),
+            (ItemLayout::Parts(layout), RowShape::Tiles(parts)) => Some(layout.text(*parts, rows)),
             (ItemLayout::Lines(lines), RowShape::Lines([n_lines, _])) => {
                 let LineLayout { end_of_line, end_of_image, .. } = lines;
                 let first = format!("{rows}{end_of_line}").repeat(n_lines.saturating_sub(1) as usize);
@@ -362,6 +363,14 @@ impl ChatVl {
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,
         })
+    }
+}
+
+/// Checks that the tokenizer has these tokens.
+fn check_known(tokenizer: &Tokenizer, names: &[&'static str]) -> Result<(), ModelError> {
+    match names.iter().find(|name| tokenizer.token_id(name).is_none()) {
+        Some(name) => Err(ModelError::missing_key("tokenizer.json", *name, "a token")),
+        None => Ok(()),
     }
 }
 

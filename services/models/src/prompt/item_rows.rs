@@ -1,6 +1,6 @@
 //! The rows of an item, checked against what is known of it, and their places among tokens.
 
-use super::placeholder::{FrameTimes, LineLayout, TileLayout};
+use super::placeholder::{FrameTimes, LineLayout, PartsLayout, TileLayout};
 use triptych_core::{EncodedItem, Extent, ItemIdx, Modality};
 
 /// Farthest position of a video's last frame from its first: more is no video that a processor makes.
@@ -17,6 +17,7 @@ pub(super) enum ItemLayout {
         merge_size: u32,
     },
     Tiles(TileLayout),
+    Parts(PartsLayout),
     Lines(LineLayout),
 }
 
@@ -89,6 +90,17 @@ impl ItemLayout {
                 let grid = merged([t, h, w], merge_size, item).filter(|_| t == 1);
                 grid.map(|[_, lines, columns]| RowShape::Lines([lines, columns]))
             }
+            Self::Parts(PartsLayout { grid, n_rows: [of_part, whole], .. }) => {
+                let [lines, columns] = [h / grid[0].max(1), w / grid[1].max(1)];
+                // An image that is cut has more than one part.
+                let n = match lines.checked_mul(columns)? {
+                    1 => 0,
+                    n => n,
+                };
+                let all = n.checked_mul(of_part)?.checked_add(whole)?;
+                let parts = if n == 0 { [0, 0] } else { [lines, columns] };
+                (all == item.n_tokens && all > 0).then_some(RowShape::Tiles(parts))
+            }
             Self::Tiles(TileLayout { grid, n_rows, .. }) => {
                 let tiles = [h / grid[0].max(1), w / grid[1].max(1)];
                 let n = tiles[0].checked_mul(tiles[1]);
@@ -139,6 +151,12 @@ impl ItemRows {
                 .step_by(n_rows.max(1) as usize)
                 .map(|first_row| run(first_row, n_rows, None))
                 .collect(),
+            (RowShape::Tiles([lines, columns]), ItemLayout::Parts(PartsLayout { n_rows, .. })) => {
+                let [of_part, whole] = n_rows;
+                let n = lines * columns;
+                let parts = (0..n).map(|part| run(part * of_part, of_part, None));
+                parts.chain([run(n * of_part, whole, None)]).collect()
+            }
             (RowShape::Lines([lines, n_rows]), _) => {
                 (0..*lines).map(|line| run(line * n_rows, *n_rows, None)).collect()
             }

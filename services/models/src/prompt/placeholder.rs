@@ -62,6 +62,8 @@ pub enum RowPositions {
     Between([&'static str; 2]),
     /// As those of text; an image that is cut into tiles is written tile by tile.
     Tiles(TileLayout),
+    /// As those of text; parts of an image, then the whole of it.
+    Parts(PartsLayout),
     /// As those of text, line by line.
     Lines(LineLayout),
 }
@@ -75,6 +77,36 @@ pub struct LineLayout {
     pub end_of_line: &'static str,
     /// Token behind the last line, in the place of the other.
     pub end_of_image: &'static str,
+}
+
+/// Layout of an image's parts, line by line, and behind them the whole image. All texts are single tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartsLayout {
+    /// Patches of a part, down and across.
+    pub grid: [u32; 2],
+    /// Rows of a part, and of the whole image.
+    pub n_rows: [u32; 2],
+    /// Before and behind the rows of a part.
+    pub around_part: [&'static str; 2],
+    /// Behind a line of parts that is not the last.
+    pub end_of_line: &'static str,
+    /// Before and behind the rows of the whole image.
+    pub around_whole: [&'static str; 2],
+}
+
+impl PartsLayout {
+    /// Spellings of its tokens.
+    pub(super) fn tokens(&self) -> [&'static str; 5] {
+        let ([a, b], [c, d]) = (self.around_part, self.around_whole);
+        [a, b, self.end_of_line, c, d]
+    }
+
+    /// Text of `[lines, columns]` parts and the whole image; `rows` stands for the rows of each.
+    pub(super) fn text(&self, [lines, columns]: [u32; 2], rows: &str) -> String {
+        let between = |[before, after]: [&str; 2]| format!("{before}{rows}{after}");
+        let line = between(self.around_part).repeat(columns as usize);
+        vec![line; lines as usize].join(self.end_of_line) + &between(self.around_whole)
+    }
 }
 
 /// Layout of an image that is cut into tiles. Each has as many rows.
@@ -298,6 +330,26 @@ impl PlaceholderSpec {
             written: None,
             around: None,
             positions: RowPositions::Tiles(TileLayout { text, grid, n_rows }),
+            transcription: None,
+            video: None,
+        }
+    }
+
+    /// Step3: parts of `grid` patches, and rows of a part and of the whole image.
+    pub const fn step3(grid: [u32; 2], n_rows: [u32; 2]) -> Self {
+        let parts = PartsLayout {
+            grid,
+            n_rows,
+            around_part: ["<patch_start>", "<patch_end>"],
+            end_of_line: "<patch_newline>",
+            around_whole: ["<im_start>", "<im_end>"],
+        };
+        Self {
+            modality: Modality::Image,
+            image: TokenName { keys: &["image_token_id"], text: "<im_patch>" },
+            written: None,
+            around: None,
+            positions: RowPositions::Parts(parts),
             transcription: None,
             video: None,
         }

@@ -54,6 +54,22 @@ pub enum ExpertStorage {
         /// `[n_experts, width, hidden]`.
         down: &'static str,
     },
+    /// Weights of all experts, outputs first.
+    StackedParts {
+        /// Gate and up, `[n_experts, width, hidden]`, and down, `[n_experts, hidden, width]`.
+        parts: [&'static str; 3],
+    },
+    /// As [`Self::Stacked`] where that is stored, else as [`Self::List`].
+    StackedOrList {
+        /// `[n_experts, hidden, 2·width]`.
+        gate_up: &'static str,
+        /// `[n_experts, width, hidden]`.
+        down: &'static str,
+        /// The list.
+        list: &'static str,
+        /// Gate, up and down of an element.
+        parts: [&'static str; 3],
+    },
 }
 
 /// Names of the expert that all tokens share.

@@ -1,6 +1,8 @@
 //! Parts of encoders beyond a plain stack: hierarchical towers, projectors, position biases.
 
-use super::{AttentionNames, EncoderSpec, InterpolatedSpec, LevelsSpec, NormSpec, StackNames, StackSpec};
+use super::{
+    AttentionNames, EncoderSpec, InterpolatedSpec, LevelsSpec, NormSpec, ReductionSpec, StackNames, StackSpec,
+};
 
 /// Parts that few encoders have; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,6 +29,10 @@ pub struct EncoderExtras {
     pub sub_norms: Option<[&'static str; 2]>,
     /// Learned tables that are added row by row.
     pub added: AddedTables,
+    /// A convolution over the projected rows of an image, which leaves fewer. Only behind [`ProjectedRows::Patches`].
+    ///
+    /// [`ProjectedRows::Patches`]: super::ProjectedRows::Patches
+    pub reduction: Option<ReductionSpec>,
     /// A second tower that reads the same image. Its rows follow, and where they are narrower each row of the first tower becomes
     /// several of their width.
     pub second: Option<Box<EncoderSpec>>,
@@ -72,6 +78,9 @@ pub enum TilingSpec {
     /// and its margins filled; then the first learned row (DeepSeek-OCR-2,
     /// <https://huggingface.co/deepseek-ai/DeepSeek-OCR-2>).
     Views,
+    /// Windows of a large or long image, then the whole image as a larger square (Step3,
+    /// <https://huggingface.co/stepfun-ai/step3>).
+    SlidingWindows,
 }
 
 /// A bias on scores by the offset between two patches, with values of its own for the one learned row before them.

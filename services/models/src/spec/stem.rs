@@ -1,6 +1,6 @@
 //! The stem of an encoder: its features to its first rows.
 
-use super::{CaptionedSpec, SamSpec, SwinSpec, TilesNames};
+use super::{CaptionedSpec, SamSpec, SquareViewsSpec, SwinSpec, TilesNames};
 
 /// Features to rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +47,8 @@ pub enum StemSpec {
         bias: bool,
         /// Learned rows; their names follow that of the linear layer.
         n_prefix: usize,
+        /// Those of them, at their end, that are stored as one table `[1, n, hidden]`, whose name is the last.
+        n_registers: usize,
         /// True if they are stored as `[hidden]` each, not as `[1, 1, hidden]`.
         flat_prefix: bool,
     },
@@ -56,6 +58,9 @@ pub enum StemSpec {
     Captioned(CaptionedSpec),
     /// A tower over patches whose grid convolutions make smaller, then as many learned rows.
     Sam(Box<SamSpec>),
+    /// Patches of squares of two sizes behind learned rows. The stem's names are the patches, the row, a bare parameter
+    /// `[1, hidden]`, and the table of positions, that of the row first.
+    SquareViews(SquareViewsSpec),
 }
 
 impl StemSpec {
@@ -73,6 +78,7 @@ impl StemSpec {
             Self::Swin(spec) => spec.rows(grid),
             Self::Captioned(spec) => spec.image_rows(grid),
             Self::Sam(spec) => spec.patch_rows(grid).map(|n| 2 * n),
+            Self::SquareViews(spec) => spec.rows(grid),
         }
     }
 
@@ -96,6 +102,7 @@ impl StemSpec {
             Self::Swin(spec) => Some(spec.patch[2]),
             Self::Captioned(_) => Some(1),
             Self::Sam(spec) => Some(spec.patch[2]),
+            Self::SquareViews(spec) => Some(spec.patch[2]),
         }
     }
 
@@ -117,6 +124,7 @@ impl StemSpec {
             Self::Swin(spec) => spec.patch.iter().product(),
             Self::Captioned(spec) => spec.tower.channels(),
             Self::Sam(spec) => spec.patch.iter().product(),
+            Self::SquareViews(spec) => spec.patch.iter().product(),
         }
     }
 }

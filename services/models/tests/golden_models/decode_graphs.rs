@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 19] = [
+const CASES: [&str; 21] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -27,7 +27,9 @@ const CASES: [&str; 19] = [
     "qwen2_moe_shared",
     "qwen3_5_text_tied",
     "qwen3_5_text_biased",
+    "qwen3_5_moe_listed_layers",
     "llava_next_llama3",
+    "step3_wide_queries",
     "cogagent_chat",
     "gemma3_narrow_window",
     "gemma2_low_caps",

@@ -14,7 +14,7 @@ use triptych_models::Model;
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 
-pub const CASES: [&str; 15] = [
+pub const CASES: [&str; 18] = [
     "qwen2_vl_odd_heads",
     "qwen2_vl_two_images",
     "qwen2_vl_untied_nested",
@@ -30,6 +30,9 @@ pub const CASES: [&str; 15] = [
     "qwen3_5_tied",
     "qwen3_5_listed_layers",
     "qwen3_5_untied",
+    "qwen3_5_moe_wide_shared",
+    "qwen3_5_moe_listed_layers",
+    "qwen3_5_moe_separate_experts",
 ];
 
 /// Images of a case by name.

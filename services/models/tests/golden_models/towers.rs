@@ -1,5 +1,5 @@
 //! Cases of models with a tower, a projector and a text decoder (LLaVA, Pixtral, LightOnOCR, Idefics3, SmolVLM, InternVL, Gemma 3,
-//! DeepSeek-OCR-2, GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts
+//! DeepSeek-OCR-2, Step3, GLM-OCR, Qwen2-Audio, Qwen3-ASR, Voxtral): images or audio to rows by the model's own processor, rows and prompts
 //! to tokens.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
@@ -16,7 +16,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
 use triptych_models::spec::{EncoderSpec, StemSpec};
 
-pub const CASES: [&str; 43] = [
+pub const CASES: [&str; 46] = [
     "llava_clip_llama",
     "llava_siglip_qwen2",
     "llava_class_row_mistral",
@@ -51,6 +51,9 @@ pub const CASES: [&str; 43] = [
     "deepseek_ocr2_windows",
     "deepseek_ocr2_scaled",
     "deepseek_ocr2_wide_windows",
+    "step3_dense_first",
+    "step3_renormalised",
+    "step3_wide_queries",
     "pixtral_silu",
     "mistral3_merged",
     "mistral3_gelu_biased",

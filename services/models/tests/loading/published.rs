@@ -261,6 +261,36 @@ fn qwen3_5_0_8b() {
     check("qwen3.5-0.8b", Modality::Image, &config);
 }
 
+/// As published, but with four of the decoder's layers; the layers for multi-token prediction, `mtp.*`, are left out.
+#[test]
+fn qwen3_5_35b_a3b() {
+    let config = serde_json::json!({
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+        "tie_word_embeddings": false, "image_token_id": 248_056, "video_token_id": 248_057,
+        "text_config": {
+            "model_type": "qwen3_5_moe_text", "attention_bias": false, "attn_output_gate": true,
+            "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+            "max_position_embeddings": 262_144, "mlp_only_layers": [], "moe_intermediate_size": 512,
+            "mtp_num_hidden_layers": 1, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+            "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10_000_000, "rope_type": "default",
+            },
+            "shared_expert_intermediate_size": 512, "use_cache": true, "vocab_size": 248_320,
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [], "depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152,
+            "in_channels": 3, "intermediate_size": 4304, "model_type": "qwen3_5_moe", "num_heads": 16,
+            "num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16, "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    });
+    check("qwen3.5-35b-a3b", Modality::Image, &config);
+}
+
 /// As published, but with three of the decoder's layers, which are alike.
 #[test]
 fn qwen3_vl_30b_a3b() {

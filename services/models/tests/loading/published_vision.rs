@@ -335,6 +335,31 @@ fn deepseek_ocr_2() {
     check("deepseek-ocr-2", &config, &LoadDifferences { not_as_stored, more_tables: 0, n_computed });
 }
 
+/// As published sizes are in vLLM's configuration, but for the number of the decoder's layers; one of these has experts.
+#[test]
+fn step3() {
+    let config = serde_json::json!({
+        "model_type": "step3_vl", "image_token_id": 128_001, "image_token_len": 169, "patch_token_len": 81,
+        "projector_bias": false, "understand_projector_stride": 2,
+        "text_config": {
+            "model_type": "step3_text", "head_dim": 256, "hidden_size": 7168, "intermediate_size": 18432,
+            "max_position_embedding": 65536, "max_seq_len": 65536, "moe_intermediate_size": 5120,
+            "moe_layers_enum": "1", "moe_num_experts": 48, "moe_top_k": 3, "norm_expert_weight": false,
+            "num_attention_groups": 1, "num_attention_heads": 64, "num_hidden_layers": 3, "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000, "share_expert_dim": 5120, "share_q_dim": 2048, "vocab_size": 128_815,
+        },
+        "vision_config": {
+            "model_type": "step3_vision_encoder", "hidden_act": "quick_gelu", "hidden_size": 1792,
+            "image_size": 728, "intermediate_size": 15360, "layer_norm_eps": 1e-5, "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 63, "output_hidden_size": 4096, "patch_size": 14,
+        },
+    });
+    let [part, whole] = [36, 52];
+    let n_computed = (1 + part * part + whole * whole) * 1792;
+    let not_as_stored = &["class_embedding", "position_embedding"];
+    check("step3", &config, &LoadDifferences { not_as_stored, more_tables: 0, n_computed });
+}
+
 /// The layer that predicts a token further is left out.
 #[test]
 fn glm_ocr() {

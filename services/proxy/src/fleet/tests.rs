@@ -59,6 +59,8 @@ fn describe(encodes: bool) -> description::Description {
         chat: None,
         adapter: None,
         adapts_encoder: false,
+        foreign: None,
+        is_resumable: true,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }
@@ -77,7 +79,7 @@ fn encode() -> Want {
 }
 
 fn decode() -> Want {
-    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None }
+    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None, is_foreign: false }
 }
 
 fn lease(shared: &Arc<FleetState>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {
