@@ -4,6 +4,7 @@ use crate::admin::token::AdminToken;
 use crate::auth::{AuthConfig, AuthError};
 use crate::bounds::{ConnectionBounds, RequestBounds, SessionBounds};
 use crate::fetch::FetchPolicy;
+use crate::fleet::roles::Roles;
 use crate::openai::cors::AllowedOrigin;
 use crate::request_log::RequestLog;
 use crate::request_machine::policy::EncodePolicy;
@@ -43,6 +44,8 @@ pub struct ProxyConfig {
     /// The longest wait of a request for its items to be encoded before it is refused on admission, with a pause
     /// after which to come back. `None`: until its deadline.
     pub encode_slo: Option<Duration>,
+    /// Division of encodes among the workers that hold encoders.
+    pub roles: Roles,
     /// Makes the channels to them.
     pub dialer: Dialer,
     /// The EC store that the workers share; the proxy only asks what it holds.

@@ -12,6 +12,7 @@ use crate::cache::EncoderCache;
 use crate::config::{ClientTimes, ProxyError};
 use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::{FetchPolicy, Fetcher, Reach};
+use crate::fleet::roles::Roles;
 use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::{GrpcApi, admit::Admit};
 use crate::items::Materials;
@@ -74,7 +75,7 @@ impl Embedded {
             dialer: config.dialer,
             seed: config.seed,
             encode_slo: None,
-            roles: EncodePolicy::default().roles,
+            roles: Roles::default(),
         };
         let fleet = Arc::new(Fleet::start(fleet, metrics)?);
         let cache = EncoderCache::new(config.store, limits.max_object_bytes);

@@ -56,8 +56,8 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
         None => auth,
     };
     let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
-    let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, .. } = config;
-    let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo, roles: policy.roles };
+    let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, roles, .. } = config;
+    let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo, roles };
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let accounting = accounting(config.accounting_log, &metrics)?;

@@ -184,7 +184,7 @@ impl Candidate {
         };
         let mut spec = ClusterSpec::new(pools);
         spec.proxy.cores = question.front;
-        spec.proxy.encodes.roles = self.shape.roles();
+        spec.proxy.roles = self.shape.roles();
         // Large fleets have several proxies; the one that is simulated lets in what all of them would.
         spec.proxy.max_in_flight *= self.n_proxies();
         spec.prompt = question.prompt;

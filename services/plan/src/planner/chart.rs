@@ -29,7 +29,11 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
         Shape::Colocated => vec![(both, "--pd", 1)],
     };
     let mut lines = Vec::new();
-    let mut proxy = format!("triptych proxy --ec STORE --roles {}", candidate.shape.roles());
+    let mut proxy = "triptych proxy --ec STORE".to_owned();
+    if !candidate.shape.is_split() {
+        // Writing to a String cannot fail.
+        let _ = write!(proxy, " --roles {}", candidate.shape.roles());
+    }
     let is_listed = candidate.n_workers() <= LISTED;
     let mut port = FIRST_PORT;
     for (line, flag, n) in workers {

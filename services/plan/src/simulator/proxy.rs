@@ -61,7 +61,7 @@ impl Proxy {
             encoders,
             pds: with(&|w| w.pd.is_some()),
             colocated: with(&|w| w.encoder.is_some() && w.pd.is_some()),
-            roles: policy.roles,
+            roles: spec.proxy.roles,
             admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
             deaths: Deaths::new([0; 32]),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
-use triptych_proxy::EncodePolicy;
+use triptych_proxy::{EncodePolicy, Roles};
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// A cluster.
@@ -134,6 +134,8 @@ pub struct ProxySpec {
     pub encode_slo: Option<Duration>,
     /// Rules by which items are encoded.
     pub encodes: EncodePolicy,
+    /// Division of encodes among the workers.
+    pub roles: Roles,
     /// Whose cores proxy, store and clients use.
     pub cores: FrontCores,
 }
@@ -144,6 +146,7 @@ impl Default for ProxySpec {
             max_in_flight: 512,
             encode_slo: None,
             encodes: EncodePolicy::default(),
+            roles: Roles::default(),
             cores: FrontCores::Own,
         }
     }

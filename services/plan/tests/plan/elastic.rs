@@ -18,7 +18,7 @@ fn both(workers: usize, prices: Prices) -> PoolSpec {
 
 fn cluster(pools: Vec<PoolSpec>, roles: Roles) -> ClusterSpec {
     let mut cluster = ClusterSpec::new(pools);
-    cluster.proxy.encodes.roles = roles;
+    cluster.proxy.roles = roles;
     cluster
 }
 

@@ -70,6 +70,7 @@ pub fn settings(
         quota_store: None,
         max_in_flight: 64,
         encodes: EncodePolicy::default(),
+        roles: Default::default(),
         client_times: ClientTimes::default(),
         bounds: Default::default(),
         connections: Default::default(),

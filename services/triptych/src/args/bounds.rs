@@ -117,7 +117,7 @@ impl BoundArgs {
     /// Rules by which items are encoded.
     pub fn encodes(&self) -> EncodePolicy {
         let attempt_time = Duration::from_secs(self.encode_attempt_timeout);
-        EncodePolicy { attempt_time, roles: self.roles, ..EncodePolicy::default() }
+        EncodePolicy { attempt_time, ..EncodePolicy::default() }
     }
 }
 
@@ -152,8 +152,7 @@ mod tests {
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
-        let encodes = set.encodes();
-        assert_eq!((encodes.attempt_time, encodes.roles), (Duration::from_secs(8), Roles::Fixed));
+        assert_eq!((set.encodes().attempt_time, set.roles), (Duration::from_secs(8), Roles::Fixed));
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);
         for wrong in [["--max-n", "17"], ["--max-beams", "0"], ["--max-head-kib", "7"], ["--roles", "x"]] {

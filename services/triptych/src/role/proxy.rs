@@ -184,6 +184,7 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         tenant_salt: args.tenant_salt.into_bytes(),
         max_in_flight: args.max_in_flight,
         encodes: args.bounds.encodes(),
+        roles: args.bounds.roles,
         client_times: args.bounds.times(),
         bounds: args.bounds.request(),
         connections: args.bounds.connections(),

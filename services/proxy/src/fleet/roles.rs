@@ -1,5 +1,5 @@
-//! The setting of elastic roles: who encodes, where PD workers hold encoders too. The choice itself is the fleet's
-//! (`fleet/elastic.rs`).
+//! The setting of elastic roles: who encodes, where PD workers hold encoders too. The choice itself is in
+//! [`super::elastic`].
 
 use std::fmt;
 use std::str::FromStr;
