@@ -132,6 +132,7 @@ fn manifests_match_the_schemas_of_kubernetes_and_the_custom_kinds() {
         ("tls", "Certificate"),
         ("tls", "NetworkPolicy"),
         ("tls-secret", "PodDisruptionBudget"),
+        ("vllm", "InferencePool"),
     ] {
         assert!(kinds(name).contains(&kind), "{name} has no {kind}: {:?}", kinds(name));
     }
@@ -162,6 +163,9 @@ fn workers_of_a_pool_with_gpus_compute_on_cuda() {
     for (name, documents) in rendered() {
         for deployment in of_kind(documents, "Deployment").chain(of_kind(documents, "StatefulSet")) {
             let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+            if container["name"] == "vllm" {
+                continue;
+            }
             let limits = container["resources"]["limits"].as_object();
             let has_gpu =
                 limits.is_some_and(|limits| limits.keys().any(|name| name.starts_with("nvidia.com/")));
@@ -173,4 +177,70 @@ fn workers_of_a_pool_with_gpus_compute_on_cuda() {
         }
     }
     assert!(n_with > 0, "no values in `ci/` ask for a GPU");
+}
+
+/// The file of values for vLLM, with settings over it: what helm says of them.
+fn refused(set: &[&str]) -> String {
+    let mut helm = template(values().get("vllm").map(PathBuf::as_path), true);
+    let output = helm.args(set.iter().flat_map(|one| ["--set-json", one])).output().expect("helm runs");
+    assert!(!output.status.success(), "{set:?} is accepted");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn proxies_reach_every_pod_with_vllm_and_it_reads_the_store_of_the_encoders() {
+    let documents = &rendered()["vllm"];
+    let variable = |container: &Value, name: &str| {
+        let all = container["env"].as_array().expect("variables");
+        all.iter().find(|one| one["name"] == name).map(|one| text(one, "/value").to_owned())
+    };
+    let container = |name: &str| {
+        let found = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name") == name);
+        &found.expect(name)["spec"]["template"]["spec"]["containers"][0]
+    };
+    let (proxy, vllm) = (container("r-triptych-proxy"), container("r-triptych-vl-vllm"));
+    let by_name = "vllm+dns:r-triptych-vl-vllm.ai.svc:8000";
+    assert_eq!(variable(proxy, "TRIPTYCH_PDS").as_deref(), Some(by_name));
+    let service = of_kind(documents, "Service").find(|s| text(s, "/metadata/name") == "r-triptych-vl-vllm");
+    let service = &service.expect("a Service")["spec"];
+    assert_eq!((&service["clusterIP"], &service["ports"][0]["port"]), (&"None".into(), &8000.into()));
+    assert_eq!(variable(proxy, "TRIPTYCH_ENCODERS").as_deref(), Some("k8s:ai/r-triptych-encoder:grpc"));
+
+    assert_eq!(variable(vllm, "EC_STORE"), variable(proxy, "EC_STORE"));
+    let args = vllm["args"].as_array().expect("flags");
+    let at = args.iter().position(|arg| arg == "--ec-transfer-config").expect("a connector");
+    let transfer: Value = serde_json::from_str(args[at + 1].as_str().expect("text")).expect("JSON");
+    let extra = &transfer["ec_connector_extra_config"];
+    assert_eq!((&transfer["ec_role"], &extra["store"]), (&"ec_consumer".into(), &"$(EC_STORE)".into()));
+    assert_eq!(extra["accept_proxy_keys"], true);
+    // Settings of the connector, by its own list.
+    let settings = root().join("services/ec/python/src/triptych_ec/settings.py");
+    let settings = fs::read_to_string(settings).expect("the connector's settings");
+    for name in extra.as_object().expect("settings").keys() {
+        assert!(settings.contains(&format!("    {name}: ")), "{name} is no setting of the connector");
+    }
+
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        assert_eq!(text(&vllm[probe], "/httpGet/path"), "/health", "{probe}");
+    }
+
+    let pool = of_kind(documents, "InferencePool").next().expect("a pool");
+    let selected = &pool["spec"]["selector"]["matchLabels"];
+    assert_eq!(selected["app.kubernetes.io/component"], "proxy");
+}
+
+#[test]
+fn what_a_pool_with_vllm_cannot_be_is_refused_by_name() {
+    for (set, named) in [
+        (r#"tls.mode="certManager""#, "tls.mode none"),
+        (r#"pools[1].model={"sample":"shapes-qwen2-vl"}"#, "no sample models"),
+        (r#"pools[1].autoscaling.kind="keda""#, "autoscaling.kind none"),
+        (r#"pools[1].engine="sglang""#, "engine"),
+        (r#"inferencePool.endpointPicker.name="""#, "inferencePool.endpointPicker.name"),
+    ] {
+        let said = refused(&[set]);
+        assert!(said.contains(named), "{set}: {said}");
+    }
+    let said = refused(&[r#"ec.tiers=["redis://a","redis://b"]"#, "networkPolicy.enabled=false"]);
+    assert!(said.contains("reads one store"), "{said}");
 }

@@ -15,12 +15,16 @@ pub struct ComposeInput {
 }
 
 /// Combinations that the documentation offers.
-pub const OFFERED: [ComposeInput; 4] = [
+pub const OFFERED: [ComposeInput; 5] = [
     ComposeInput { env_file: None, over: None, variables: &[] },
     ComposeInput { env_file: Some("small.env"), over: None, variables: &[] },
     ComposeInput { env_file: Some("full.env"), over: None, variables: &[] },
     ComposeInput { env_file: Some("full.env"), over: Some("tls.yaml"), variables: &[("TLS_DIR", "/tls")] },
+    WITH_VLLM,
 ];
+
+/// vLLM in place of our PD worker.
+pub const WITH_VLLM: ComposeInput = ComposeInput { env_file: None, over: Some("vllm.yaml"), variables: &[] };
 
 /// The output of `docker-compose config`.
 pub fn config(input: ComposeInput) -> Value {

@@ -12,7 +12,7 @@ fn read(name: &str) -> String {
 
 #[test]
 fn dockerfiles_pass_hadolint() {
-    for file in ["deploy/Dockerfile", "deploy/Dockerfile.cuda"] {
+    for file in ["deploy/Dockerfile", "deploy/Dockerfile.cuda", "deploy/Dockerfile.vllm"] {
         passed(tool("hadolint").args(["--no-color", "--failure-threshold", "style", file]));
     }
 }

@@ -4,7 +4,7 @@
 
 Core kinds are checked against Kubernetes' schemas of each version (kubernetes-validate). KEDA's, the Prometheus operator's
 and cert-manager's are checked against models generated from their CustomResourceDefinitions (cloudcoil.models.*). Unknown
-fields and unknown kinds are mistakes.
+fields and unknown kinds are mistakes. An InferencePool is checked here by its published fields.
 
 The output is an object from each FILE to the list of its documents.
 """
@@ -23,6 +23,24 @@ CUSTOM = {
 }
 
 
+#: Fields of an InferencePool (llm-d.ai, "API reference", InferencePool), each with what holds of its value.
+POOL = {
+    "selector": lambda v: set(v) == {"matchLabels"} and all(isinstance(x, str) for x in v["matchLabels"].values()),
+    "targetPorts": lambda v: 1 <= len(v) <= 8 and all(set(p) == {"number"} and 0 < p["number"] < 1 << 16 for p in v),
+    "appProtocol": lambda v: v in ("http", "kubernetes.io/h2c"),
+    "endpointPickerRef": lambda v: bool(v.get("name")) and set(v) <= {"group", "kind", "name", "port", "failureMode"}
+    and set(v.get("port", {})) == {"number"} and v.get("failureMode", "FailClose") in ("FailOpen", "FailClose"),
+}
+
+
+def pool_mistakes(document):
+    """The mistakes of an InferencePool, for which there is no package of models."""
+    spec = document.get("spec", {})
+    missing = {"selector", "targetPorts", "endpointPickerRef"} - set(spec)
+    wrong = [name for name, value in spec.items() if name not in POOL or not POOL[name](value)]
+    return [f"spec lacks {name}" for name in sorted(missing)] + [f"spec.{name} is wrong" for name in wrong]
+
+
 class UniqueKeys(yaml.CSafeLoader):
     """YAML in which a duplicate key is a mistake, as in Kubernetes."""
 
@@ -37,6 +55,8 @@ class UniqueKeys(yaml.CSafeLoader):
 def mistakes(document, versions):
     """The mistakes of a document, as sentences."""
     api, kind = document.get("apiVersion", ""), document.get("kind", "")
+    if (api, kind) == ("inference.networking.k8s.io/v1", "InferencePool"):
+        return pool_mistakes(document)
     if api in CUSTOM:
         model = getattr(importlib.import_module(CUSTOM[api]), kind, None)
         if model is None:

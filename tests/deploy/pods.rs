@@ -238,7 +238,8 @@ fn every_selector_selects_pods_and_every_named_port_exists() {
         }
         for policy in of_kind(documents, "NetworkPolicy") {
             let policy_name = text(policy, "/metadata/name");
-            let may_be_empty = policy_name.ends_with("-encoder");
+            // There may be no encoders, or none but vLLM to prefill and decode.
+            let may_be_empty = ["-encoder", "-pd"].iter().any(|end| policy_name.ends_with(end));
             assert!(may_be_empty || selected(&policy["spec"]["podSelector"]) > 0, "{name}: {policy_name}");
         }
     }

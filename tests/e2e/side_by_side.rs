@@ -77,6 +77,30 @@ async fn clusters_are_pinned_to_their_cores_measured_and_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_timed_by_curves_are_as_slow_as_they_say_and_more_than_there_are_cores() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("results");
+    let curves = models_dir().join("../../benches/papers/a100-qwen3-vl-4b.json").display().to_string();
+    let model = models_dir().join("../../benches/models").join("qwen2-vl-timed").display().to_string();
+    let to = out.display().to_string();
+    let cluster = ["bench", "suite", "--topology", "1e3pd", "--model", &model, "--load-format", "dummy"];
+    let load = ["--workload", WORKLOAD, "--slo", "ttft=120s,tpot=60s", "--seeds", "1", "--rates", "4"];
+    let run =
+        ["--requests", "8", "--max-window", "10", "--warm-up", "1", "--out", &to, "--timed-by", &curves];
+    let mut bench = Process::start(&[&cluster[..], &load[..], &run[..]].concat());
+    assert!(bench.wait().await.success(), "{}", bench.log());
+    let files = fs::read_dir(&out).expect("results").map(|e| e.expect("an entry").path());
+    let file = files.into_iter().find(|f| f.to_string_lossy().ends_with("__1e3pd.json"));
+    let found = SweepResult::read(&fs::read_to_string(file.expect("a result")).expect("text"));
+    let verdict = &found.expect("its own document").rates[0].runs[0].verdict;
+    assert_eq!((verdict.n_offered, verdict.ends.whole), (8, 8));
+    // A step of one sequence takes 18 ms in the curves, give or take chance.
+    let tpot = verdict.tpot_ms.p50.expect("a TPOT");
+    assert!(tpot > 15.0, "{tpot} ms");
+    assert!(verdict.ttft_ms.p50.expect("a TTFT") > 20.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_a_worker_voids_the_measurement() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("results");

@@ -85,6 +85,7 @@ fn pd(parts: Parts) -> PdConfig {
         engine: EngineSettings { self_kv_bytes: Some(64 << 20), ..EngineSettings::default() },
         colocated: None,
         arbiter: None,
+        cores: None,
         // No request of these tests has a grammar.
         grammar_trial: TrialProgram::this_binary("grammar-trial"),
         journal: parts.journal,
@@ -108,6 +109,7 @@ fn encoder(parts: Parts) -> EncoderConfig {
         limits: Limits::default(),
         graphs: None,
         batch: BatchLimits::default(),
+        cores: None,
         max_jobs: 64,
         preprocess_threads: 2,
         rows_budget_bytes: 16 << 20,

@@ -64,11 +64,40 @@ def randomise(model, seed, gain=1.0, embed_std=0.5, pos_std=0.5, quiet_rows=(), 
                 for part, factor in gains:
                     if part in name:
                         x *= factor
-            if any(table in name for table in ("embed_tokens", "lm_head", ".wte.")):
+            is_table = any(table in name for table in ("embed_tokens", "lm_head", ".wte."))
+            if is_table and len(x) > max(quiet_rows, default=0):
                 for row in quiet_rows:
                     x[row] *= 0.05
             p.copy_(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)))
     return model.eval()
+
+
+def bert_head(model):
+    """The norm before the projection of BERT's or RoBERTa's decoder, which others do not have."""
+    decoder = getattr(model, "decoder", None)
+    if hasattr(decoder, "cls"):
+        return decoder.cls.predictions.transform.LayerNorm
+    return decoder.lm_head.layer_norm if hasattr(decoder, "roberta") else None
+
+
+def settle_bert(model, seed, parts=("decoder.",)):
+    """What `randomise` does for other names, of the parts of a model with such a decoder: norms around 1, positions that tell tokens
+    apart."""
+    if bert_head(model) is None:
+        return
+    for name, p in model.named_parameters():
+        if not name.startswith(parts):
+            continue
+        noise = torch.from_numpy(generator(seed, f"settled {name}").standard_normal(p.shape)).float()
+        if name.endswith(("LayerNorm.weight", "layer_norm.weight")):
+            p.data = 1 + 0.1 * noise
+        elif "position_embeddings" in name:
+            p.data = 0.8 * noise
+        elif "token_type_embeddings" in name:
+            p.data = 0.5 * noise
+        elif name.endswith((".output.dense.weight", "lm_head.dense.weight", "transform.dense.weight")):
+            # Activations have a mean; without this it decides every token.
+            p.data -= p.data.mean(1, keepdim=True)
 
 
 def round_weights(model, dtype):

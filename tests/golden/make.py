@@ -26,6 +26,7 @@ def main(groups):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     import audio_chat
+    import bert
     import chat_tools
     import cogagent
     import deepseek_ocr
@@ -102,6 +103,9 @@ def main(groups):
         "nougat": vision_more.make_nougat,
         "swinv2": vision_more.make_swinv2,
         "vision_towers": vision_more.make_towers,
+        "vision_resized": vision_more.make_resized,
+        "vision_bert": vision_more.make_bert,
+        "bert2bert": bert.make,
         "donut": vision.make_donut,
         "florence2": vision.make_florence,
         "florence2_original": vision_more.make_florence_original,

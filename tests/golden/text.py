@@ -1,4 +1,4 @@
-"""Golden files of the text encoder-decoders: BART and its relatives, T5 and its relatives."""
+"""Golden files of the text encoder-decoders: BART and its relatives, T5 and its relatives; `bert.py` makes its cases with this."""
 
 import copy
 import dataclasses
@@ -65,6 +65,8 @@ class Shape:
     """Deviation of the logits, by way of the norm before the head."""
     head: float = 0.0
     """Deviation of a head of its own in models that can only be told so by their file; 0: the token table."""
+    build: typing.Callable | None = None
+    """Makes the model of a shape and a seed; None: `new_model`."""
     bias: float = 0.0
     """Deviation of a bias of the logits, which these models hold as a buffer."""
 
@@ -114,6 +116,21 @@ def start_of(shape):
     return shape.generation["decoder_start_token_id"]
 
 
+def rows_of(model, ids):
+    """Input of the decoder: encoder states, projected where the model does that."""
+    states = model.get_encoder()(input_ids=torch.tensor([ids])).last_hidden_state
+    project = getattr(model, "enc_to_dec_proj", None)
+    return (states if project is None else project(states))[0]
+
+
+def reader(model):
+    """The model over rows that are projected already."""
+    if hasattr(model, "enc_to_dec_proj"):
+        model = copy.deepcopy(model)
+        model.enc_to_dec_proj = torch.nn.Identity()
+    return model
+
+
 @torch.no_grad()
 def raw_greedy(model, rows, start):
     """Argmax decoding of one input: tokens, and the logits they were taken from."""
@@ -154,14 +171,15 @@ def requests_of(shape, tok, inputs):
 
 def attempt(shape, seed):
     tok = shape.tokenizer()
-    model = new_model(shape, seed)
+    model = (shape.build or new_model)(shape, seed)
+    read = reader(model)
     kept = []
     for choices in candidates(tok, seed):
         refusal = "nothing to choose from"
         for ids in choices:
             with torch.no_grad():
-                rows = model.get_encoder()(input_ids=torch.tensor([ids])).last_hidden_state[0]
-            tokens, gap = raw_greedy(model, rows, start_of(shape))
+                rows = rows_of(model, ids)
+            tokens, gap = raw_greedy(read, rows, start_of(shape))
             if ids in [k["inputs"] for k in kept] or len(set(tokens)) < MIN_VARIED or tokens in [k["raw"] for k in kept]:
                 refusal = f"only {len(set(tokens))} different tokens, or those of another input"
             elif gap < MIN_GAP:
@@ -176,7 +194,7 @@ def attempt(shape, seed):
         if refusal:
             return f"input {len(kept)}: {refusal}"
     joined = {key: [k[key] for k in kept] for key in ("inputs", "rows", "raw")}
-    return dict(seed=seed, tok=tok, model=model, gap=min(k["gap"] for k in kept), **joined)
+    return dict(seed=seed, tok=tok, model=model, read=read, gap=min(k["gap"] for k in kept), **joined)
 
 
 def with_matrix(shape, out, seed):
@@ -184,7 +202,7 @@ def with_matrix(shape, out, seed):
     if isinstance(run, str):
         return run
     requests = requests_of(shape, run["tok"], run["inputs"])
-    tensors, refusal = make_matrix(out, run["model"], run["rows"], requests)
+    tensors, refusal = make_matrix(out, run["read"], run["rows"], requests)
     run |= {"tensors": tensors, "requests": requests}
     return refusal or run
 

@@ -107,6 +107,17 @@ def tied(state):
     return {k: v for k, v in state.items() if not k.endswith(drop)}
 
 
+def without_tied_head(state):
+    """As `save_pretrained` writes BERT: a head that is the token table is left out, and so is the second name of its bias. A head
+    of its own has a bias of its own, and nothing reads the other one."""
+    kept = dict(state)
+    for head, model in (("decoder.cls.predictions.decoder", "decoder.bert"), ("decoder.lm_head.decoder", "decoder.roberta")):
+        table = state.get(f"{model}.embeddings.word_embeddings.weight")
+        if table is not None and torch.equal(table, state[f"{head}.weight"]):
+            del kept[f"{head}.weight"], kept[f"{head}.bias"]
+    return kept
+
+
 def own_head(state):
     """Everything: without tied weights encoder, decoder and head have a table each, and `shared` is unused."""
     return dict(state)

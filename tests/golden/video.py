@@ -2,7 +2,8 @@
 
 The models are those of `qwen.py`, which writes them anew with what lies beside them: run this after it. Two things follow
 transformers 4.57, with which the checkpoints were published, not 5.24: text behind a video goes on past its last frame's
-position, as vLLM has it too, and Qwen3-VL's frames stand in the place of the whole video, the tokens around it included.
+position, as vLLM has it too, and frames of Qwen3-VL and its successors stand in the place of the whole video, the tokens around it
+included.
 """
 
 import copy
@@ -19,8 +20,8 @@ from transformers.models.qwen3_vl import video_processing_qwen3_vl as processing
 from transformers.video_processing_utils import BaseVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from common import MIN_GAP, ROOT, generator, smallest_gap, write_compact, write_json, write_tensors
-from qwen import KIND2, KIND2_5, KIND3, TEXTS, image, processor
+from common import MIN_GAP, ROOT, generator, plain_experts, smallest_gap, write_compact, write_json, write_tensors
+from qwen import KIND2, KIND2_5, KIND3, KIND3_5, KIND3_MOE, KINDS3, TEXTS, image, processor
 
 STEPS = 24
 # Frames, height, width and frames a second of the clips of each case; an odd number repeats the last frame.
@@ -29,6 +30,8 @@ CASES = [
     ("qwen2_5_vl_window112", KIND2_5, {"a": (4, 84, 140, 3.0), "b": (5, 56, 84, 2.5)}),
     ("qwen2_5_vl_untied_nested", KIND2_5, {"a": (8, 56, 56, 0.5), "b": (2, 28, 168, 2.0)}),
     ("qwen3_vl_wide_heads", KIND3, {"a": (6, 64, 96, 3.0), "b": (3, 96, 64, 4.0)}),
+    ("qwen3_vl_moe_dense_layer", KIND3_MOE, {"a": (4, 64, 64, 2.0), "b": (3, 64, 96, 4.0)}),
+    ("qwen3_5_tied", KIND3_5, {"a": (4, 64, 64, 3.0), "b": (3, 64, 96, 1.0)}),
 ]
 PROMPTS = [["a"], ["b"], ["a", "image", "b"], ["image", "b", "b"]]
 
@@ -57,7 +60,7 @@ def save_strip(path, frames):
 def positions_of(ids, config, items):
     """transformers 4.57's `get_rope_index` for one sequence; `items` are (is a video, grid, seconds a frame) in order."""
     merge, kind = config.vision_config.spatial_merge_size, config.model_type
-    if kind == "qwen3_vl":
+    if kind in [k.name for k in KINDS3]:
         items = [part for v, (t, h, w), s in items for part in ([(v, (1, h, w), s)] * t if v else [(v, (t, h, w), s)])]
     out, at, i, waiting = [], 0, 0, iter(items)
     while i < len(ids):
@@ -80,10 +83,10 @@ def inputs_of(kind, proc, videos, names, text):
     parts = [{"type": "image"} if n == "image" else {"type": "video"} for n in names] + [{"type": "text", "text": text}]
     rendered = proc.apply_chat_template([{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True)
     asked = rendered
-    if kind is KIND3:
+    if kind in KINDS3:
         asked = rendered.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
     used = [videos[n] for n in names if n != "image"]
-    still = [image("64x96" if kind is KIND3 else "56x84") for n in names if n == "image"]
+    still = [image("64x96" if kind in KINDS3 else "56x84") for n in names if n == "image"]
     meta = [VideoMetadata(total_num_frames=len(f), fps=fps, frames_indices=list(range(len(f)))) for f, fps in used]
     got = proc(text=[asked], images=still or None, videos=[torch.from_numpy(f).permute(0, 3, 1, 2) for f, _ in used],
                video_metadata=meta, do_sample_frames=False, return_tensors="pt")
@@ -120,6 +123,8 @@ def make_case(case, kind, clips):
     print(case, flush=True)
     folder = ROOT / case
     model = kind.model.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    if kind is KIND3_MOE:
+        plain_experts(model)
     narrow = copy.deepcopy(model).to(torch.bfloat16)
     from tokenizers import Tokenizer
 
@@ -159,8 +164,8 @@ def make_case(case, kind, clips):
                     f"prompt.{k}.logits": logits[kept],
                     f"prompt.{k}.logits_bf16": narrow(**inputs, position_ids=positions).logits[0].float()[kept]}
         prompts.append({"items": names, "text": text, "rendered": rendered, "next_position": after,
-                        "greedy_tokens": made, "image": "64x96" if kind is KIND3 else "56x84"})
-    still = image("64x96" if kind is KIND3 else "56x84")
+                        "greedy_tokens": made, "image": "64x96" if kind in KINDS3 else "56x84"})
+    still = image("64x96" if kind in KINDS3 else "56x84")
     buffer = io.BytesIO()
     still.save(buffer, "PNG", optimize=True)
     (folder / "videos/still.png").write_bytes(buffer.getvalue())
@@ -171,7 +176,7 @@ def make_case(case, kind, clips):
 @torch.no_grad()
 def from_file(kind, model, proc, texts):
     """Answer about an animation, of which the processor takes some frames; it needs no resize."""
-    name = "moving32.gif" if kind is KIND3 else "moving.gif"
+    name = "moving32.gif" if kind in KINDS3 else "moving.gif"
     moving, frames = Image.open(ROOT / "video" / name), []
     for i in range(moving.n_frames):
         moving.seek(i)
@@ -182,7 +187,7 @@ def from_file(kind, model, proc, texts):
     for text in texts:
         content = [{"type": "video"}, {"type": "text", "text": text}]
         asked = proc.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
-        if kind is KIND3:
+        if kind in KINDS3:
             asked = asked.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
         video = torch.from_numpy(np.stack([frames[i] for i in indices])).permute(0, 3, 1, 2)
         got = proc(text=[asked], videos=[video], video_metadata=[meta], do_sample_frames=False, return_tensors="pt")

@@ -35,12 +35,14 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from common import (
     MIN_GAP,
+    bert_head,
     byte_bpe,
     case_dir,
     first_good_seed,
     generator,
     randomise,
     round_weights,
+    settle_bert,
     smallest_gap,
     write_compact,
     write_json,
@@ -75,6 +77,8 @@ class Shape:
     max_row_rounding: float = 0.0
     """The same of the encoder's rows; 0: any."""
     most_log_factor: float = 4.7
+    resizes: bool = False
+    """True if the encoder is asked to resample its positions."""
     margins: bool = False
     """True for images within a light page."""
 
@@ -290,7 +294,8 @@ def processor_of(shape, tok, model):
     settings = {k: v for k, v in shape.processor[1].items() if not k.endswith("_type")}
     images = shape.processor[0](**settings)
     if not shape.captions:
-        return images, lambda sample, k: images(images=[sample], return_tensors="pt")
+        asked = {"interpolate_pos_encoding": True} if shape.resizes else {}
+        return images, lambda sample, k: dict(images(images=[sample], return_tensors="pt")) | asked
     fast = PreTrainedTokenizerFast(tokenizer_object=tok, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
                                    extra_special_tokens={"image_token": "<image>"})
 
@@ -301,6 +306,16 @@ def processor_of(shape, tok, model):
         return both(images=[sample], text=[shape.asked[k]], return_tensors="pt")
 
     return images, prepare
+
+
+def encoder_inputs(inputs):
+    """Those of the whole model that are not the decoder's."""
+    keys = ("pixel_values", "input_ids", "interpolate_pos_encoding")
+    return {k: inputs[k] for k in keys if k in inputs}
+
+
+def in_f64(inputs):
+    return {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
 
 
 def narrowed(model):
@@ -321,7 +336,7 @@ def rows_of(model, inputs):
     if isinstance(model, Florence2ForConditionalGeneration):
         own = {k: inputs[k] for k in ("input_ids", "pixel_values")}
         return model(**own, decoder_input_ids=torch.tensor([[0]])).encoder_last_hidden_state
-    states = copy.deepcopy(model.encoder)(inputs["pixel_values"]).last_hidden_state
+    states = copy.deepcopy(model.encoder)(**encoder_inputs(inputs)).last_hidden_state
     project = getattr(model, "enc_to_dec_proj", None)
     return states if project is None else project(states)
 
@@ -372,7 +387,9 @@ def attempt(shape, seed):
     model = build(shape, tok)
     quiet = [tok.token_to_id(text) for text in SPECIALS + extra_specials(shape)]
     randomise(model, seed, gain=1.3, embed_std=shape.embed_std / scale_of(shape), pos_std=0.8, quiet_rows=quiet,
-              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe."))
+              gains=VISION_GAINS + shape.gains, embeddings=("embed_tokens", ".wte.", ".wpe.", "word_embeddings"))
+    settle_bert(model, seed)
+    quieten_bert(model, quiet)
     head = model.get_output_embeddings().weight
     if head is not model.get_input_embeddings().weight:
         head.data[quiet] *= 0.05
@@ -413,8 +430,8 @@ def attempt(shape, seed):
 def rounding(model, inputs, forced):
     """Distance of the f32 logits from those in f64, in units of their root mean square: no run in f32 can be held to
     less than what this one is off by itself."""
-    own = {k: inputs[k] for k in ("pixel_values", "input_ids") if k in inputs}
-    exact = {k: v.double() if v.is_floating_point() else v for k, v in own.items()}
+    own = encoder_inputs(inputs)
+    exact = in_f64(own)
     ids = torch.tensor([forced])
     want = copy.deepcopy(model).double()(**exact, decoder_input_ids=ids).logits
     got = copy.deepcopy(model)(**own, decoder_input_ids=ids).logits
@@ -426,7 +443,7 @@ def row_rounding(model, inputs):
     exact = copy.deepcopy(model).double()
     errors = []
     for one in inputs:
-        want = rows_of(exact, {k: v.double() for k, v in one.items()})
+        want = rows_of(exact, in_f64(one))
         errors.append(float((rows_of(model, one) - want).abs().max() / want.square().mean().sqrt()))
     return max(errors)
 
@@ -453,10 +470,19 @@ def widen(model):
     if hasattr(model, "decoder") and hasattr(model.decoder, "transformer"):
         model.decoder.transformer.ln_f.weight.data *= 3
         return
+    if (transform := bert_head(model)) is not None:
+        transform.weight.data *= 3
+        return
     captions = isinstance(model, Florence2ForConditionalGeneration)
     decoder = model.model.language_model.decoder if captions else model.decoder.model.decoder
     last = getattr(decoder, "layer_norm", None)
     (last if last is not None else decoder.layers[-1].final_layer_norm).weight.data *= 3
+
+
+def quieten_bert(model, quiet):
+    """Special tokens never win, as with `quiet_rows` for other names."""
+    if bert_head(model) is not None:
+        model.decoder.get_input_embeddings().weight.data[quiet] *= 0.05
 
 
 def write_model(shape, run):
@@ -494,7 +520,7 @@ def make_case(shape):
         (folder / "images" / f"{name}.png").write_bytes(data)
     forced = run["forced"]
     ids = torch.tensor([forced])
-    inputs = {k: run["inputs"][0][k] for k in ("pixel_values", "input_ids") if k in run["inputs"][0]}
+    inputs = encoder_inputs(run["inputs"][0])
     pixels = inputs["pixel_values"]
     narrow = narrowed(model)
     tensors = run["tensors"] | {
@@ -529,7 +555,7 @@ def check_again(folder, run, ids):
         # `from_pretrained` of this version leaves TrOCR's sinusoids, which are no parameter, without values.
         if (table := getattr(module, "weights", None)) is not None and table.is_meta:
             module.weights = module.get_embedding(*table.shape, module.padding_idx)
-    inputs = [{k: one[k] for k in ("pixel_values", "input_ids") if k in one} for one in run["inputs"]]
+    inputs = [encoder_inputs(one) for one in run["inputs"]]
     want = copy.deepcopy(run["model"])(**inputs[0], decoder_input_ids=ids).logits
     got = copy.deepcopy(again)(**inputs[0], decoder_input_ids=ids).logits
     assert torch.equal(got, want), (got - want).abs().max()

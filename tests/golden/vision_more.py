@@ -1,5 +1,5 @@
 """Golden files of further image encoders and text decoders in one model: ViT-GPT2, Nougat and Swinv2 in three shapes each, the
-towers of CLIP and DINOv2, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
+towers of CLIP and DINOv2, encoders of images of another size than that of their positions, decoders of BERT and RoBERTa, and Florence-2 as its authors published it, which is a case of `vision.py` by other names.
 """
 
 import json
@@ -9,7 +9,20 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import CLIPVisionConfig, Dinov2Config, DonutSwinConfig, GPT2Config, SwinConfig, Swinv2Config, ViTConfig
+from transformers import (
+    BertConfig,
+    CLIPVisionConfig,
+    DeiTConfig,
+    Dinov2Config,
+    Dinov2WithRegistersConfig,
+    DonutSwinConfig,
+    GPT2Config,
+    RobertaConfig,
+    SwinConfig,
+    Swinv2Config,
+    ViTConfig,
+)
+from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -95,6 +108,70 @@ def tower_shapes():
 
 def make_towers():
     for shape in tower_shapes():
+        make_case(shape)
+
+
+def bit(edge, height, width):
+    return BitImageProcessorPil, {
+        "image_processor_type": "BitImageProcessor", "do_center_crop": True, "do_convert_rgb": True, "do_normalize": True,
+        "do_rescale": True, "do_resize": True, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+        "resample": 3, "rescale_factor": 1 / 255, "size": {"shortest_edge": edge},
+        "crop_size": {"height": height, "width": width},
+    }
+
+
+def resized_shapes():
+    sizes = dict(num_hidden_layers=2, num_attention_heads=2, patch_size=8)
+    gains = (("position_embedding.", 8.0), ("patch_embedding.", 2.0), ("lambda1", 0.4), ("register_tokens", 3.0))
+    settings = dict(embed_std=1.0, gains=gains + QUIET_LAYERS)
+    gpt2_settings = dict(gains=gains + GPT2_GAINS)
+    read = trocr(d_model=24, decoder_attention_heads=3, decoder_layers=1, cross_attention_hidden_size=32)
+    return [
+        Shape("dinov2_cropped", Dinov2Config(hidden_size=32, mlp_ratio=1, image_size=48, **sizes), read, bit(36, 32, 24),
+              torch.float32, 2700, SIZES[:4], **settings),
+        Shape("dinov2_larger_gated", Dinov2Config(hidden_size=24, mlp_ratio=2, image_size=24, use_swiglu_ffn=True, **sizes),
+              gpt2(n_embd=24, n_head=3), bit(44, 32, 40), torch.float16, 2800, SIZES[:4], **gpt2_settings),
+        Shape("registers_unresized", Dinov2WithRegistersConfig(hidden_size=32, mlp_ratio=1, image_size=32, **sizes), read,
+              vit_processor(32, 32), torch.float32, 2900, SIZES[:4], **settings),
+        Shape("registers_cropped_gated", Dinov2WithRegistersConfig(
+            hidden_size=32, mlp_ratio=1, image_size=56, num_register_tokens=3, use_swiglu_ffn=True, **sizes), read,
+              bit(34, 32, 24), torch.float16, 3000, SIZES[:4], **settings),
+        Shape("registers_larger", Dinov2WithRegistersConfig(
+            hidden_size=16, mlp_ratio=2, image_size=24, num_register_tokens=1, qkv_bias=False, **sizes),
+              gpt2(n_embd=24, n_head=3), bit(48, 32, 48), torch.bfloat16, 3100, SIZES[:4], **gpt2_settings),
+        Shape("clip_larger", CLIPVisionConfig(hidden_size=32, intermediate_size=40, image_size=32, **sizes), read,
+              clip(0, 0, do_center_crop=True, crop_size={"height": 48, "width": 40}, size={"shortest_edge": 48}),
+              torch.bfloat16, 3200, SIZES[:4], resizes=True, **settings),
+        Shape("deit_smaller", DeiTConfig(hidden_size=24, intermediate_size=40, image_size=40, **sizes),
+              gpt2(n_embd=24, n_head=3), vit_processor(24, 32), torch.float32, 3300, SIZES[:4], resizes=True,
+              **gpt2_settings),
+    ]
+
+
+def bert_shapes():
+    vit = dict(num_hidden_layers=2, intermediate_size=40, patch_size=8, image_size=32)
+    text = dict(num_hidden_layers=2, is_decoder=True, add_cross_attention=True)
+    gains = (("crossattention.self", 2.0), ("crossattention.output.dense", 1.5), ("intermediate.dense", 1.5))
+    settings = dict(embed_std=0.4, gains=gains)
+    return [
+        Shape("vit_bert", ViTConfig(hidden_size=24, num_attention_heads=3, **vit),
+              BertConfig(hidden_size=24, num_attention_heads=2, intermediate_size=40, max_position_embeddings=64, **text),
+              vit_processor(32, 32), torch.float32, 3400, SIZES[:4], **settings),
+        Shape("deit_roberta_projected", DeiTConfig(hidden_size=36, num_attention_heads=3, **vit),
+              # Positions begin behind the padding token, which is one of the last.
+              RobertaConfig(max_position_embeddings=400, hidden_size=28, num_attention_heads=2, intermediate_size=48,
+                            hidden_act="relu", tie_word_embeddings=False, type_vocab_size=1, layer_norm_eps=1e-5, **text),
+              vit_processor(32, 32), torch.bfloat16, 3500, SIZES[:4], **settings),
+    ]
+
+
+def make_bert():
+    for shape in bert_shapes():
+        make_case(shape)
+
+
+def make_resized():
+    for shape in resized_shapes():
         make_case(shape)
 
 

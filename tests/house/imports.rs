@@ -20,7 +20,7 @@ const ASYNC: &[&str] =
 const COMPUTE: &[&str] =
     &["candle-core", "cudarc", "tokenizers", "image", "symphonia", "safetensors", "half", "rayon"];
 
-const RULES: [Rule; 20] = [
+const RULES: [Rule; 21] = [
     Rule { dir: "services/core", may: &[], never: ASYNC },
     Rule { dir: "kernels", may: &["core"], never: ASYNC },
     Rule { dir: "services/models", may: &["core", "kernels"], never: ASYNC },
@@ -41,6 +41,7 @@ const RULES: [Rule; 20] = [
         may: &["core", "proto", "runtime", "ec", "models", "engine"],
         never: &["axum", "reqwest"],
     },
+    Rule { dir: "services/vllm", may: &["core", "proto", "runtime", "ec"], never: COMPUTE },
     Rule { dir: "services/bench", may: &["core", "proto", "runtime"], never: COMPUTE },
     // It runs the scheduler and the router that serve, and measures what they run on.
     Rule {
@@ -55,6 +56,7 @@ const RULES: [Rule; 20] = [
         dir: "services/triptych",
         may: &[
             "bench", "core", "ec", "encoder", "kernels", "models", "pd", "plan", "proto", "proxy", "runtime",
+            "vllm",
         ],
         never: &["candle-core", "cudarc"],
     },

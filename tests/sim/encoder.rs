@@ -203,6 +203,8 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         parent: String::new(),
         adapter: Vec::new().into(),
         adapts_encoder: false,
+        foreign_encoders: None,
+        not_resumable: false,
     };
     v1::DescribeResponse {
         worker_id: name.into(),

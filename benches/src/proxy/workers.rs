@@ -67,6 +67,8 @@ fn description() -> v1::DescribeResponse {
         parent: String::new(),
         adapter: Vec::new().into(),
         adapts_encoder: false,
+        foreign_encoders: None,
+        not_resumable: false,
     };
     v1::DescribeResponse { worker_id: "null".into(), models: vec![model], ..Default::default() }
 }

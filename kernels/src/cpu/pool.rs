@@ -3,19 +3,32 @@
 //! The caller of an op is one of the threads; small work never leaves it. Tasks are taken from a shared
 //! counter, so which thread does what is left to chance: a task must compute the same on any. The caller does what
 //! threads that are late would have done and never waits for one that has not begun ([`workers`]).
+//!
+//! A process that shares its cores with others computes with fewer threads while they compute ([`limit_threads`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ops::Result;
 
+mod throttle;
 mod workers;
 
 use workers::Workers;
 
 /// Work below this many nanoseconds stays on the calling thread: sharing it costs about as much.
 const MIN_PARALLEL_NS: usize = 12_000;
+
+/// Most threads of an op in this process.
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Bounds the threads that an op of any back end of this process uses from now on, its caller included; at least 1.
+/// Results do not depend on it.
+pub fn limit_threads(n: usize) {
+    LIMIT.store(n.max(1), Ordering::Relaxed);
+}
 
 /// A fixed number of threads, the caller of each op among them.
 #[derive(Clone, Debug)]
@@ -34,15 +47,18 @@ impl Pool {
         Ok(Self { workers, n_threads })
     }
 
-    /// Threads, the caller included.
+    /// Threads that an op may use now, the caller included.
     pub(super) fn n_threads(&self) -> usize {
-        self.n_threads
+        self.n_threads.min(LIMIT.load(Ordering::Relaxed))
     }
 
     /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.
     pub(super) fn run(&self, n_tasks: usize, cost_ns: usize, task: impl Fn(usize) + Sync) {
+        let n_helpers = self.n_threads().min(n_tasks).saturating_sub(1);
         match &self.workers {
-            Some(workers) if n_tasks > 1 && cost_ns >= MIN_PARALLEL_NS => workers.run(n_tasks, &task),
+            Some(workers) if n_helpers > 0 && cost_ns >= MIN_PARALLEL_NS => {
+                workers.run(n_tasks, n_helpers, &task);
+            }
             _ => (0..n_tasks).for_each(task),
         }
     }
@@ -61,7 +77,7 @@ impl Pool {
         }
         let n_rows = out.len() / width;
         // A run is a fraction of a thread's share, and long enough to be worth fetching.
-        let run = n_rows.div_ceil(4 * self.n_threads).max(5_000 / row_ns.max(1)).max(1);
+        let run = n_rows.div_ceil(4 * self.n_threads()).max(5_000 / row_ns.max(1)).max(1);
         let out = Shared::new(out);
         self.run(n_rows.div_ceil(run), n_rows.saturating_mul(row_ns), |i| {
             let rows = i * run..n_rows.min((i + 1) * run);

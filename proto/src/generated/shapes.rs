@@ -70,6 +70,7 @@ static PD_GENERATE_REQUEST: Shape = Shape {
         Field { number: 8, name: "PdGenerateRequest.hints", element_bytes: size_of::<v1::ItemHint>(), kind: Kind::Message(&ITEM_HINT) },
         Field { number: 9, name: "PdGenerateRequest.resume", element_bytes: size_of::<v1::ResumedChoice>(), kind: Kind::Message(&RESUMED_CHOICE) },
         Field { number: 10, name: "PdGenerateRequest.encoder_prompt", element_bytes: 0, kind: Kind::Message(&TEXT_OR_TOKENS) },
+        Field { number: 11, name: "PdGenerateRequest.originals", element_bytes: size_of::<v1::OriginalItem>(), kind: Kind::Message(&NO_LISTS) },
     ],
 };
 static PROMPT: Shape = Shape {

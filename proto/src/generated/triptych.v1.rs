@@ -2189,6 +2189,13 @@ pub struct WorkerModel {
     /// parent.
     #[prost(bool, tag = "11")]
     pub adapts_encoder: bool,
+    /// PD workers of other engines: they read the outputs of whichever encoders are announced under the model's name, and items
+    /// themselves where there are none. `encoders` are then the worker's own.
+    #[prost(message, optional, tag = "12")]
+    pub foreign_encoders: ::core::option::Option<worker_model::ForeignEncoders>,
+    /// PD workers: nobody goes on with an answer that was begun here.
+    #[prost(bool, tag = "13")]
+    pub not_resumable: bool,
 }
 /// Nested message and enum types in `WorkerModel`.
 pub mod worker_model {
@@ -2204,6 +2211,23 @@ pub mod worker_model {
         /// It reads text together with the item.
         #[prost(bool, tag = "3")]
         pub takes_prompt: bool,
+    }
+    /// Encoders of other workers, whichever they are.
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct ForeignEncoders {
+        /// Items that need no bytes beside their output.
+        #[prost(message, repeated, tag = "1")]
+        pub by_metadata: ::prost::alloc::vec::Vec<ItemsByMetadata>,
+    }
+    /// Items of a kind, of one family.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct ItemsByMetadata {
+        /// Hugging Face's `model_type`, as the encoder announces it.
+        #[prost(string, tag = "1")]
+        pub family: ::prost::alloc::string::String,
+        /// Kind of the items.
+        #[prost(enumeration = "super::Modality", tag = "2")]
+        pub modality: i32,
     }
 }
 /// An encoder job.
@@ -2286,7 +2310,8 @@ pub struct EncodeResponse {
     #[prost(bool, tag = "7")]
     pub shared: bool,
 }
-/// A request to a PD worker: hashes and metadata, never item bytes. Encoder text only where logits processors read it.
+/// A request to a PD worker: hashes and metadata. Item bytes only for a worker that announces foreign encoders, in the proxy's own
+/// process; encoder text only where logits processors read it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PdGenerateRequest {
     /// Id of the request.
@@ -2320,6 +2345,22 @@ pub struct PdGenerateRequest {
     /// The encoder's text, only where `encoder_no_repeat_ngram_size` holds for the request.
     #[prost(message, optional, tag = "10")]
     pub encoder_prompt: ::core::option::Option<TextOrTokens>,
+    /// The items themselves, in the order of `items`, for a worker with foreign encoders. Absent: for no other worker.
+    #[prost(message, repeated, tag = "11")]
+    pub originals: ::prost::alloc::vec::Vec<OriginalItem>,
+}
+/// An item as the client sent it, or nothing, for a worker that reads its output by metadata.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OriginalItem {
+    /// Its bytes; empty: it is read by metadata, or there is none.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub data: ::prost::bytes::Bytes,
+    /// Options of its processing.
+    #[prost(message, optional, tag = "2")]
+    pub options: ::core::option::Option<ItemOptions>,
+    /// The bytes are rows of an encoder output.
+    #[prost(bool, tag = "3")]
+    pub is_embeddings: bool,
 }
 /// Location hints of an item's output.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

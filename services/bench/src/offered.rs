@@ -1,6 +1,8 @@
 //! One request as a workload offers it: when, how long, with what attached. No bytes: a client makes them from
 //! `content`, the simulator never needs them.
 
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request to send.
@@ -18,6 +20,35 @@ pub struct Offered {
     pub items: Vec<OfferedItem>,
     /// The conversation that it is a turn of.
     pub session: Option<Session>,
+    /// Blocks of its text that other requests may have too; `None`: no other request has any of it.
+    pub blocks: Option<TextBlocks>,
+}
+
+/// A text from its start by blocks, as published traces describe it: blocks of one id are the same text. Text behind the last
+/// block is the request's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextBlocks {
+    /// Tokens of a block.
+    pub tokens: NonZeroU32,
+    /// Blocks in order; the text may end within the last one.
+    pub ids: Arc<[u64]>,
+}
+
+impl TextBlocks {
+    /// Blocks of the first `n_tokens` tokens, each with the number of its tokens that are within, and the tokens behind them.
+    pub fn within(&self, n_tokens: u32) -> (Vec<(u64, u32)>, u32) {
+        let mut left = n_tokens;
+        let mut parts = Vec::new();
+        for id in self.ids.iter() {
+            let n = left.min(self.tokens.get());
+            if n == 0 {
+                break;
+            }
+            parts.push((*id, n));
+            left -= n;
+        }
+        (parts, left)
+    }
 }
 
 /// An image or an audio clip.

@@ -112,10 +112,21 @@ pub struct Message {
     pub text: String,
 }
 
+/// The text of a request without a conversation: blocks that others may have too, and its own.
+fn alone(offered: &Offered, wording: &Wording, seed: u64) -> String {
+    let (blocks, own) = match &offered.blocks {
+        Some(blocks) => blocks.within(offered.text_tokens),
+        None => (Vec::new(), offered.text_tokens),
+    };
+    let mut text: String = blocks.into_iter().map(|(id, n)| wording.text(n, seed, mix(id))).collect();
+    text += &wording.text(own, seed, mix(offered.index));
+    text
+}
+
 /// The messages of a request. A conversation's earlier turns have the same texts in each later one.
 pub fn messages(offered: &Offered, wording: &Wording, seed: u64) -> Vec<Message> {
     let Some(session) = &offered.session else {
-        let text = wording.text(offered.text_tokens, seed, mix(offered.index));
+        let text = alone(offered, wording, seed);
         return vec![Message { is_answer: false, items: 0..offered.items.len(), text }];
     };
     let mut messages = Vec::with_capacity(session.turns.len() * 2);

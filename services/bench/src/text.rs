@@ -82,6 +82,15 @@ impl Settings {
         self.left.remove(key)
     }
 
+    /// The text of a key that has to be there.
+    ///
+    /// # Errors
+    /// It is not, or it is empty.
+    pub fn required(&mut self, key: &'static str, allowed: &str) -> Result<String, TextError> {
+        let given = self.take(key).filter(|text| !text.is_empty());
+        given.ok_or_else(|| bad(key, "", allowed))
+    }
+
     /// A number of a key within bounds, both included.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! Workers of a cluster and the cores of each: equal totals for all clusters that are compared.
 //!
 //! Names: `1e1pd`, `2e1pd`, … (disaggregated encoder and PD workers); `dp2`, `dp3`, … (so many workers that hold encoder
-//! and decoder, the cores shared out among them); `colocated` (one such worker with all cores). `:budget=N` behind a name
+//! and decoder, the cores shared out among them); `elastic2`, … (the same workers, among which the proxy shifts encodes:
+//! `--roles auto`); `colocated` (one such worker with all cores). `:budget=N` behind a name
 //! with both in one process is its `--encoder-token-budget`. It starts nothing: the binary does.
 
 pub mod affinity;
@@ -42,6 +43,11 @@ pub enum Workers {
         /// Processes.
         n: usize,
     },
+    /// Both in each process, with a proxy that shifts encodes among them.
+    Elastic {
+        /// Processes.
+        n: usize,
+    },
 }
 
 /// Role of a worker process.
@@ -73,8 +79,13 @@ impl Topology {
             Workers::Disaggregated { n_encoders, n_pds } => {
                 [vec![WorkerKind::Encoder; n_encoders], vec![WorkerKind::Pd; n_pds]].concat()
             }
-            Workers::Colocated { n } => vec![WorkerKind::Both; n],
+            Workers::Colocated { n } | Workers::Elastic { n } => vec![WorkerKind::Both; n],
         }
+    }
+
+    /// `--roles` of the proxy: what is compared with elastic roles has fixed ones.
+    pub const fn roles(&self) -> &'static str {
+        if matches!(self.workers, Workers::Elastic { .. }) { "auto" } else { "fixed" }
     }
 
     /// Cores of each worker, in the order of [`Self::kinds`].
@@ -92,6 +103,7 @@ impl fmt::Display for Topology {
             Workers::Disaggregated { n_encoders, n_pds } => write!(f, "{n_encoders}e{n_pds}pd")?,
             Workers::Colocated { n: 1 } => f.write_str("colocated")?,
             Workers::Colocated { n } => write!(f, "dp{n}")?,
+            Workers::Elastic { n } => write!(f, "elastic{n}")?,
         }
         match &self.budget {
             Some(budget) => write!(f, ":budget={budget}"),
@@ -103,7 +115,8 @@ impl fmt::Display for Topology {
 /// Text that names no topology.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no topology: 1e1pd (any NeMpd), dp2 (any dpN) and colocated are, the last two also with :budget=N"
+    "{0:?} is no topology: 1e1pd (any NeMpd), dp2 (any dpN), elastic2 (any elasticN) and colocated are, the last three also \
+     with :budget=N"
 )]
 pub struct NotATopology(String);
 
@@ -117,7 +130,7 @@ impl FromStr for Topology {
             None => (text, None),
         };
         let workers = workers(name).ok_or_else(wrong)?;
-        let can_have = matches!(workers, Workers::Colocated { .. });
+        let can_have = matches!(workers, Workers::Colocated { .. } | Workers::Elastic { .. });
         let is_budget = |b: &String| matches!(b.as_str(), "auto" | "none") || b.parse::<u64>().is_ok();
         match &budget {
             Some(budget) if !can_have || !is_budget(budget) => Err(wrong()),
@@ -133,6 +146,9 @@ fn workers(name: &str) -> Option<Workers> {
     }
     if let Some(n) = name.strip_prefix("dp") {
         return count(n).map(|n| Workers::Colocated { n });
+    }
+    if let Some(n) = name.strip_prefix("elastic") {
+        return count(n).map(|n| Workers::Elastic { n });
     }
     let (encoders, pds) = name.strip_suffix("pd")?.split_once('e')?;
     Some(Workers::Disaggregated { n_encoders: count(encoders)?, n_pds: count(pds)? })
@@ -165,6 +181,8 @@ mod tests {
             ("dp2", Workers::Colocated { n: 2 }, None),
             ("colocated", Workers::Colocated { n: 1 }, None),
             ("colocated:budget=64", Workers::Colocated { n: 1 }, Some("64")),
+            ("elastic2", Workers::Elastic { n: 2 }, None),
+            ("elastic3:budget=auto", Workers::Elastic { n: 3 }, Some("auto")),
             ("dp2:budget=none", Workers::Colocated { n: 2 }, Some("none")),
         ] {
             let topology: Topology = name.parse().unwrap();
@@ -178,9 +196,20 @@ mod tests {
 
     #[test]
     fn what_is_no_topology_is_refused_with_what_is() {
-        for name in
-            ["", "e1pd", "0e1pd", "1e0pd", "1e1", "dp0", "dp65", "dp", "1e1pd:budget=3", "dp2:budget=x"]
-        {
+        for name in [
+            "",
+            "e1pd",
+            "0e1pd",
+            "1e0pd",
+            "1e1",
+            "dp0",
+            "dp65",
+            "dp",
+            "elastic",
+            "elastic0",
+            "1e1pd:budget=3",
+            "dp2:budget=x",
+        ] {
             let error = name.parse::<Topology>().unwrap_err().to_string();
             assert!(error.contains("1e1pd") && error.contains("colocated"), "{name}: {error}");
         }
@@ -189,7 +218,7 @@ mod tests {
     #[test]
     fn all_topologies_get_the_same_total() {
         let cores: CoreList = "0-3".parse().unwrap();
-        for name in ["1e1pd", "dp2", "colocated", "2e2pd", "1e2pd", "4e4pd", "dp3"] {
+        for name in ["1e1pd", "dp2", "colocated", "2e2pd", "1e2pd", "4e4pd", "dp3", "elastic2"] {
             let shares = name.parse::<Topology>().unwrap().shares(&cores, true).unwrap();
             let total: f64 = shares.iter().map(CoreShare::n_cores).sum();
             assert!((total - 4.0).abs() < 1e-9, "{name}: {total}");

@@ -1,12 +1,16 @@
 //! Workloads: `NAME[:key=value,…]` becomes an endless, seeded sequence of requests at a rate.
 //!
 //! The same text, seed and arrivals give the same requests at any rate, with shorter or longer gaps. Read
-//! [`spec`] for the workloads that draw each request alone, [`conversation`], [`clients`] and `trace` for the others.
+//! [`spec`] for the workloads that draw each request alone, [`conversation`], [`clients`] and `trace` for the others; `azure`
+//! and `hashed` read traces as others published them.
 
+mod azure;
 mod clients;
 mod content;
 mod conversation;
 mod draw;
+mod hashed;
+mod lines;
 mod spec;
 mod trace;
 
@@ -37,8 +41,7 @@ enum Kind {
 const SAMPLE: usize = 10_000;
 
 /// The names, for help and messages.
-pub const NAMES: &str =
-    "text, random-mm, epd-short, epd-long, reuse, mixed, audio, multi-turn, servegen, trace:FILE";
+pub const NAMES: &str = "text, random-mm, epd-short, epd-long, reuse, mixed, audio, multi-turn, servegen, azure, bailian, mooncake, trace:FILE";
 
 impl Workload {
     /// Reads `NAME[:key=value,…]` or `trace:FILE`; a trace file is read at once.
@@ -53,6 +56,9 @@ impl Workload {
         let kind = match name.as_str() {
             "multi-turn" => Kind::Conversation(conversation::Conversation::read(&mut settings)?),
             "servegen" => Kind::Clients(clients::Clients::read(&mut settings)?),
+            "azure" => Kind::Trace(azure::read(&mut settings)?),
+            "bailian" => Kind::Trace(hashed::read(hashed::Source::Bailian, &mut settings)?),
+            "mooncake" => Kind::Trace(hashed::read(hashed::Source::Mooncake, &mut settings)?),
             _ => match spec::Spec::read(&name, &mut settings)? {
                 Some(spec) => Kind::Each(spec),
                 None => {

@@ -18,10 +18,12 @@ use triptych_core::graph_stats::GraphStats;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
 use triptych_models::ModelError;
+use triptych_models::compute::limit_threads;
 use triptych_models::encoder::Encoder;
 use triptych_models::lora::LoraAdapter;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
+use triptych_runtime::core_share::{Computing, CoreShare};
 use triptych_runtime::watchdog::Watchdog;
 
 /// Bounds of a batch.
@@ -47,6 +49,8 @@ pub struct BatcherConfig {
     pub limits: BatchLimits,
     /// Compute arbiter handle that interleaves forwards with the engines of this process; `None`: no engines.
     pub arbiter: Option<EncoderRegistration>,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Watches the forwards.
     pub watchdog: Watchdog,
 }
@@ -123,7 +127,7 @@ impl Batcher {
         config: BatcherConfig,
         meters: Arc<EncoderMeters>,
     ) -> Self {
-        let BatcherConfig { limits, arbiter, watchdog } = config;
+        let BatcherConfig { limits, arbiter, cores, watchdog } = config;
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.
         let (orders, inbox) = mpsc::channel(limits.max_items.clamp(1, 1024));
@@ -136,6 +140,8 @@ impl Batcher {
             encoder,
             limits,
             arbiter,
+            cores,
+            computing: None,
             meters,
             watchdog,
             waiting: VecDeque::new(),
@@ -199,6 +205,9 @@ struct BatcherThread {
     encoder: Box<dyn Encoder>,
     limits: BatchLimits,
     arbiter: Option<EncoderRegistration>,
+    cores: Option<CoreShare>,
+    /// Set while forwards follow one another.
+    computing: Option<Computing>,
     meters: Arc<EncoderMeters>,
     watchdog: Watchdog,
     waiting: VecDeque<BatchJob>,
@@ -220,6 +229,7 @@ impl BatcherThread {
     fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         loop {
             if self.waiting.is_empty() {
+                self.computing = None;
                 match orders.blocking_recv() {
                     Some(order) => self.take(order),
                     None => return,
@@ -268,16 +278,19 @@ impl BatcherThread {
         let adapters: Vec<Option<AdapterId>> =
             batch.iter().map(|job| job.item.adapter.as_ref().map(|part| part.id)).collect();
         let watched = self.watchdog.begin("an encoder forward");
-        match &self.arbiter {
-            None => self.encoder.encode_adapted(&inputs, &adapters, &mut |_| ()),
-            Some(arbiter) => {
-                let mut forward = arbiter.forward();
-                self.encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
-                    forward.part(tokens);
-                    watched.progress();
-                })
-            }
+        let mut turns = self.arbiter.as_ref().map(EncoderRegistration::forward);
+        if let (None, Some(cores)) = (&self.computing, &self.cores) {
+            self.computing = Some(cores.begin());
         }
+        self.encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
+            if let Some(turns) = &mut turns {
+                turns.part(tokens);
+                watched.progress();
+            }
+            if let Some(computing) = &self.computing {
+                limit_threads(computing.cores());
+            }
+        })
     }
 
     fn encode(&mut self, batch: Vec<BatchJob>) {
@@ -469,11 +482,22 @@ mod tests {
     fn an_item_that_fails_its_batch_fails_alone() {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
         let (encoder, limits, watchdog) = (Box::new(Fake), BatchLimits::default(), Watchdog::default());
-        let (arbiter, waiting) = (None, VecDeque::new());
+        let (arbiter, cores, computing, waiting) = (None, None, None, VecDeque::new());
         let graphs = GraphStats::default();
         let (adapters, unused) = (HashMap::new(), Arc::default());
-        let mut thread =
-            BatcherThread { encoder, limits, arbiter, meters, watchdog, waiting, graphs, adapters, unused };
+        let mut thread = BatcherThread {
+            encoder,
+            limits,
+            arbiter,
+            cores,
+            computing,
+            meters,
+            watchdog,
+            waiting,
+            graphs,
+            adapters,
+            unused,
+        };
         let (jobs, answers): (Vec<_>, Vec<_>) = [3, 13, 5]
             .map(|n| {
                 let (reply, answer) = oneshot::channel();

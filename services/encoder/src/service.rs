@@ -42,6 +42,8 @@ impl EncoderService {
             parent: String::new(),
             adapter: Vec::new().into(),
             adapts_encoder: false,
+            foreign_encoders: None,
+            not_resumable: false,
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         };
         let of_adapter =

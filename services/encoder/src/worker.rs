@@ -30,6 +30,7 @@ use triptych_models::lora::LoraSettings;
 use triptych_proto::v1::encoder_worker_server::EncoderWorkerServer;
 use triptych_runtime::admin::{self, Readiness};
 use triptych_runtime::compute_arbiter::ComputeArbiter;
+use triptych_runtime::core_share::CoreShare;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::{ColocatedServices, serve_colocated};
 use triptych_runtime::single_flight::SingleFlight;
@@ -66,6 +67,8 @@ pub struct EncoderConfig {
     pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
@@ -110,6 +113,8 @@ pub struct EmbeddedConfig {
     pub batch: BatchLimits,
     /// Compute arbiter shared with the engines of the process; `None`: no engines.
     pub arbiter: Option<ComputeArbiter>,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Jobs admitted at once, waiting ones included; one more is Overloaded. Default 256.
     pub max_jobs: usize,
     /// Items preprocessed at once. Default: the machine's cores.
@@ -204,6 +209,7 @@ async fn run_to_drain(
         graphs: config.graphs,
         batch: config.batch,
         arbiter: None,
+        cores: config.cores,
         max_jobs: config.max_jobs,
         preprocess_threads: config.preprocess_threads,
         peer_cache,
@@ -247,7 +253,8 @@ impl EmbeddedConfig {
             }
         };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
-        let batcher = BatcherConfig { limits: self.batch, arbiter, watchdog: self.watchdog.clone() };
+        let batcher =
+            BatcherConfig { limits: self.batch, arbiter, cores: self.cores, watchdog: self.watchdog.clone() };
         let served = ServedEncoders::default();
         for model in models {
             let (name, model) = model.start(&batcher, &meters).await?;

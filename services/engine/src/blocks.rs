@@ -8,12 +8,19 @@
 //! least recently used one is taken first; of one table the last block goes first, since a prefix serves more
 //! sequences than its continuation.
 //!
-//! Where every layer attends within a sliding window, a pool knows the longest one. A table then gives back the blocks that no
-//! layer sees any more ([`BlockTable::release_unseen`]), and a prefix is found by the blocks that its continuation sees.
+//! Layers are in KV cache groups, and a sequence has a table for each ([`KvTables`]), all of one pool. A group with a sliding
+//! window gives back the blocks that it sees no more ([`KvTables::release_unseen`]), and a prefix is found by the blocks that its
+//! continuation sees ([`BlockPool::find_seen`]). A key is published for each group by itself.
 //!
 //! `free + used = total` always; cached blocks count as free. `audit` recounts it in the tests.
 //!
 //! The paging is that of PagedAttention (<https://arxiv.org/abs/2309.06180>).
+
+mod kv_tables;
+mod table;
+
+pub use kv_tables::KvTables;
+pub use table::BlockTable;
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +29,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use triptych_core::PrefixKey;
 use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_models::decoder::KvCacheGroups;
 
 /// Most blocks of a pool, so that every slot number fits `u32`.
 pub const MAX_BLOCKS: usize = u32::MAX as usize / KV_BLOCK_TOKENS;
@@ -63,6 +71,28 @@ pub struct TableBlocks<'a> {
     pub blocks: &'a [BlockId],
     /// Blocks from the first on that were given back.
     pub n_released: usize,
+    /// The table's group.
+    group: KvGroup,
+}
+
+/// Group of layers that a table is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct KvGroup {
+    idx: u8,
+    /// Keys that a query sees at most, its own included; `None`: all.
+    window: Option<NonZeroU32>,
+}
+
+impl KvGroup {
+    /// The groups of a decoder, in order.
+    fn all(groups: &KvCacheGroups) -> impl Iterator<Item = Self> {
+        (0..).zip(groups.windows()).map(|(idx, window)| Self { idx, window: *window })
+    }
+
+    /// Index of the first block that the query of token `token` sees.
+    fn first_seen(self, token: usize) -> usize {
+        self.window.map_or(0, |window| (token + 1).saturating_sub(window.get() as usize) / KV_BLOCK_TOKENS)
+    }
 }
 
 impl<'a> TableBlocks<'a> {
@@ -81,6 +111,7 @@ pub fn blocks_for(n_tokens: usize) -> usize {
 #[derive(Debug)]
 pub struct BlockPool {
     total: usize,
+    groups: KvCacheGroups,
     state: SharedPoolState,
 }
 
@@ -96,19 +127,20 @@ struct PoolState {
     /// Accounting of each block, `[n_blocks]`.
     meta: Vec<BlockMeta>,
     /// Published blocks, held or cached.
-    by_key: HashMap<PrefixKey, BlockId>,
+    by_key: HashMap<GroupKey, BlockId>,
     /// Releases so far of published blocks.
     n_releases: u64,
-    /// Keys that a query sees at most, its own included; `None`: all.
-    window: Option<NonZeroU32>,
 }
+
+/// A prefix key of a group's blocks.
+type GroupKey = (u8, PrefixKey);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct BlockMeta {
     /// Number of tables that hold it.
     ref_count: u32,
-    /// Prefix key under which it is published.
-    key: Option<PrefixKey>,
+    /// Key under which it is published.
+    key: Option<GroupKey>,
     /// Its key in `cached`, while it is there.
     cached_at: Option<u64>,
 }
@@ -123,16 +155,19 @@ impl BlockPool {
             meta: vec![BlockMeta::default(); total],
             by_key: HashMap::new(),
             n_releases: 0,
-            window: None,
         };
-        Self { total, state: Arc::new(Mutex::new(state)) }
+        Self { total, groups: KvCacheGroups::FULL, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The same for layers whose queries see at most `window` keys, their own included; `None`: all.
+    /// The same for layers in these groups.
     #[must_use]
-    pub fn with_window(self, window: Option<NonZeroU32>) -> Self {
-        self.state.lock().window = window;
-        self
+    pub fn with_groups(self, groups: KvCacheGroups) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// Groups of layers that its blocks are for.
+    pub fn groups(&self) -> &KvCacheGroups {
+        &self.groups
     }
 
     /// Number of all blocks.
@@ -160,51 +195,58 @@ impl BlockPool {
         blocks_for(n_tokens) <= self.free()
     }
 
-    /// A table with room for `n_tokens` tokens.
+    /// A table of the first group with room for `n_tokens` tokens.
     ///
     /// # Errors
     /// [`OutOfBlocks`]; nothing is taken then.
     pub fn table(&self, n_tokens: usize) -> Result<BlockTable, OutOfBlocks> {
-        let mut table = self.empty_table();
+        let mut table = self.empty_table(self.first_group());
         table.grow(n_tokens)?;
         Ok(table)
     }
 
-    /// A table over the longest published prefix of `keys`.
+    /// A table of the first group over the longest published prefix of `keys`.
     pub fn find(&self, keys: &[PrefixKey]) -> BlockTable {
-        let mut table = self.empty_table();
-        let mut state = self.state.lock();
-        let known = keys.iter().map_while(|key| state.by_key.get(key).copied());
-        table.blocks = known.collect();
-        for block in &table.blocks {
-            state.hold(*block);
-        }
-        drop(state);
-        table
+        let group = self.first_group();
+        let n_known = self.state.lock().n_published(group, keys);
+        self.hold_published(group, &keys[..n_known], 0)
     }
 
-    /// A table over the longest prefix of `keys` of which everything is published that its continuation sees: without a
-    /// window the same as [`find`](Self::find).
-    pub fn find_seen(&self, keys: &[PrefixKey]) -> BlockTable {
-        let mut table = self.empty_table();
+    /// Empty tables, one for each group.
+    pub fn tables(&self) -> KvTables {
+        KvTables::new(KvGroup::all(&self.groups).map(|group| self.empty_table(group)).collect())
+    }
+
+    /// Tables over the longest prefix of `keys` that is published whole in every group.
+    pub fn find_whole(&self, keys: &[PrefixKey]) -> KvTables {
+        let state = self.state.lock();
+        let known = KvGroup::all(&self.groups).map(|group| state.n_published(group, keys));
+        let n_known = known.min().unwrap_or(0);
+        drop(state);
+        let held = KvGroup::all(&self.groups).map(|group| self.hold_published(group, &keys[..n_known], 0));
+        KvTables::new(held.collect())
+    }
+
+    /// Tables over the longest prefix of `keys` of which each group has published everything that its continuation sees: without
+    /// windows the same as [`find_whole`](Self::find_whole).
+    pub fn find_seen(&self, keys: &[PrefixKey]) -> KvTables {
+        let n_blocks = self.state.lock().n_seen(&self.groups, keys);
+        let held = KvGroup::all(&self.groups).map(|group| {
+            let first_seen = group.first_seen(n_blocks * KV_BLOCK_TOKENS).min(n_blocks.saturating_sub(1));
+            self.hold_published(group, &keys[..n_blocks], first_seen)
+        });
+        KvTables::new(held.collect())
+    }
+
+    /// A table over published blocks, of which those before number `first` stay where they are.
+    fn hold_published(&self, group: KvGroup, keys: &[PrefixKey], first: usize) -> BlockTable {
+        let mut table = self.empty_table(group);
         let mut state = self.state.lock();
-        let known: Vec<Option<BlockId>> = keys.iter().map(|key| state.by_key.get(key).copied()).collect();
-        // For each prefix, the published blocks in a row that it ends with.
-        let mut n_last = 0;
-        let mut longest = (0, 0);
-        for (block_idx, block) in known.iter().enumerate() {
-            n_last = if block.is_some() { n_last + 1 } else { 0 };
-            let n_blocks = block_idx + 1;
-            let first_seen = state.first_seen(n_blocks * KV_BLOCK_TOKENS).min(block_idx);
-            if n_blocks - first_seen <= n_last {
-                longest = (first_seen, n_blocks);
-            }
-        }
-        let held: Vec<BlockId> = known[longest.0..longest.1].iter().copied().flatten().collect();
+        let held: Vec<BlockId> =
+            keys[first..].iter().filter_map(|key| state.by_key.get(&(group.idx, *key)).copied()).collect();
         held.iter().for_each(|block| state.hold(*block));
         drop(state);
-        table.n_released = longest.0;
-        table.blocks = held.first().into_iter().cycle().take(longest.0).chain(&held).copied().collect();
+        table.set_blocks(first, &held);
         table
     }
 
@@ -229,16 +271,30 @@ impl BlockPool {
         let mut state = self.state.lock();
         let mut mirrored = Vec::with_capacity(tables.len());
         for table in tables {
-            let held = table.held().iter().map(|b| fresh.blocks[copy_idx[b]]);
-            held.clone().for_each(|block| state.hold(block));
-            let n_released = table.blocks.len() - table.held().len();
-            let blocks = held.clone().take(1).cycle().take(n_released).chain(held).collect();
-            mirrored.push(BlockTable { blocks, n_released, state: Arc::clone(&self.state) });
+            let held: Vec<BlockId> = table.held().iter().map(|b| fresh.blocks()[copy_idx[b]]).collect();
+            held.iter().for_each(|block| state.hold(*block));
+            let mut copy = self.empty_table(table.group);
+            copy.set_blocks(table.blocks.len() - held.len(), &held);
+            mirrored.push(copy);
         }
-        let pairs = distinct.iter().zip(&fresh.blocks).map(|(from, to)| BlockPair { from: *from, to: *to });
+        let pairs = distinct.iter().zip(fresh.blocks()).map(|(from, to)| BlockPair { from: *from, to: *to });
         let pairs = pairs.collect();
         drop(state);
         Ok((mirrored, pairs))
+    }
+
+    /// [`mirror`](Self::mirror) for the tables of each branch of a sequence.
+    ///
+    /// # Errors
+    /// [`OutOfBlocks`]; nothing is taken then.
+    pub fn mirror_branches(
+        &self,
+        branches: &[Vec<TableBlocks<'_>>],
+    ) -> Result<(Vec<KvTables>, Vec<BlockPair>), OutOfBlocks> {
+        let (tables, pairs) = self.mirror(&branches.concat())?;
+        let mut tables = tables.into_iter();
+        let of_branch = |branch: &Vec<_>| KvTables::new(tables.by_ref().take(branch.len()).collect());
+        Ok((branches.iter().map(of_branch).collect(), pairs))
     }
 
     /// Clears the cached contents: nothing published so far is found again. Tables keep their blocks.
@@ -252,15 +308,41 @@ impl BlockPool {
         }
     }
 
-    fn empty_table(&self) -> BlockTable {
-        BlockTable { blocks: Vec::new(), n_released: 0, state: Arc::clone(&self.state) }
+    fn first_group(&self) -> KvGroup {
+        KvGroup::all(&self.groups).next().unwrap_or_default()
+    }
+
+    fn empty_table(&self, group: KvGroup) -> BlockTable {
+        BlockTable::new(group, Arc::clone(&self.state))
     }
 }
 
 impl PoolState {
-    /// Index of the first block that the query of token `token` sees.
-    fn first_seen(&self, token: usize) -> usize {
-        self.window.map_or(0, |window| (token + 1).saturating_sub(window.get() as usize) / KV_BLOCK_TOKENS)
+    /// Blocks of the longest published prefix of `keys`.
+    fn n_published(&self, group: KvGroup, keys: &[PrefixKey]) -> usize {
+        keys.iter().take_while(|key| self.by_key.contains_key(&(group.idx, **key))).count()
+    }
+
+    /// Blocks of the longest prefix of `keys` of which each group has published everything that its continuation sees.
+    fn n_seen(&self, groups: &KvCacheGroups, keys: &[PrefixKey]) -> usize {
+        let whole = KvGroup::all(groups).filter(|group| group.window.is_none());
+        let n_most = whole.map(|group| self.n_published(group, keys)).min().unwrap_or(keys.len());
+        let windowed: Vec<KvGroup> = KvGroup::all(groups).filter(|group| group.window.is_some()).collect();
+        // For each prefix and group, the published blocks in a row that it ends with.
+        let mut n_last = vec![0; windowed.len()];
+        let mut longest = 0;
+        for (block_idx, key) in keys[..n_most].iter().enumerate() {
+            let n_blocks = block_idx + 1;
+            let mut sees_all = true;
+            for (group, n_last) in windowed.iter().zip(&mut n_last) {
+                let is_known = self.by_key.contains_key(&(group.idx, *key));
+                *n_last = if is_known { *n_last + 1 } else { 0 };
+                let first_seen = group.first_seen(n_blocks * KV_BLOCK_TOKENS).min(block_idx);
+                sees_all &= n_blocks - first_seen <= *n_last;
+            }
+            longest = if sees_all { n_blocks } else { longest };
+        }
+        longest
     }
 
     fn free(&self) -> usize {
@@ -306,151 +388,6 @@ impl PoolState {
         meta.cached_at = Some(at);
         self.n_releases += 1;
         self.cached.insert(at, block);
-    }
-}
-
-/// Blocks of one sequence, in the order of its tokens. Gives them back when dropped.
-#[derive(Debug)]
-pub struct BlockTable {
-    /// In the place of each block that was given back stands the first that was not, so that a kernel that reads more than it
-    /// uses reads computed keys of the same sequence.
-    blocks: Vec<BlockId>,
-    /// Blocks from the first on that were given back.
-    n_released: usize,
-    state: SharedPoolState,
-}
-
-impl BlockTable {
-    /// Grows to room for `n_tokens` tokens in all; never shrinks.
-    ///
-    /// # Errors
-    /// [`OutOfBlocks`]; the table is unchanged then.
-    pub fn grow(&mut self, n_tokens: usize) -> Result<(), OutOfBlocks> {
-        let needed = blocks_for(n_tokens).saturating_sub(self.blocks.len());
-        let mut state = self.state.lock();
-        let free = state.free();
-        if needed > free {
-            return Err(OutOfBlocks { needed, free });
-        }
-        self.blocks.extend((0..needed).filter_map(|_| state.take()));
-        Ok(())
-    }
-
-    /// Block ids, in the order of tokens. In the place of each that was given back stands the first that was not.
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-
-    /// The first `n_blocks` blocks, or all if there are fewer; none if all of them were given back.
-    pub fn first(&self, n_blocks: usize) -> TableBlocks<'_> {
-        let blocks = &self.blocks[..n_blocks.min(self.blocks.len())];
-        match self.n_released < blocks.len() {
-            true => TableBlocks { blocks, n_released: self.n_released },
-            false => TableBlocks { blocks: &[], n_released: 0 },
-        }
-    }
-
-    /// Blocks that it holds.
-    pub fn n_held(&self) -> usize {
-        self.blocks.len() - self.n_released
-    }
-
-    /// Gives back the blocks that neither token `next` nor any after it sees. The last block stays. No effect without a window.
-    pub fn release_unseen(&mut self, next: usize) {
-        let mut state = self.state.lock();
-        let first_seen = state.first_seen(next).min(self.blocks.len().saturating_sub(1));
-        for block in self.blocks.get(self.n_released..first_seen).unwrap_or(&[]).iter().rev() {
-            state.release(*block);
-        }
-        drop(state);
-        self.n_released = self.n_released.max(first_seen);
-        self.fill_released();
-    }
-
-    /// Puts the first block that it holds in the place of each that was given back.
-    fn fill_released(&mut self) {
-        if let Some(first) = self.blocks.get(self.n_released).copied() {
-            self.blocks[..self.n_released].fill(first);
-        }
-    }
-
-    /// Slot of the key and value of token `token`. `None` past the table's room.
-    pub fn slot(&self, token: usize) -> Option<u32> {
-        let block = self.blocks.get(token / KV_BLOCK_TOKENS)?;
-        Some(block.0 * KV_BLOCK_TOKENS as u32 + (token % KV_BLOCK_TOKENS) as u32)
-    }
-
-    /// Another table over the same blocks. Growth adds blocks to one table only; before a shared block is
-    /// written, its writer must [`own`](Self::own) it.
-    pub fn fork(&self) -> Self {
-        self.fork_first(self.blocks.len())
-    }
-
-    /// Another table over the first `n_blocks` blocks, or all if there are fewer; an empty one if all of them were given back.
-    pub fn fork_first(&self, n_blocks: usize) -> Self {
-        let first = self.first(n_blocks);
-        let mut state = self.state.lock();
-        first.held().iter().for_each(|block| state.hold(*block));
-        drop(state);
-        Self { blocks: first.blocks.to_vec(), n_released: first.n_released, state: Arc::clone(&self.state) }
-    }
-
-    /// True if another table holds the block of token `token` too.
-    pub fn is_shared_at(&self, token: usize) -> bool {
-        let block = self.blocks.get(token / KV_BLOCK_TOKENS).filter(|_| !self.is_released_at(token));
-        block.is_some_and(|b| self.state.lock().meta(*b).ref_count > 1)
-    }
-
-    /// Makes the block of token `token` exclusive. A shared block is replaced by a new one, to which its
-    /// contents must be copied before it is read or written.
-    ///
-    /// # Errors
-    /// [`OutOfBlocks`]; the table is unchanged then.
-    pub fn own(&mut self, token: usize) -> Result<Option<BlockPair>, OutOfBlocks> {
-        let block_idx = token / KV_BLOCK_TOKENS;
-        if !self.is_shared_at(token) {
-            return Ok(None);
-        }
-        let mut state = self.state.lock();
-        let from = self.blocks[block_idx];
-        let to = state.take().ok_or(OutOfBlocks { needed: 1, free: 0 })?;
-        state.release(from);
-        drop(state);
-        self.blocks[block_idx] = to;
-        self.fill_released();
-        Ok(Some(BlockPair { from, to }))
-    }
-
-    /// True if the block of token `token` was given back.
-    fn is_released_at(&self, token: usize) -> bool {
-        token / KV_BLOCK_TOKENS < self.n_released
-    }
-
-    /// Publishes block number `block_idx`, which is full and will not be written again. No effect past the last
-    /// block, for one that was given back, or when another block has the key.
-    pub fn publish(&self, block_idx: usize, key: PrefixKey) {
-        let held = self.blocks.get(block_idx).filter(|_| block_idx >= self.n_released);
-        let Some(block) = held.copied() else { return };
-        let mut state = self.state.lock();
-        if state.meta(block).key.is_none() && !state.by_key.contains_key(&key) {
-            state.meta(block).key = Some(key);
-            state.by_key.insert(key, block);
-        }
-    }
-
-    /// True if another table holds any of these blocks.
-    pub fn is_shared(&self) -> bool {
-        let mut state = self.state.lock();
-        self.blocks[self.n_released..].iter().any(|b| state.meta(*b).ref_count > 1)
-    }
-}
-
-impl Drop for BlockTable {
-    fn drop(&mut self) {
-        let mut state = self.state.lock();
-        for block in self.blocks.drain(self.n_released..).rev() {
-            state.release(block);
-        }
     }
 }
 

@@ -3,14 +3,14 @@
 //! A plan owns everything it names (encoder outputs by reference count), so the runner needs nothing else. It
 //! does not know how a decoder computes.
 
-use crate::blocks::{BlockPair, BlockTable, blocks_for};
+use crate::blocks::{BlockPair, BlockTable, KvTables, blocks_for};
 use crate::cross::{CrossKey, CrossShare};
 use crate::request::SequenceId;
 use crate::sequence::{Sequence, SpanRows};
 use crate::states::{StateMove, StateSlot};
 use std::ops::Range;
 use triptych_core::{AdapterId, EncoderOutput};
-use triptych_models::decoder::PagedBatch;
+use triptych_models::decoder::{GroupKv, PagedBatch};
 
 /// A copy of one self-attention block. The order of planning is kept, since a block that one move frees may be
 /// filled by the next.
@@ -128,6 +128,15 @@ pub struct PagedTables {
     seq_lens: Vec<u32>,
 }
 
+/// Slots and block tables of one group of layers.
+#[derive(Debug, Default)]
+pub struct GroupTables {
+    /// Slot of each row, `[n_tokens]`.
+    pub slot_mapping: Vec<u32>,
+    /// Blocks of each chunk.
+    pub tables: PagedTables,
+}
+
 /// Work of one step.
 #[derive(Debug, Default)]
 pub struct StepPlan {
@@ -147,10 +156,8 @@ pub struct StepPlan {
     pub positions: Vec<[u32; 3]>,
     /// Item rows, ascending and disjoint.
     pub embeds: Vec<ItemEmbedding>,
-    /// Self-attention slot of each row, `[n_tokens]`.
-    pub slot_mapping: Vec<u32>,
-    /// Self-attention blocks of each chunk.
-    pub self_kv: PagedTables,
+    /// Self-attention KV of each group of layers; none of a plan without rows.
+    pub self_kv: Vec<GroupTables>,
     /// Cross-attention blocks of the runs of `cross_rows` that attend to the same keys: one of each chunk where every token
     /// attends to one source.
     pub cross_kv: PagedTables,
@@ -203,7 +210,7 @@ impl StepPlan {
         let rows = SequenceRows {
             tokens: [&known[tokens.clone()], &drafts].concat(),
             first: tokens.start,
-            table: &device_kv.branches[branch].table,
+            tables: &device_kv.branches[branch].tables,
             cross: device_kv.cross.iter().map(CrossShare::table).collect(),
         };
         let first_row = to_u32(self.n_rows());
@@ -225,10 +232,8 @@ impl StepPlan {
         let first_row = self.n_rows();
         let range = rows.first..rows.first + rows.tokens.len();
         for (i, token) in range.clone().zip(&rows.tokens) {
-            let slot = rows.table.slot(i).expect("a table grows before its rows are planned");
             self.token_ids.push(*token);
             self.positions.push(sequence.position(i));
-            self.slot_mapping.push(slot);
         }
         for SpanRows { first_token, output, rows, ends_span } in sequence.item_rows(&range) {
             let first_row = first_row + first_token - range.start;
@@ -236,7 +241,11 @@ impl StepPlan {
             self.token_ids[first_row..first_row + rows.len()].fill(0);
             self.embeds.push(ItemEmbedding { first_row, output: output.clone(), rows, ends_span });
         }
-        self.self_kv.push(range.len(), rows.table.blocks(), range.end);
+        let groups = rows.tables.groups();
+        self.self_kv.resize_with(groups.len(), GroupTables::default);
+        for (planned, table) in self.self_kv.iter_mut().zip(groups) {
+            planned.push(table, range.clone());
+        }
         for view in sequence.cross_views(&range) {
             let first = to_u32(first_row + view.tokens.start - range.start);
             self.cross_rows.extend(first..first + to_u32(view.tokens.len()));
@@ -273,10 +282,24 @@ pub(crate) struct SequenceRows<'a> {
     pub tokens: Vec<u32>,
     /// Index of the first of them in the sequence.
     pub first: usize,
-    /// Self-attention blocks; the table has room for the rows.
-    pub table: &'a BlockTable,
+    /// Self-attention blocks; the tables have room for the rows.
+    pub tables: &'a KvTables,
     /// Cross-attention blocks of each source.
     pub cross: Vec<&'a BlockTable>,
+}
+
+impl GroupTables {
+    /// View for a decoder.
+    pub fn view(&self) -> GroupKv<'_> {
+        GroupKv { slot_mapping: &self.slot_mapping, tables: self.tables.view() }
+    }
+
+    /// Adds the rows of tokens `tokens` of a sequence.
+    fn push(&mut self, table: &BlockTable, tokens: Range<usize>) {
+        self.tables.push(tokens.len(), table.blocks(), tokens.end);
+        let slot = |token| table.slot(token).expect("a table grows before its rows are planned");
+        self.slot_mapping.extend(tokens.map(slot));
+    }
 }
 
 impl Default for PagedTables {

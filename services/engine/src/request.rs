@@ -68,8 +68,8 @@ pub struct Capacity {
     pub decoder: DecoderInfo,
     /// Number of all self-attention blocks.
     pub self_blocks: usize,
-    /// Most tokens of a sequence: the model's context, or the whole pool if that is less.
-    pub context: usize,
+    /// Most rows of a step.
+    pub token_budget: usize,
     /// Number of all cross-attention blocks.
     pub cross_blocks: usize,
     /// Run slots; a beam takes one.
@@ -77,15 +77,42 @@ pub struct Capacity {
 }
 
 impl Capacity {
+    /// Most tokens of a sequence: the model's context, or as many as the whole pool holds if that is less.
+    pub fn context(&self, request: &SequenceRequest) -> usize {
+        let DecoderInfo { kv_groups, max_context, .. } = self.decoder;
+        kv_groups.max_tokens(self.self_blocks, self.chunk(request), max_context).min(max_context)
+    }
+
+    /// Most tokens of a request that one step computes: a span whose rows attend to each other is not cut.
+    fn chunk(&self, request: &SequenceRequest) -> usize {
+        let spans = request.prepared.spans.iter().map(|span| span.n_tokens as usize);
+        let longest = spans.filter(|_| self.decoder.mutual_items).max().unwrap_or(0);
+        self.token_budget.max(longest)
+    }
+
     /// Most tokens of each beam of a request. Beams share the full blocks of their prompt, and the pool must
-    /// hold all of them at once. Where there are recurrent states, beams that were preempted begin with a checkpoint, which
-    /// may be gone, and so may share nothing.
+    /// hold all of them at once, those behind a window too. Where there are recurrent states, beams that were preempted begin with a
+    /// checkpoint, which may be gone, and so may share nothing.
     pub fn limit(&self, request: &SequenceRequest) -> usize {
         let width = request.width();
-        let shares = width > 1 && self.decoder.state_slot_bytes.is_none();
+        let context = self.context(request);
+        if width == 1 {
+            return context;
+        }
+        let shares = self.decoder.state_slot_bytes.is_none();
         let n_shared = if shares { request.prepared.tokens.len() / KV_BLOCK_TOKENS } else { 0 };
-        let n_each = self.self_blocks.saturating_sub(n_shared) / width;
-        self.context.min((n_shared + n_each) * KV_BLOCK_TOKENS)
+        let n_blocks = self.self_blocks / self.decoder.kv_groups.n_groups();
+        let n_each = n_blocks.saturating_sub(n_shared) / width;
+        context.min((n_shared + n_each) * KV_BLOCK_TOKENS)
+    }
+
+    /// Most blocks that a sequence of so many tokens holds.
+    pub fn n_blocks(&self, n_tokens: usize, n_branches: usize) -> usize {
+        let groups = self.decoder.kv_groups;
+        match n_branches {
+            1 => groups.n_blocks(n_tokens, self.token_budget),
+            n => groups.without_windows().n_blocks(n_tokens, 0).saturating_mul(n),
+        }
     }
 }
 
@@ -177,8 +204,8 @@ impl SequenceRequest {
             return Err(Failure::internal(format!("tokens and positions differ in number: {counts:?}")));
         }
         self.check_beams(capacity)?;
-        if tokens.len() > capacity.context {
-            let limit = capacity.context;
+        let limit = capacity.context(self);
+        if tokens.len() > limit {
             let text = format!("the prompt has {} tokens, this server holds {limit}", tokens.len());
             return Err(Failure::new(FailureClass::TooLarge, text).with_param("prompt"));
         }

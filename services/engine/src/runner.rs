@@ -2,7 +2,7 @@
 
 use crate::align::job::AlignJob;
 use crate::blocks::BlockPair;
-use crate::plan::{BlockMove, ItemEmbedding, ProjectionChunk, StepPlan};
+use crate::plan::{BlockMove, GroupTables, ItemEmbedding, ProjectionChunk, StepPlan};
 use crate::states::StateMove;
 use std::ops::Range;
 use thiserror::Error;
@@ -10,7 +10,7 @@ use triptych_core::graph_stats::GraphStats;
 use triptych_core::{AdapterId, EncodedRows, EncoderOutput};
 use triptych_models::ModelError;
 use triptych_models::decoder::{
-    AdapterRows, AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput,
+    AdapterRows, AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, GroupKv, Pending, StepInput,
 };
 use triptych_models::lora::LoraAdapter;
 use triptych_models::sampling::{CarriedToken, Choices, ChooseBatch};
@@ -150,12 +150,12 @@ impl Runner {
         };
         let adapters: Vec<AdapterRows<'_>> =
             plan.adapters.iter().map(|(adapter, rows)| AdapterRows { adapter: *adapter, rows }).collect();
+        let self_kv: Vec<GroupKv<'_>> = plan.self_kv.iter().map(GroupTables::view).collect();
         let step = StepInput {
             token_ids,
             positions: &plan.positions,
             embeds: &embeds,
-            slot_mapping: &plan.slot_mapping,
-            self_kv: plan.self_kv.view(),
+            self_kv: &self_kv,
             cross_kv: self.info.cross_attention.then(|| plan.cross_kv.view()),
             cross_rows: self.info.cross_optional.then_some(&plan.cross_rows[..]),
             state_slots: self.info.state_slot_bytes.map(|_| &plan.state_slots[..]),

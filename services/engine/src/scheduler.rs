@@ -11,7 +11,9 @@
 //!   same budget, charged by what they cost beside a token; sequences over the same input fill them together.
 //! - After a step that prefilled beside decoding sequences, these run alone until they have had their share of
 //!   time.
-//! - Admission takes blocks for all tokens so far, so a prefill that started never runs out of them.
+//! - Admission takes blocks for all tokens so far, so a prefill that started never runs out of them. Groups of layers with a window
+//!   take those of each chunk when it is planned, and give back what is behind the window: a prefill that finds none preempts
+//!   others as decoding does.
 //! - Where layers keep a recurrent state, each branch that runs has a slot for it. A prefix is found as far as a checkpoint of
 //!   that state reaches; a prefill stops where one is to be made.
 //! - When decoding runs out of blocks, the least urgent and youngest sequence is preempted and keeps its place
@@ -52,7 +54,6 @@ use fair_queue::TenantShares;
 use plan_builder::PlanBuilder;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
-use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, Failure, FailureClass, PrefixKey};
 use triptych_models::decoder::DecoderInfo;
 
@@ -154,7 +155,6 @@ pub struct ScheduledStep {
 impl Scheduler {
     /// An empty queue over pools of the given sizes.
     pub fn new(config: SchedulerConfig, decoder: DecoderInfo, pools: PoolSizes) -> Self {
-        let context = decoder.max_context.min(pools.own.saturating_mul(KV_BLOCK_TOKENS));
         // A run slot has a slot of the recurrent state.
         let max_sequences = match decoder.state_slot_bytes {
             Some(_) => config.max_sequences.min(pools.states),
@@ -166,11 +166,11 @@ impl Scheduler {
             capacity: Capacity {
                 decoder,
                 self_blocks: pools.own,
-                context,
+                token_budget: config.token_budget,
                 cross_blocks: pools.cross,
                 max_sequences,
             },
-            pool: BlockPool::new(pools.own).with_window(decoder.kv_window),
+            pool: BlockPool::new(pools.own).with_groups(decoder.kv_groups),
             host: BlockPool::new(pools.host),
             cross: CrossCache::new(pools.cross),
             states: StatePool::new(pools.states),

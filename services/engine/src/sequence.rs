@@ -11,7 +11,7 @@
 mod cross_source;
 mod prompt;
 
-use crate::blocks::{BlockTable, TableBlocks, blocks_for};
+use crate::blocks::{KvTables, OutOfBlocks, TableBlocks, blocks_for};
 use crate::cross::{CrossCache, CrossKey, CrossShare};
 use crate::items::ItemTable;
 use crate::prefix::BlockParts;
@@ -40,6 +40,8 @@ pub struct QueueKey {
 pub struct DeviceKv {
     /// One for each branch.
     pub branches: Vec<BranchKv>,
+    /// Tokens for which it was admitted, a multiple of a block's: it prefills no others.
+    pub n_admitted: usize,
     /// Shares of the cross-attention blocks, one for each source; none without cross-attention. Until all are filled, no token
     /// is computed.
     pub cross: Vec<CrossShare>,
@@ -50,8 +52,9 @@ pub struct DeviceKv {
 /// KV blocks of one branch, on the device or on the host.
 #[derive(Debug)]
 pub struct BranchKv {
-    /// Self-attention blocks: on the device for all tokens so far, on the host for the computed ones.
-    pub table: BlockTable,
+    /// Self-attention blocks: on the device for all tokens so far, on the host for the computed ones. Where there is a window, on
+    /// the device for those of the next chunk of a prefill and behind it as far as it sees.
+    pub tables: KvTables,
     /// Tokens whose keys and values are in the blocks.
     pub n_computed: usize,
     /// Slot of the recurrent state after the computed tokens; `None` for a model without such states, and on the host.
@@ -262,8 +265,26 @@ impl Sequence {
 
     /// Tokens for which every branch has blocks.
     pub fn n_room(&self) -> usize {
-        let rooms = self.device_kv().into_iter().flat_map(|r| &r.branches).map(|b| b.table.blocks().len());
-        rooms.min().unwrap_or(0) * KV_BLOCK_TOKENS
+        let branches = self.device_kv().into_iter().flat_map(|r| &r.branches);
+        branches.map(|b| b.tables.n_room()).min().unwrap_or(0)
+    }
+
+    /// Tokens up to which it runs as it was admitted; 0 if it does not run.
+    pub fn n_admitted(&self) -> usize {
+        self.device_kv().map_or(0, |device_kv| device_kv.n_admitted.max(self.n_room()))
+    }
+
+    /// Grows the tables of a prefill of one branch for a chunk that ends with token `chunk_end` at the latest. Several branches
+    /// have all their blocks: some rely on others to compute them.
+    ///
+    /// # Errors
+    /// [`OutOfBlocks`]; nothing is taken then.
+    pub fn grow_prefill(&mut self, chunk_end: usize) -> Result<(), OutOfBlocks> {
+        let Some(DeviceKv { branches, n_admitted, .. }) = self.device_kv_mut() else { return Ok(()) };
+        match &mut branches[..] {
+            [branch] => branch.tables.grow_prefill(*n_admitted, chunk_end),
+            _ => Ok(()),
+        }
     }
 
     /// Fewest tokens it generates barring failures, at least 1.
@@ -421,7 +442,7 @@ impl Sequence {
     pub fn advance(&mut self, branch: usize, end: usize) {
         self.publish_computed(branch, end);
         if let SequenceStatus::Running(device_kv) = &mut self.status {
-            device_kv.branches[branch].table.release_unseen(end);
+            device_kv.branches[branch].tables.release_unseen(end);
         }
     }
 
@@ -438,7 +459,7 @@ impl Sequence {
         self.keys(branch, end);
         let SequenceStatus::Running(device_kv) = &self.status else { return };
         for (block_idx, key) in self.branches[branch].keys.iter().enumerate().take(last).skip(first) {
-            device_kv.branches[branch].table.publish(block_idx, *key);
+            device_kv.branches[branch].tables.publish(block_idx, *key);
         }
     }
 
@@ -463,6 +484,7 @@ impl Sequence {
             None => SequenceStatus::Waiting,
             Some(device_kv) => SequenceStatus::Running(DeviceKv {
                 branches: device_kv.branches.iter().map(BranchKv::fork).collect(),
+                n_admitted: device_kv.n_admitted,
                 cross: device_kv.cross.iter().map(CrossShare::fork).collect(),
                 spare_states: Vec::new(),
             }),
@@ -536,13 +558,13 @@ impl DeviceKv {
 }
 
 impl BranchKv {
-    /// Blocks with computed contents.
-    pub fn computed_blocks(&self) -> TableBlocks<'_> {
-        self.table.first(blocks_for(self.n_computed))
+    /// Blocks with computed contents, of each group.
+    pub fn computed_blocks(&self) -> Vec<TableBlocks<'_>> {
+        self.tables.first(blocks_for(self.n_computed))
     }
 
     /// The same blocks; no recurrent state.
     fn fork(&self) -> Self {
-        Self { table: self.table.fork(), n_computed: self.n_computed, state: None }
+        Self { tables: self.tables.fork(), n_computed: self.n_computed, state: None }
     }
 }

@@ -1,5 +1,7 @@
 //! The compute back end, chosen by settings. Crates above this one name no back end.
 
+mod timed;
+
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::error::ModelError;
@@ -8,10 +10,13 @@ use crate::packed;
 use triptych_core::Modality;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
+pub use triptych_kernels::cpu::limit_threads;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use triptych_kernels::cuda::{self, CudaBackend, CudaConfig};
 #[cfg(feature = "reference")]
 use triptych_kernels::reference::ReferenceBackend;
+
+pub use timed::{ForwardTimes, StepSizes, TimedForwards};
 
 /// Devices to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -45,6 +50,19 @@ impl Device {
     }
 }
 
+impl Device {
+    /// `true` if the CPU computes: [`Device::Auto`] means it where there is no CUDA device.
+    pub fn is_cpu(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Cuda(_) => false,
+            Self::Auto => !matches!(cuda::device_count(), Ok(1..)),
+            #[cfg(feature = "reference")]
+            Self::Reference => true,
+        }
+    }
+}
+
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -71,6 +89,8 @@ pub struct ComputeConfig {
     pub kv: Option<Precision>,
     /// Instruction set to force; `None`: the best found.
     pub isa: Option<Isa>,
+    /// Times that forwards take instead of computing anything; `None`: they compute.
+    pub timed: Option<TimedForwards>,
 }
 
 /// A back end, ready to take weights. Cheap to clone; the clones share one pool of threads.
@@ -80,6 +100,8 @@ pub enum Compute {
     Cpu(CpuBackend),
     /// A CUDA device.
     Cuda(CudaBackend),
+    /// The CPU's models with the times of another machine, which compute nothing.
+    Timed(CpuBackend, TimedForwards),
     /// candle-core.
     #[cfg(feature = "reference")]
     Reference(ReferenceBackend),
@@ -92,7 +114,10 @@ impl Compute {
     /// [`ModelError::Kernel`] if a forced instruction set or a named device is not on this machine;
     /// [`ModelError::Device`] for a setting that the device does not have.
     pub fn new(config: ComputeConfig) -> Result<Self, ModelError> {
-        let ComputeConfig { threads, precision, kv, isa, device } = config;
+        let ComputeConfig { threads, precision, kv, isa, device, timed } = config;
+        if let Some(times) = timed {
+            return Ok(Self::Timed(CpuBackend::new(CpuConfig { threads: 1, precision, kv, isa })?, times));
+        }
         match device {
             Device::Cpu => Ok(Self::Cpu(CpuBackend::new(CpuConfig { threads, precision, kv, isa })?)),
             Device::Cuda(ordinal) => cuda(ordinal, precision, kv),
@@ -120,7 +145,7 @@ impl Compute {
     /// The device that computes.
     pub fn device(&self) -> Device {
         match self {
-            Self::Cpu(_) => Device::Cpu,
+            Self::Cpu(_) | Self::Timed(..) => Device::Cpu,
             Self::Cuda(b) => Device::Cuda(b.ordinal()),
             #[cfg(feature = "reference")]
             Self::Reference(_) => Device::Reference,
@@ -133,7 +158,7 @@ impl Compute {
     /// [`ModelError::Kernel`] if the device does not answer.
     pub fn free_device_bytes(&self) -> Result<Option<usize>, ModelError> {
         match self {
-            Self::Cpu(_) => Ok(None),
+            Self::Cpu(_) | Self::Timed(..) => Ok(None),
             Self::Cuda(b) => Ok(Some(b.memory()?.free)),
             #[cfg(feature = "reference")]
             Self::Reference(_) => Ok(None),
@@ -143,7 +168,7 @@ impl Compute {
     /// Precision of the weights.
     pub fn precision(&self) -> Precision {
         match self {
-            Self::Cpu(b) => b.precision(),
+            Self::Cpu(b) | Self::Timed(b, _) => b.precision(),
             Self::Cuda(b) => b.precision(),
             #[cfg(feature = "reference")]
             Self::Reference(_) => Precision::F32,
@@ -163,6 +188,10 @@ impl Compute {
                 packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(modality, b))
             }
             Self::Cuda(b) => model.load_encoder(modality, b),
+            Self::Timed(b, times) => {
+                let encoder = model.load_encoder(modality, &b.for_encoders())?;
+                Ok(Box::new(timed::TimedEncoder::new(&*encoder, *times)))
+            }
             #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_encoder(modality, b),
         }
@@ -176,6 +205,10 @@ impl Compute {
         match self {
             Self::Cpu(b) => packed::load(model.source(), "decoder", b, |b| model.load_decoder(b)),
             Self::Cuda(b) => model.load_decoder(b),
+            Self::Timed(b, times) => {
+                let decoder = model.load_decoder(b)?;
+                Ok(Box::new(timed::TimedDecoder::new(&*decoder, *times)))
+            }
             #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_decoder(b),
         }

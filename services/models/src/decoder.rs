@@ -1,13 +1,14 @@
 //! The prefill and decode stages: token rows to logits over paged KV, and the tokens that are chosen by them.
 //!
 //! The engine owns the block tables; a decoder is handed a view of them for one step and writes keys and
-//! values where `slot_mapping` says. Encoder-decoder models also read cross-attention blocks, which
+//! values where slot mappings say. Encoder-decoder models also read cross-attention blocks, which
 //! [`Decoder::project_cross`] fills once per encoder output. [`TransformerDecoder`] is the only
 //! implementation; its spec makes it one model or another, over any back end.
 
 use crate::error::ModelError;
 use crate::lora::{LoraAdapter, no_adapter};
-use std::num::{NonZeroU32, NonZeroUsize};
+pub use crate::spec::{KvCacheGroups, MAX_KV_GROUPS};
+use std::num::NonZeroUsize;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::{AdapterId, EncodedRows};
 use triptych_kernels::KernelError;
@@ -44,9 +45,9 @@ pub struct DecoderInfo {
     pub cross_optional: bool,
     /// True if encoder rows of a span attend to each other: one step then has all of them that are not in the cache.
     pub mutual_items: bool,
-    /// Keys that a query of self-attention sees at most in any layer, its own included; `None`: all.
-    pub kv_window: Option<NonZeroU32>,
-    /// Bytes of one block of self-attention KV, all layers.
+    /// Groups of layers by the keys that a query of self-attention sees; each has block tables of its own.
+    pub kv_groups: KvCacheGroups,
+    /// Bytes of one block of self-attention KV, all layers of a group.
     pub self_block_bytes: usize,
     /// Bytes of one block of cross-attention KV, all layers; 0 without cross-attention.
     pub cross_block_bytes: usize,
@@ -65,6 +66,15 @@ pub struct EmbedRows<'a> {
     pub rows: EncodedRows<'a>,
     /// True if the last of them is the last of its span.
     pub ends_span: bool,
+}
+
+/// Self-attention KV of the layers of one group. The sequences of a step are the same in each group.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupKv<'a> {
+    /// Slot for the key and value of each row, `[n_tokens]`.
+    pub slot_mapping: &'a [u32],
+    /// Sequences and their blocks.
+    pub tables: PagedBatch<'a>,
 }
 
 /// Rows of a step that an adapter is added to.
@@ -86,10 +96,8 @@ pub struct StepInput<'a> {
     /// Rows that are not token embeddings; ascending and disjoint. Where [`DecoderInfo::mutual_items`] holds each is the whole
     /// of a span, or its end if the cache has the rest.
     pub embeds: &'a [EmbedRows<'a>],
-    /// Self-attention slot for the key and value of each row, `[n_tokens]`.
-    pub slot_mapping: &'a [u32],
-    /// Sequences and their blocks of self-attention KV.
-    pub self_kv: triptych_kernels::ops::PagedBatch<'a>,
+    /// Self-attention KV of each group of [`DecoderInfo::kv_groups`].
+    pub self_kv: &'a [GroupKv<'a>],
     /// The same sequences and their blocks of cross-attention KV; `None` without cross-attention.
     ///
     /// With `cross_rows` they are runs of those rows that attend to the same keys.
@@ -106,6 +114,15 @@ pub struct StepInput<'a> {
     pub logit_rows: &'a [u32],
     /// Choices by those logits, `[n_logit_rows, vocab]`.
     pub choose: &'a ChooseBatch,
+}
+
+impl<'a> StepInput<'a> {
+    /// Sequences of the step, with the blocks of the first group; none without a group, which no decoder takes.
+    pub(crate) fn sequences(&self) -> PagedBatch<'a> {
+        let none =
+            PagedBatch { query_start_loc: &[0], table_start_loc: &[0], block_tables: &[], seq_lens: &[] };
+        self.self_kv.first().map_or(none, |group| group.tables)
+    }
 }
 
 /// Known tokens, and the encoder rows that they were generated from.

@@ -95,7 +95,7 @@ pub trait Encoder: Send {
 }
 
 /// Splits `n_tokens` into `n_parts` integer shares that differ by at most 1.
-fn shares(n_tokens: usize, n_parts: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn shares(n_tokens: usize, n_parts: usize) -> impl Iterator<Item = usize> {
     let upto = move |i: usize| n_tokens * i / n_parts.max(1);
     (0..n_parts).map(move |i| upto(i + 1) - upto(i))
 }

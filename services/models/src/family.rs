@@ -7,6 +7,7 @@ use crate::error::ModelError;
 use crate::spec::ModelSpec;
 
 mod bart;
+mod bert;
 mod causal;
 mod cogagent;
 mod config;
@@ -20,6 +21,7 @@ mod idefics;
 mod image_keys;
 mod internvl;
 mod internvl_chat;
+mod joined;
 mod llava;
 mod mllama;
 mod moonshine;
@@ -118,6 +120,8 @@ pub enum Family {
     Gemma2,
     /// An image encoder with a text decoder: TrOCR, Donut, Nougat, ViT-GPT2.
     VisionEncoderDecoder,
+    /// A text encoder with a text decoder, each BERT or RoBERTa.
+    EncoderDecoder,
     /// Florence-2.
     Florence2,
     /// BART.
@@ -144,7 +148,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::Whisper,
         Self::Moonshine,
         Self::Qwen2Vl,
@@ -188,6 +192,7 @@ impl Family {
         Self::Marian,
         Self::Blenderbot,
         Self::BlenderbotSmall,
+        Self::EncoderDecoder,
         Self::VisionEncoderDecoder,
         Self::Florence2,
         Self::T5,
@@ -235,6 +240,7 @@ impl Family {
             Self::Gemma3Text => "gemma3_text",
             Self::Gemma2 => "gemma2",
             Self::VisionEncoderDecoder => "vision-encoder-decoder",
+            Self::EncoderDecoder => "encoder-decoder",
             Self::Florence2 => "florence2",
             Self::Bart => "bart",
             Self::MBart => "mbart",
@@ -314,6 +320,7 @@ impl Family {
             Self::Gemma3Text => gemma::text_spec(config, gemma::GemmaVersion::Three),
             Self::Gemma2 => gemma::text_spec(config, gemma::GemmaVersion::Two),
             Self::VisionEncoderDecoder => vision::spec(config),
+            Self::EncoderDecoder => bert::spec(config),
             Self::Florence2 => florence::spec(config),
             Self::Bart => bart::spec(config, bart::BART),
             Self::MBart => bart::spec(config, bart::MBART),

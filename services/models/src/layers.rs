@@ -10,6 +10,7 @@ mod feed_forward;
 mod gated_delta;
 mod input;
 mod loader;
+mod resampled;
 mod residual;
 mod rotary;
 mod site;

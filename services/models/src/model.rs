@@ -6,7 +6,8 @@ mod modules;
 
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
-    BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBytes, StageInventory,
+    BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBehindWindow, KvBytes,
+    StageInventory,
 };
 
 use crate::checkpoint;
@@ -69,7 +70,7 @@ impl Model {
         let file = JsonFile::read(dir, CONFIG)?;
         let config = Config::new(CONFIG, file.value());
         let family = Family::of(&config)?;
-        let spec = family.spec(&config)?;
+        let spec = family.resized(dir, family.spec(&config)?)?;
         let more = MoreTokens { contents: family.processor_tokens(&config), vocab: spec.decoder.vocab };
         let tokenizer = Arc::new(Tokenizer::with_more(dir, &more)?);
         let (encoder_settings, preprocess): (_, Arc<dyn Preprocess>) = match &spec.encoder {

@@ -6,6 +6,7 @@
 
 mod experts;
 mod image;
+mod kv_groups;
 mod names;
 mod positions;
 mod projector;
@@ -17,6 +18,7 @@ mod work;
 
 pub use experts::*;
 pub use image::*;
+pub use kv_groups::*;
 pub use names::*;
 pub use positions::*;
 pub use projector::*;
@@ -121,6 +123,30 @@ impl EncoderSpec {
         }
     }
 
+    /// The same encoder for images of `grid` patches, whose positions are resampled from those of its own; `None` for one that has no
+    /// square table of positions, or reads images of any size.
+    pub fn resized(mut self, grid: [usize; 2]) -> Option<Self> {
+        let StemSpec::PrefixedPatches { grid: own, n_prefix, .. } = &mut self.stem else { return None };
+        let table = ResampledSpec {
+            from: *own,
+            to: grid,
+            n_placed: *n_prefix,
+            n_unplaced: 0,
+            filter: GridFilter::Bicubic,
+            bare: true,
+        };
+        let resampled = match self.positions {
+            Positions::Parameter { .. } => table,
+            Positions::Table { offset: 0, .. } => ResampledSpec { bare: false, ..table },
+            Positions::Resampled(table) => ResampledSpec { to: grid, ..table },
+            _ => return None,
+        };
+        *own = grid;
+        self.positions = Positions::Resampled(resampled);
+        let is_square = resampled.from[0] == resampled.from[1];
+        (is_square && self.extras.position_bias.is_none() && !grid.contains(&0)).then_some(self)
+    }
+
     /// Prefixes of further tensors of the encoder: for each part a list, of which one is stored.
     pub fn further_prefixes(&self) -> Vec<&'static [&'static str]> {
         let mut parts: Vec<&'static [&'static str]> = match &self.stem {
@@ -172,12 +198,27 @@ pub struct HeadSpec {
     pub input_only: usize,
     /// Bound `c` that logits come near and never reach: `c · tanh(logit / c)`; `None`: none.
     pub softcap: Option<f32>,
+    /// Layers before the projection; `None`: none.
+    pub transform: Option<HeadTransformSpec>,
+}
+
+/// A linear layer with bias as wide as the rows, an activation and a norm, before the projection to logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadTransformSpec {
+    /// Activation of the linear layer.
+    pub activation: Activation,
+    /// Kind of the norm.
+    pub norm: NormSpec,
+    /// Full names of the linear layer and of the norm.
+    pub names: [&'static str; 2],
+    /// Full names, with their endings, of a bias of the logits, `[vocab]`, in the order they are tried; added where it is stored.
+    pub biases: &'static [&'static str],
 }
 
 impl HeadSpec {
     /// A head without a factor.
     pub const fn plain(tied: bool) -> Self {
-        Self { tied, scale: 1.0, input_only: 0, softcap: None }
+        Self { tied, scale: 1.0, input_only: 0, softcap: None, transform: None }
     }
 }
 

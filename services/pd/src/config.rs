@@ -17,6 +17,7 @@ use triptych_models::ModelSource;
 use triptych_models::compute::{ComputeConfig, Precision};
 use triptych_models::lora::LoraSettings;
 use triptych_runtime::compute_arbiter::ComputeArbiter;
+use triptych_runtime::core_share::CoreShare;
 use triptych_runtime::grpc::Dialer;
 use triptych_runtime::listener::Listener;
 use triptych_runtime::serve::ColocatedServices;
@@ -67,6 +68,8 @@ pub struct PdConfig {
     pub colocated: Option<MakeColocated>,
     /// Compute arbiter between engines and colocated encoders; `None`: no encoders.
     pub arbiter: Option<ComputeArbiter>,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Requests that are being started, for this process's successor.
     pub journal: StartJournal,
     /// Watches steps, and work on blocking threads.

@@ -20,8 +20,10 @@ use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
 use triptych_models::ModelError;
+use triptych_models::compute::limit_threads;
 use triptych_models::lora::LoraAdapter;
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
+use triptych_runtime::core_share::{Computing, CoreShare};
 use triptych_runtime::watchdog::Watchdog;
 
 enum EngineCommand {
@@ -65,6 +67,8 @@ pub struct DriverSetup {
     pub meters: PdMeters,
     /// Arbitration of compute between engines and encoders; `None`: no encoders in this process.
     pub arbitration: Option<Arbitration>,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Watches the engine's steps.
     pub watchdog: Watchdog,
     /// Called on the engine's thread with each sequence that starts. `None` outside tests.
@@ -82,7 +86,7 @@ impl Driver {
     /// # Errors
     /// The system refuses a thread.
     pub fn spawn(name: &str, setup: DriverSetup, died: CancellationToken) -> std::io::Result<Self> {
-        let DriverSetup { engine, adapter_names, meters, arbitration, watchdog, fault, ended } = setup;
+        let DriverSetup { engine, adapter_names, meters, arbitration, cores, watchdog, fault, ended } = setup;
         let (commands, inbox) = channel();
         let meters = meters.since(engine.stats());
         let (stats_sender, stats) = watch::channel(engine.stats());
@@ -90,6 +94,8 @@ impl Driver {
             engine,
             adapter_names,
             arbitration,
+            cores,
+            computing: None,
             inbox,
             routes: HashMap::new(),
             meters,
@@ -196,6 +202,9 @@ impl Arbitration {
 struct EngineThread {
     engine: Engine,
     arbitration: Option<Arbitration>,
+    cores: Option<CoreShare>,
+    /// Set while steps follow one another.
+    computing: Option<Computing>,
     inbox: Receiver<EngineCommand>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
     adapter_names: HashMap<AdapterId, String>,
@@ -226,8 +235,11 @@ impl EngineThread {
 
     fn run_once(&mut self) -> ControlFlow<()> {
         let next_step = self.engine.next_step();
-        if let (Some(arbitration), NextStep::OnEvent | NextStep::At(_)) = (&self.arbitration, &next_step) {
-            arbitration.engine.rest();
+        if let NextStep::OnEvent | NextStep::At(_) = &next_step {
+            self.computing = None;
+            if let Some(arbitration) = &self.arbitration {
+                arbitration.engine.rest();
+            }
         }
         let first = match next_step {
             NextStep::Now => self.inbox.try_recv().ok(),
@@ -264,6 +276,12 @@ impl EngineThread {
     fn step(&mut self) -> Vec<Output> {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let _watched = self.watchdog.begin("an engine step");
+        if let (None, Some(cores)) = (&self.computing, &self.cores) {
+            self.computing = Some(cores.begin());
+        }
+        if let Some(computing) = &self.computing {
+            limit_threads(computing.cores());
+        }
         let start = self.clock.now();
         let span = tracing::trace_span!(target: COMPUTE, "step");
         let outputs = span.in_scope(|| self.engine.step(&self.clock));

@@ -116,12 +116,14 @@ impl EngineSettings {
         let most = |tokens: usize| self.max_sequences.saturating_mul(tokens.div_ceil(KV_BLOCK_TOKENS));
         let fit = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
         let most_cross = max_cross_rows.map_or(usize::MAX, most);
+        // Blocks behind a window serve later sequences with the same prefix.
+        let most_own = most(info.max_context).saturating_mul(info.kv_groups.n_groups());
         let kv = KvBudget::Blocks {
             self_attention: fit(self.self_kv_bytes.unwrap_or(HOST_KV_BYTES), info.self_block_bytes)
-                .min(most(info.max_context)),
+                .min(most_own),
             cross_attention: fit(self.cross_kv_bytes.unwrap_or(HOST_KV_BYTES), info.cross_block_bytes)
                 .min(most_cross),
-            host: fit(self.host_kv_bytes, info.self_block_bytes).min(most(info.max_context)),
+            host: fit(self.host_kv_bytes, info.self_block_bytes).min(most_own),
         };
         // Beside a slot for each sequence that runs, so many checkpoints of prefixes.
         let most_slots = self.max_sequences.saturating_mul(1 + CHECKPOINTS_PER_SEQUENCE);
@@ -185,6 +187,7 @@ impl fmt::Display for CrossShortage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use triptych_models::decoder::KvCacheGroups;
 
     /// A decoder of 4 KiB for each token and encoder row.
     fn decoder() -> DecoderInfo {
@@ -198,7 +201,7 @@ mod tests {
             cross_attention: true,
             cross_optional: false,
             mutual_items: false,
-            kv_window: None,
+            kv_groups: KvCacheGroups::FULL,
             self_block_bytes: block,
             cross_block_bytes: block,
             state_slot_bytes: None,

@@ -27,6 +27,7 @@ use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, LoraSourc
 use triptych_models::prompt::ChatTemplate;
 use triptych_models::{Model, ModelError, ModelSource};
 use triptych_runtime::compute_arbiter::ComputeArbiter;
+use triptych_runtime::core_share::CoreShare;
 use triptych_runtime::watchdog::Watchdog;
 
 /// Settings by which decoders are loaded.
@@ -239,6 +240,8 @@ pub struct EngineStarter {
     pub families: MetricFamilies,
     /// Compute arbiter; `None`: no encoders.
     pub arbiter: Option<(ArbiterMeters, ComputeArbiter)>,
+    /// Share of the host's cores; `None`: all of them.
+    pub cores: Option<CoreShare>,
     /// Cancelled when an engine panics.
     pub died: CancellationToken,
     /// Cancelled when the process must end.
@@ -285,6 +288,7 @@ impl LoadedDecoder {
             adapter_names: adapters.iter().map(|(name, adapter)| (adapter.id, name.clone())).collect(),
             meters: meters.clone(),
             arbitration,
+            cores: with.cores.clone(),
             watchdog: with.watchdog.clone(),
             fault: with.fault.clone(),
             ended: ended.clone(),

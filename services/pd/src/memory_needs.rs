@@ -75,12 +75,16 @@ impl MemorySettings {
             encoder.filter(|_| self.encodes).map_or(0, |e| bytes_in(e.stage.loaded, precision));
         let max_rows = model.max_cross_rows().or_else(|| model.preprocess().max_rows());
         let dtype = self.rows.of(model.name().as_str());
+        let groups = model.spec().decoder.kv_groups().groups;
+        // A span whose rows attend to each other is one chunk, however long.
+        let chunk = self.engine.token_budget.max(max_rows.unwrap_or(0));
         // A row of f32 has four bytes a value.
         let row = encoder.map_or(0, |e| (e.row.f32 / size_of::<f32>()).saturating_mul(dtype.size()) + 4);
         Ok(ModelNeeds {
             weights: bytes_in(inventory.decoder.loaded, precision).saturating_add(encoder_weights),
             activations: self.activations(&model),
-            self_block: block(inventory.kv.per_token),
+            self_block: block(inventory.kv.per_token) / groups.n_groups(),
+            self_blocks: groups.n_blocks(model.max_context(), chunk),
             cross_block: inventory.kv.cross_per_row.map_or(0, block),
             state_slot: inventory.state_bytes.unwrap_or(0),
             max_context: model.max_context(),

@@ -26,6 +26,8 @@ pub struct ModelNeeds {
     pub cross_block: usize,
     /// Bytes of a slot of recurrent states; 0 without.
     pub state_slot: usize,
+    /// Most blocks of self-attention KV that a sequence of the longest context holds.
+    pub self_blocks: usize,
     /// Most tokens of a sequence.
     pub max_context: usize,
     /// Encoder rows of the largest input; 0 without an encoder.
@@ -117,7 +119,7 @@ impl ModelNeeds {
         let blocks = |tokens: usize, block: usize| tokens.div_ceil(KV_BLOCK_TOKENS).saturating_mul(block);
         let if_any = |bytes: usize, set: Option<usize>| if bytes == 0 { 0 } else { set.unwrap_or(bytes) };
         ModelCaches {
-            self_kv: if_any(blocks(self.max_context, self.self_block), set.self_kv),
+            self_kv: if_any(self.self_blocks.saturating_mul(self.self_block), set.self_kv),
             cross_kv: if_any(blocks(self.max_rows, self.cross_block), set.cross_kv),
             states: if_any(self.state_slot, set.states),
             host_kv: 0,
@@ -222,6 +224,7 @@ mod tests {
             weights: 100 * MIB,
             activations: 20 * MIB,
             self_block: 4096 * KV_BLOCK_TOKENS,
+            self_blocks: 2048 / KV_BLOCK_TOKENS,
             cross_block: 0,
             state_slot: 0,
             max_context: 2048,
@@ -267,6 +270,7 @@ mod tests {
                 weights,
                 activations,
                 self_block,
+                self_blocks: max_context.div_ceil(KV_BLOCK_TOKENS),
                 cross_block: cross.unwrap_or(0),
                 state_slot: state.unwrap_or(0),
                 max_context,

@@ -147,6 +147,8 @@ impl PdWorkerState {
             parent: String::new(),
             adapter: Vec::new().into(),
             adapts_encoder: false,
+            foreign_encoders: None,
+            not_resumable: false,
         };
         let of_adapter = |m: &ServedDecoder, (name, of): (String, ServedAdapter), base: &v1::WorkerModel| {
             v1::WorkerModel {

@@ -66,6 +66,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         max_live: config.engine.max_live(),
         families: families.clone(),
         arbiter,
+        cores: config.cores,
         died: died.clone(),
         abort: drain.abort_token(),
         watchdog: config.watchdog.clone(),

@@ -10,6 +10,7 @@ mod file;
 mod fit;
 mod prompt;
 pub mod sample;
+pub mod timed;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
@@ -182,6 +183,9 @@ pub struct KvSizes {
     /// Rows of encoder output whose projection costs as much as a prompt token.
     #[serde(default = "one_row")]
     pub cross_rows_per_token: usize,
+    /// Bytes that weights leave free on a device with memory of its own; `None`: the caches are in the host's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<usize>,
     /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cross_rows: Option<usize>,

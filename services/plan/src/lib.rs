@@ -9,12 +9,16 @@
 //!
 //! - [`curves`]: costs of a worker; [`profile`] measures them;
 //! - [`simulator`]: a cluster of such workers, on a simulated clock;
-//! - [`planner`]: the cluster that meets the SLO at the highest rate, and [`online`]: autoscaling of a running one;
-//! - [`validation`]: comparison with measurements.
+//! - [`planner`]: the cluster that meets the SLO at the highest rate, [`maps`]: who is ahead where, and [`online`]: autoscaling of a
+//!   running one;
+//! - [`validation`]: comparison with measurements, [`papers`]: with those of others, and [`comparison`] of topologies without any.
 #![forbid(unsafe_code)]
 
+pub mod comparison;
 pub mod curves;
+pub mod maps;
 pub mod online;
+pub mod papers;
 pub mod planner;
 pub mod profile;
 pub mod simulator;

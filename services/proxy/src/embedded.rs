@@ -74,6 +74,7 @@ impl Embedded {
             dialer: config.dialer,
             seed: config.seed,
             encode_slo: None,
+            roles: EncodePolicy::default().roles,
         };
         let fleet = Arc::new(Fleet::start(fleet, metrics)?);
         let cache = EncoderCache::new(config.store, limits.max_object_bytes);

@@ -9,6 +9,9 @@
 pub mod catalog;
 mod choice;
 mod description;
+pub mod elastic;
+mod foreign;
+mod pairing;
 pub mod placement;
 mod lease;
 mod members;
@@ -34,6 +37,7 @@ use crate::admission::in_time;
 use crate::config::ProxyError;
 use crate::request_machine::deaths::{Deaths, RequestFingerprint, Trial, Verdict};
 use crate::request_machine::policy::IDLE_WAIT;
+use crate::request_machine::roles::Roles;
 use catalog::{Catalog, Want};
 use choice::now;
 use meters::FleetMeters;
@@ -70,6 +74,8 @@ pub struct FleetSettings {
     pub seed: Option<u64>,
     /// The longest wait of an item for its encode to end; `None`: until its deadline.
     pub encode_slo: Option<Duration>,
+    /// Division of encodes among the workers.
+    pub roles: Roles,
 }
 
 /// All workers. Dropping it ends their tasks.
@@ -84,7 +90,7 @@ impl Fleet {
     /// # Errors
     /// [`ProxyError`] if there is no PD worker and never can be, or an address is not one.
     pub fn start(settings: FleetSettings, metrics: &MetricsRegistry) -> Result<Self, ProxyError> {
-        let FleetSettings { encoders, pds, mut discovery, dialer, seed, encode_slo } = settings;
+        let FleetSettings { encoders, pds, mut discovery, dialer, seed, encode_slo, roles } = settings;
         if pds.is_empty() && !discovery.iter().any(|source| source.is_dynamic()) {
             return Err(ProxyError::NoPdWorker);
         }
@@ -102,6 +108,7 @@ impl Fleet {
             deaths: Mutex::new(Deaths::new(rand::random())),
             dialer,
             encode_slo: Mutex::new(encode_slo),
+            roles,
             meters: FleetMeters::new(metrics),
         });
         let mut members = JoinSet::new();

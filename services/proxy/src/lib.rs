@@ -2,7 +2,8 @@
 //! requests go to prefill/decode (PD) workers with content keys and metadata only.
 //!
 //! It computes nothing and knows no model: workers announce the models they serve and the encoders they have. Item
-//! bytes leave this process in one direction only, to encoder workers. Modules, in reading order:
+//! bytes leave this process in one direction only, to encoder workers, and to workers of other engines that have to be given
+//! them (`fleet::foreign`). Modules, in reading order:
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -40,7 +41,7 @@ mod serve;
 /// Decisions without clock, lock or network. The planner's simulator runs the same, on a clock of its own.
 pub mod decisions {
     pub use crate::admission::{Admission, Permit, in_time};
-    pub use crate::fleet::{prefix, reservation, score, size, view};
+    pub use crate::fleet::{elastic, prefix, reservation, score, size, view};
 }
 
 pub use admin::token::{AdminToken, AdminTokenError};
@@ -51,4 +52,5 @@ pub use openai::cors::{AllowedOrigin, NotAnOrigin};
 pub use request_log::{NotARequestLog, RequestLog};
 pub use request_machine::policy::EncodePolicy;
 pub use request_machine::retry_budget::RetryPolicy;
+pub use request_machine::roles::{NotRoles, Roles};
 pub use serve::run;

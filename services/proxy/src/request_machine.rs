@@ -25,6 +25,7 @@ pub mod policy;
 pub mod recents;
 pub mod request;
 pub mod retry_budget;
+pub mod roles;
 pub mod surroundings;
 
 #[cfg(test)]

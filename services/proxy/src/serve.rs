@@ -57,7 +57,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
     };
     let rows = RowLoader::new(Arc::clone(&config.store), &config.dialer, limits.clone());
     let ProxyConfig { encoders, pds, discovery, dialer, seed, encode_slo, .. } = config;
-    let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo };
+    let fleet = FleetSettings { encoders, pds, discovery, dialer, seed, encode_slo, roles: policy.roles };
     let fleet = Arc::new(Fleet::start(fleet, &metrics)?);
     let cache = EncoderCache::new(config.store, limits.max_object_bytes);
     let accounting = accounting(config.accounting_log, &metrics)?;

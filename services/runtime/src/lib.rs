@@ -22,6 +22,7 @@ pub mod admin;
 pub mod listener;
 pub mod serve;
 pub mod compute_arbiter;
+pub mod core_share;
 pub mod reload;
 pub mod start_journal;
 pub mod watchdog;

@@ -5,6 +5,7 @@
 pub mod api;
 pub mod auth;
 pub mod bounds;
+pub mod cores;
 pub mod tls;
 pub mod discovery;
 pub mod drain;
@@ -15,6 +16,7 @@ pub mod memory;
 pub mod model_updates;
 pub mod operator;
 pub mod rows;
+pub mod timed;
 pub mod watchdog;
 
 use crate::ec_choice::{Others, Surroundings, check, choose};
@@ -29,6 +31,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use timed::TimedArg;
 use tls::TlsArgs;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::ToolSyntax;
@@ -176,6 +179,10 @@ pub struct ComputeArgs {
     /// ~/.cache: the next start with the same files and settings reads those. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_PACKED_MIB", default_value_t = 16 << 10)]
     pub packed_mib: u64,
+    /// Compute nothing, and take the time of forwards from this file of cost curves: for measuring everything else. Answers
+    /// mean nothing
+    #[arg(long, value_name = "FILE", hide = true, value_parser = TimedArg::read)]
+    pub timed_by: Option<TimedArg>,
 }
 
 /// `--tool-parser`.
@@ -282,6 +289,7 @@ impl ComputeArgs {
             kv: self.kv_cache_dtype.map(Precision::from),
             isa: self.instruction_set,
             device: self.device,
+            timed: self.timed_by.as_ref().map(|timed| timed.forwards),
         }
     }
 
@@ -312,6 +320,9 @@ impl ComputeArgs {
         }
         if let Some(set) = self.instruction_set {
             flags.extend(["--instruction-set".into(), set.as_str().into()]);
+        }
+        if let Some(timed) = &self.timed_by {
+            flags.extend(["--timed-by".into(), timed.file.clone().into()]);
         }
         flags
     }
@@ -452,7 +463,7 @@ impl EcArgs {
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn EcStore>, CliError> {
         let setting = self.setting(&Surroundings::look(others))?;
-        if setting.scope() == Scope::Host && others != Others::Here {
+        if setting.scope() == Scope::Host && !matches!(others, Others::Here | Others::None) {
             tracing::warn!(%setting, "other hosts see this store only if it lies on a mount that all of them have");
         }
         let opening = OpenOptions {
@@ -483,7 +494,7 @@ impl EcArgs {
             None => chosen(around)?,
         };
         check(&setting, around).map_err(|e| CliError::Setting(e.to_string()))?;
-        if setting.scope() == Scope::Process {
+        if setting.scope() == Scope::Process && around.others != Others::None {
             return Err(CliError::Setting(
                 "--ec memory would be this process's alone; run `triptych store` and give its address here, \
                  as in --ec grpc://127.0.0.1:7400"

@@ -45,8 +45,11 @@ Workloads, with their keys and usual values:
   audio        seconds=8 cv=0.7 max=30 text=0 output=64     clips; without text they are transcribed
   multi-turn   turns=2-6 images=1 more=0.3 think=10s        earlier texts and images are sent again
   servegen     clients=50 skew=1.2 cv=1.8 images=1.59       clients with their own rates and bursts
+  azure        file= size=640x640 image-tokens=0            Azure's multimodal trace, CSV as published
+  bailian      file= size= image-tokens=0                   Alibaba's traces, JSON lines; size gives images
+  mooncake     file=                                        Kimi's traces, JSON lines
   trace:FILE   CSV: timestamp,text_tokens,output_tokens,items; items as `640x480 2.5s 640x480#7`
-All but trace take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by
+All but traces take share=0.9 (so many items were sent before) or pool= and zipf=; lengths vary by
 range=.
 
 A rate passes if 99 % of all offered requests meet the SLO, the 99th percentile of each latency is

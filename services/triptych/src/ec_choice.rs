@@ -17,6 +17,8 @@ const SHM: &str = "/dev/shm";
 /// Location of the other processes of the cluster, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
+    /// None that reads the store: its reader may keep it in its own memory.
+    None,
     /// On this host, all of them.
     Here,
     /// Some may be on other hosts.
@@ -135,6 +137,9 @@ impl fmt::Display for NoStoreChoice {
 /// # Errors
 /// [`NoStoreChoice`] where the other parts would not see it.
 pub fn choose(around: &Surroundings) -> Result<StoreChoice, NoStoreChoice> {
+    if around.others == Others::None {
+        return Ok(StoreChoice { setting: "memory".into(), why: "no other part reads the store" });
+    }
     if around.kubernetes {
         return Err(NoStoreChoice(
             "no store is set, and in Kubernetes each pod has files and memory of its own",
@@ -187,6 +192,7 @@ mod tests {
         assert_eq!(chosen(plain_host()), "shm?mib=512");
         assert_eq!(chosen(Surroundings { shm_free: Some(1 << 40), ..plain_host() }), "shm?mib=1024");
         assert_eq!(chosen(Surroundings { shm_free: None, ..plain_host() }), "disk:/tmp/triptych-ec-7");
+        assert_eq!(chosen(Surroundings { others: Others::None, container: true, ..plain_host() }), "memory");
         assert_eq!(
             chosen(Surroundings { shm_free: Some(64 << 20), ..plain_host() }),
             "disk:/tmp/triptych-ec-7"

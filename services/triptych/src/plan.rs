@@ -1,7 +1,10 @@
 //! `triptych plan`: the flags of the planner, which is [`triptych_plan`], and its output.
 
+mod compare;
 mod fleets;
+mod maps;
 mod output;
+mod papers;
 mod question;
 mod run;
 mod validate;
@@ -40,18 +43,41 @@ pub struct PlanArgs {
 /// Other commands.
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
+    /// Compare topologies by simulation, over the bench's suite and a day that changes
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Compare(Box<compare::CompareArgs>),
     /// Plan fleets of 8, 64 and 512 workers, and show the cost of a request in each
     #[command(after_help = FLEETS_EXAMPLES)]
     Fleets(Box<fleets::FleetsArgs>),
+    /// Draw where disaggregated encoders serve more: over images and text of a request, repeated images, SLOs and fleets
+    #[command(after_help = MAP_EXAMPLES)]
+    Map(Box<maps::MapArgs>),
+    /// Simulate clusters that others measured, and set the figures side by side
+    #[command(after_help = PAPERS_EXAMPLES)]
+    Papers(papers::PapersArgs),
     /// Measure clusters on this machine, and compare them with their simulation
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
 }
 
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  triptych plan compare --curves one.json --curves two.json --one-machine --slo ttft=1500ms,tpot=5ms --long-slo ttft=3s,tpot=5ms
+  triptych plan compare --curves one.json --topology elastic4,2e2pd,dp4 --cores 4 --slo ttft=2s --workloads epd-short --day none";
+
 const FLEETS_EXAMPLES: &str = "\
 Examples:
   triptych plan fleets --curves one.json --workload epd-short --slo ttft=2s,tpot=100ms
   triptych plan fleets --curves one.json --slo ttft=2s --workers 16,128 --quick --output results";
+
+const MAP_EXAMPLES: &str = "\
+Examples:
+  triptych plan map --curves benches/papers/a100-qwen3-vl-4b.json --slo ttft=2s,tpot=50ms --slo ttft=10s,tpot=100ms
+  triptych plan map --curves one.json --slo ttft=2s --workers 8 --images 1,4 --text 400,2000 --reuse 0";
+
+const PAPERS_EXAMPLES: &str = "\
+Examples:
+  triptych plan papers benches/papers/vllm-epd.json benches/papers/sglang-epd.json --output benches/results";
 
 const VALIDATE_EXAMPLES: &str = "\
 Examples:
@@ -66,7 +92,10 @@ Examples:
 /// [`CliError`] for files and texts that cannot be used, and for a budget without room.
 pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     match args.command {
+        Some(PlanCommand::Compare(args)) => return blocking(move || compare::run(&args)).await,
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
+        Some(PlanCommand::Map(args)) => return blocking(move || maps::run(&args)).await,
+        Some(PlanCommand::Papers(args)) => return blocking(move || papers::run(&args)).await,
         Some(PlanCommand::Validate(args)) => return validate::run(*args).await,
         None => {}
     }

@@ -68,7 +68,8 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     }
     let ec = store(&args.ec)?;
     check_store(&ec.setting).await?;
-    let plan = ClusterPlan::new(&args, &ec, &models, endpoints)?;
+    let mut plan = ClusterPlan::new(&args, &ec, &models, endpoints)?;
+    let _cores = plan.share_cores()?;
     let mut cluster = Cluster::start(&plan, &screen)?;
     let was_ready = cluster.ready();
     let ended = tokio::select! {

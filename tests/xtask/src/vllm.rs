@@ -1,4 +1,5 @@
-//! `cargo xtask vllm`: the Python package `services/ec/python` against our stores, a real Redis and a real vLLM.
+//! `cargo xtask vllm`: the Python package `services/ec/python` against our stores, a real Redis and a real vLLM, and rows of
+//! our encoders against those of vLLM's.
 //!
 //! vLLM and torch come from PyPI, some gigabytes, into a virtual environment below `target`, so it is no part of the gate.
 
@@ -28,7 +29,7 @@ pub struct VllmArgs {
 /// # Errors
 /// If a program is missing, the environment or a binary cannot be made, or a test fails.
 pub fn vllm(args: &VllmArgs) -> Result<()> {
-    for program in ["python3", "redis-server"] {
+    for program in ["python3", "redis-server", "openssl"] {
         if !has(program) {
             bail!("the tests need {program}: install it, then run this again");
         }

@@ -76,10 +76,40 @@ triptych/modality: {{ . }}
 {{- end -}}
 {{- end -}}
 
-{{/* "yes" if there is a pool of a role: (dict "root" $ "role" "encoder"). */}}
+{{/* "yes" if there is a pool of a role that runs our workers: (dict "root" $ "role" "encoder"). */}}
 {{- define "triptych.hasRole" -}}
 {{- $role := .role -}}
-{{- range .root.Values.pools }}{{ if eq .role $role }}yes{{ end }}{{ end -}}
+{{- range .root.Values.pools }}{{ if and (eq .role $role) (ne (include "triptych.isVllm" .) "yes") }}yes{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* "yes" for a pool whose pods run vLLM. */}}
+{{- define "triptych.isVllm" -}}
+{{- if kindIs "string" .engine }}yes{{ end -}}
+{{- end -}}
+
+{{/* Component of a pool's pods. */}}
+{{- define "triptych.component" -}}
+{{- if include "triptych.isVllm" . }}vllm{{ else }}{{ .role }}{{ end -}}
+{{- end -}}
+
+{{/* "yes" if there is a pool with vLLM. */}}
+{{- define "triptych.hasVllm" -}}
+{{- range .Values.pools }}{{ include "triptych.isVllm" . }}{{ end -}}
+{{- end -}}
+
+{{/* Workers of a role for a proxy: our own by the slices of their Service, vLLM's by the addresses of each pool's. */}}
+{{- define "triptych.workers" -}}
+{{- $root := .root -}}
+{{- $role := .role -}}
+{{- $full := include "triptych.fullname" $root -}}
+{{- $found := list -}}
+{{- if include "triptych.hasRole" . }}{{ $found = append $found (printf "k8s:%s/%s-%s:grpc" $root.Release.Namespace $full $role) }}{{ end -}}
+{{- range $given := $root.Values.pools }}
+{{- if and (eq $given.role $role) (include "triptych.isVllm" $given) }}
+{{- $found = append $found (printf "vllm+dns:%s-%s.%s.svc:8000" $full $given.name $root.Release.Namespace) -}}
+{{- end }}
+{{- end }}
+{{- join "," $found -}}
 {{- end -}}
 
 {{/* A pool with defaults, as YAML. `model` is the pool's own. */}}

@@ -3,28 +3,37 @@
 //! A caller posts a job, works on it itself, takes it off the queue when no task is left, and waits for the threads that
 //! are still in a task of it: never for a thread that has not begun, which is what keeps an op from being as slow as
 //! the latest wake-up on a busy machine. Jobs of several callers stand side by side. A thread without work looks
-//! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps.
+//! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps. A caller that
+//! waits sleeps too: the core that it leaves is where the system can go on with a thread that it had put off. It looks
+//! anew every [`NAP`], as that is when the system looks for threads to move to an idle core; and where others take cores away for
+//! long, fewer threads compute ([`throttle`](super::throttle)).
 //!
 //! A task that panics does not end its thread; the panic is passed on to the caller.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::throttle::{OpTime, Throttle};
 use crate::ops::{KernelError, Result};
 
 /// Turns of an idle loop before a thread sleeps.
 const SPIN: usize = 1500;
+/// Longest sleep of a caller that waits.
+const NAP: Duration = Duration::from_micros(300);
 
 /// Threads and their queue.
 #[derive(Debug)]
 pub(super) struct Workers {
     queue: Arc<JobQueue>,
+    throttle: Mutex<Throttle>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -50,6 +59,8 @@ struct State {
 struct Job {
     task: TaskPtr,
     n_tasks: usize,
+    /// Most threads of the workers that may be inside at a time.
+    n_helpers: usize,
     next: AtomicUsize,
     /// Threads of the workers that may still call the task. Grows only while the job is in the queue, under its lock.
     n_inside: AtomicUsize,
@@ -69,7 +80,8 @@ unsafe impl Sync for TaskPtr {}
 impl Workers {
     /// Starts threads.
     pub(super) fn new(n_threads: usize) -> Result<Self> {
-        let mut workers = Self { queue: Arc::default(), threads: Vec::new() };
+        let throttle = Mutex::new(Throttle::new(n_threads + 1));
+        let mut workers = Self { queue: Arc::default(), throttle, threads: Vec::new() };
         for i in 0..n_threads {
             let queue = workers.queue.clone();
             let started = thread::Builder::new().name(format!("kernels-{i}")).spawn(move || queue.serve());
@@ -80,11 +92,16 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Calls `task` for each number below `n_tasks`.
+    /// Calls `task` for each number below `n_tasks`, with at most `n_helpers` threads beside the caller.
     ///
     /// # Panics
     /// If a task does.
-    pub(super) fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+    pub(super) fn run(&self, n_tasks: usize, n_helpers: usize, task: &(dyn Fn(usize) + Sync)) {
+        let start = Instant::now();
+        let n_helpers = n_helpers.min(self.throttle.lock().n_threads(start) - 1);
+        if n_helpers == 0 {
+            return (0..n_tasks).for_each(task);
+        }
         let erased: *const (dyn Fn(usize) + Sync + '_) = task;
         // SAFETY: only the lifetime changes, and no one calls it after `Posted` is dropped, before `task` ends.
         let task_ptr = unsafe {
@@ -93,16 +110,21 @@ impl Workers {
         let job = Arc::new(Job {
             task: TaskPtr(task_ptr),
             n_tasks,
+            n_helpers,
             next: AtomicUsize::new(0),
             n_inside: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             caller: thread::current(),
         });
-        let posted = self.queue.post(job.clone(), n_tasks - 1);
+        let posted = self.queue.post(job.clone());
         while let Some(i) = job.take() {
             task(i);
         }
+        let stalled = posted.wait();
         drop(posted);
+        let now = Instant::now();
+        let op = OpTime { n_threads: n_helpers + 1, took: now - start, stalled };
+        self.throttle.lock().record(op, now);
         assert!(!job.panicked.load(Ordering::Relaxed), "a task of a kernel panicked; its message is above");
     }
 }
@@ -126,16 +148,34 @@ impl Drop for Workers {
 struct Posted<'a> {
     queue: &'a JobQueue,
     job: Arc<Job>,
+    is_over: Cell<bool>,
+}
+
+impl Posted<'_> {
+    /// Takes the job off the queue and waits until no thread is inside. The time that the caller slept.
+    fn wait(&self) -> Duration {
+        if self.is_over.replace(true) {
+            return Duration::ZERO;
+        }
+        self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
+        let is_busy = || self.job.n_inside.load(Ordering::Acquire) > 0;
+        for _ in 0..SPIN {
+            if !is_busy() {
+                return Duration::ZERO;
+            }
+            spin_loop();
+        }
+        let start = Instant::now();
+        while is_busy() {
+            thread::park_timeout(NAP);
+        }
+        start.elapsed()
+    }
 }
 
 impl Drop for Posted<'_> {
     fn drop(&mut self) {
-        self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
-        let mut turns = 0;
-        while self.job.n_inside.load(Ordering::Acquire) > 0 {
-            turns += 1;
-            if turns < SPIN { spin_loop() } else { thread::park() }
-        }
+        self.wait();
     }
 }
 
@@ -146,8 +186,10 @@ impl Job {
         (i < self.n_tasks).then_some(i)
     }
 
-    fn has_tasks(&self) -> bool {
+    /// `true` while another thread is of use. Holds as long as the queue is locked.
+    fn wants_help(&self) -> bool {
         self.next.load(Ordering::Relaxed) < self.n_tasks
+            && self.n_inside.load(Ordering::Relaxed) < self.n_helpers
     }
 
     /// Runs tasks until none is left. The calling thread counts as inside until this returns.
@@ -170,17 +212,17 @@ impl JobQueue {
         self.state.lock()
     }
 
-    /// Puts a job into the queue and wakes up to `n_helpers` threads.
-    fn post(&self, job: Arc<Job>, n_helpers: usize) -> Posted<'_> {
+    /// Puts a job into the queue and wakes as many threads as it may have.
+    fn post(&self, job: Arc<Job>) -> Posted<'_> {
         let mut state = self.lock();
         state.jobs.push_back(job.clone());
-        let n_wakes = state.n_asleep.min(n_helpers);
+        let n_wakes = state.n_asleep.min(job.n_helpers);
         self.posted.fetch_add(1, Ordering::Release);
         drop(state);
         for _ in 0..n_wakes {
             self.wake.notify_one();
         }
-        Posted { queue: self, job }
+        Posted { queue: self, job, is_over: Cell::new(false) }
     }
 
     /// Main loop of a worker thread.
@@ -191,7 +233,7 @@ impl JobQueue {
             if state.stopped {
                 return;
             }
-            if let Some(job) = state.jobs.iter().find(|job| job.has_tasks()).cloned() {
+            if let Some(job) = state.jobs.iter().find(|job| job.wants_help()).cloned() {
                 job.n_inside.fetch_add(1, Ordering::Relaxed);
                 drop(state);
                 job.help();
@@ -238,7 +280,7 @@ mod tests {
                 scope.spawn(|| {
                     for n in 2..200 {
                         let done = counts(n);
-                        workers.run(n, &|i| {
+                        workers.run(n, 3, &|i| {
                             done[i].fetch_add(1, Ordering::Relaxed);
                         });
                         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
@@ -254,7 +296,7 @@ mod tests {
         for bad in 0..20 {
             let done = counts(20);
             let ran = catch_unwind(AssertUnwindSafe(|| {
-                workers.run(20, &|i| {
+                workers.run(20, 2, &|i| {
                     assert_ne!(i, bad, "on purpose");
                     done[i].fetch_add(1, Ordering::Relaxed);
                 });
@@ -262,9 +304,26 @@ mod tests {
             assert!(ran.is_err());
         }
         let done = counts(50);
-        workers.run(50, &|i| {
+        workers.run(50, 2, &|i| {
             done[i].fetch_add(1, Ordering::Relaxed);
         });
         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn no_more_threads_help_than_a_job_may_have() {
+        let workers = Workers::new(3).expect("threads");
+        for n_helpers in 1..=3 {
+            let (inside, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+            workers.run(200, n_helpers, &|_| {
+                let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                thread::yield_now();
+                done.fetch_add(1, Ordering::Relaxed);
+                inside.fetch_sub(1, Ordering::SeqCst);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 200);
+            assert!(most.load(Ordering::SeqCst) <= n_helpers + 1);
+        }
     }
 }

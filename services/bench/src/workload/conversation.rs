@@ -147,6 +147,7 @@ impl Talks {
             output_tokens: own.output_tokens,
             items: talk.items.clone(),
             session: Some(Session { id: talk.id, turns: talk.turns.clone() }),
+            blocks: None,
         };
         talk.left -= 1;
         if talk.left > 0 {

@@ -9,17 +9,16 @@
 //! its gaps in proportion, and begins again, with other contents, when it is over.
 
 use super::draw::{audio_clip, side};
+use super::lines;
 use crate::arrivals::{Arrivals, at};
-use crate::offered::{ItemShape, Offered, OfferedItem};
+use crate::offered::{ItemShape, Offered, OfferedItem, TextBlocks};
 use crate::seed::mix;
 use crate::text::TextError;
 use std::sync::Arc;
 
-/// The largest file.
-const MAX_BYTES: u64 = 1 << 30;
-/// Bad rows that a message names.
-const MAX_NAMED: usize = 20;
 const HEADER: &str = "timestamp,text_tokens,output_tokens,items";
+/// The longest prompt or answer of a row, in tokens.
+pub(super) const MAX_TOKENS: u32 = 1 << 20;
 
 /// A file's rows.
 #[derive(Clone, Debug)]
@@ -29,48 +28,37 @@ pub(super) struct Trace {
     length_s: f64,
 }
 
+/// A request of a trace.
 #[derive(Clone, Debug, PartialEq)]
-struct TraceRow {
-    at_s: f64,
-    text_tokens: u32,
-    output_tokens: u32,
-    items: Vec<(ItemShape, Option<u64>)>,
+pub(super) struct TraceRow {
+    pub(super) at_s: f64,
+    pub(super) text_tokens: u32,
+    pub(super) output_tokens: u32,
+    /// Shapes, and the numbers of contents that other rows have too.
+    pub(super) items: Vec<(ItemShape, Option<u64>)>,
+    pub(super) blocks: Option<TextBlocks>,
 }
 
 impl Trace {
     pub(super) fn read(file: &str) -> Result<Self, TextError> {
-        let fails = |reason: String| TextError::Trace { file: file.to_owned(), reason };
-        let size = std::fs::metadata(file).map_err(|e| fails(e.to_string()))?.len();
-        if size > MAX_BYTES {
-            return Err(fails(format!("has {size} bytes, {MAX_BYTES} are allowed")));
-        }
-        Self::parse(&std::fs::read_to_string(file).map_err(|e| fails(e.to_string()))?).map_err(fails)
+        lines::read(file, Self::parse)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.trim()));
-        let mut lines = lines.by_ref().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        match lines.next() {
-            Some((_, HEADER)) => {}
-            found => {
-                let found = found.map_or("", |(_, line)| line);
-                return Err(format!("the first line is {HEADER:?}, not {found:?}"));
-            }
-        }
-        let mut rows = Vec::<TraceRow>::new();
-        let mut wrong = Vec::new();
-        for (number, line) in lines {
-            match row(line, rows.last().map_or(f64::NEG_INFINITY, |row| row.at_s)) {
-                Ok(row) => rows.push(row),
-                Err(reason) => wrong.push(format!("line {number}: {reason}")),
-            }
-        }
-        if !wrong.is_empty() {
-            let more = wrong.len().saturating_sub(MAX_NAMED);
-            wrong.truncate(MAX_NAMED);
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            return Err(format!("{}{more}", wrong.join("; ")));
-        }
+    fn parse(input: impl std::io::BufRead) -> Result<Self, String> {
+        let mut before_s = f64::NEG_INFINITY;
+        let rows = lines::rows(input, Some(HEADER), |line| {
+            let row = row(line, before_s)?;
+            before_s = row.at_s;
+            Ok(row)
+        })?;
+        Self::of(rows)
+    }
+
+    /// A trace of rows in the order of their times.
+    ///
+    /// # Errors
+    /// Fewer than two rows at different times.
+    pub(super) fn of(mut rows: Vec<TraceRow>) -> Result<Self, String> {
         let (first, last) = match (rows.first(), rows.last()) {
             (Some(first), Some(last)) if last.at_s > first.at_s => (first.at_s, last.at_s),
             _ => return Err("has fewer than two rows at different times".to_owned()),
@@ -114,6 +102,10 @@ impl TraceRow {
             output_tokens: self.output_tokens,
             items: items.collect(),
             session: None,
+            blocks: self.blocks.as_ref().map(|blocks| TextBlocks {
+                tokens: blocks.tokens,
+                ids: blocks.ids.iter().map(|id| mix(salt ^ mix(*id))).collect(),
+            }),
         }
     }
 }
@@ -132,8 +124,8 @@ fn row(line: &str, before_s: f64) -> Result<TraceRow, String> {
         return Err(format!("timestamp {at_s} is before {before_s} of the row before"));
     }
     let tokens = |name: &str, text: &str, least: u32| {
-        let n = text.parse().ok().filter(|n| (least..=1 << 20).contains(n));
-        n.ok_or_else(|| format!("{name} {text:?} is no integer from {least} to {}", 1 << 20))
+        let n = text.parse().ok().filter(|n| (least..=MAX_TOKENS).contains(n));
+        n.ok_or_else(|| format!("{name} {text:?} is no integer from {least} to {MAX_TOKENS}"))
     };
     let text_tokens = tokens("text_tokens", text, 0)?;
     let output_tokens = tokens("output_tokens", output, 1)?;
@@ -141,7 +133,7 @@ fn row(line: &str, before_s: f64) -> Result<TraceRow, String> {
     if text_tokens == 0 && items.is_empty() {
         return Err("has neither text nor items".to_owned());
     }
-    Ok(TraceRow { at_s, text_tokens, output_tokens, items })
+    Ok(TraceRow { at_s, text_tokens, output_tokens, items, blocks: None })
 }
 
 fn item(text: &str) -> Result<(ItemShape, Option<u64>), String> {
@@ -165,7 +157,7 @@ mod tests {
     use super::*;
 
     fn parse(rows: &str) -> Result<Trace, String> {
-        Trace::parse(&format!("# from somewhere\n{HEADER}\n{rows}"))
+        Trace::parse(format!("# from somewhere\n{HEADER}\n{rows}").as_bytes())
     }
 
     #[test]
@@ -207,7 +199,7 @@ mod tests {
         for text in
             ["", "a,b\n", HEADER, &format!("{HEADER}\n1,1,1,\n"), &format!("{HEADER}\n1,1,1,\n1,1,1,\n")]
         {
-            assert!(Trace::parse(text).is_err(), "{text:?}");
+            assert!(Trace::parse(text.as_bytes()).is_err(), "{text:?}");
         }
     }
 }

@@ -51,7 +51,7 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._start(self.port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -62,6 +62,11 @@ class Server:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def stop(self) -> None:
+        """Ends it and its children in their order."""
+        self._process.terminate()
+        self._process.wait(60)
 
 
 def free_port() -> int:

@@ -1,7 +1,8 @@
-"""One vLLM engine on the CPU in a process of its own: engine.py MODEL ROLE SETTINGS STEPS; prints JSON.
+"""One vLLM engine on the CPU in a process of its own: engine.py MODEL ROLE SETTINGS STEPS [DTYPE]; prints JSON.
 
 ROLE is `none` or a role of `ECTransferConfig`. STEPS is JSON: a list of batches of requests `{"seed": N, "pixels": bool,
-"grid": [t, h, w]}`; an item without pixels is named by its seed. A step may be `{"shell": COMMAND}`.
+"grid": [t, h, w]}`; an item is named by its seed, or by `"name"`, and is a file where `"image"` says so. A step may be
+`{"shell": COMMAND}`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main() -> None:
     model, role, settings, steps = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
     import vllm
 
+    dtype = sys.argv[5] if len(sys.argv) > 5 else "bfloat16"
     options = {}
     if role != "none":
         options["ec_transfer_config"] = {
@@ -35,7 +37,7 @@ def main() -> None:
         }
     llm = vllm.LLM(
         model,
-        dtype="bfloat16",
+        dtype=dtype,
         max_model_len=512,
         max_num_seqs=4,
         enforce_eager=True,
@@ -60,8 +62,12 @@ def main() -> None:
 
 def prompt(request: dict) -> dict:
     text = "<|vision_start|><|image_pad|><|vision_end|>what is this?"
-    name = f"image-{request['seed']}"
-    if request["pixels"]:
+    name = request.get("name") or f"image-{request['seed']}"
+    if "image" in request:
+        from PIL import Image
+
+        image = Image.open(request["image"]).convert("RGB")
+    elif request["pixels"]:
         image = random_image(request["seed"])
     else:
         import torch

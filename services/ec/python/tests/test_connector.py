@@ -23,7 +23,7 @@ DTYPE = torch.bfloat16
 class Instance:
     """A vLLM instance's two connectors over a directory."""
 
-    def __init__(self, directory, role: str, **settings) -> None:
+    def __init__(self, directory, role: str, n_levels: int = 0, **settings) -> None:
         extra = {"store": f"disk:{directory}", "patience_s": 20, "fingerprint": "w", **settings}
         transfer = ECTransferConfig(
             ec_connector="TriptychECConnector",
@@ -31,10 +31,15 @@ class Instance:
             ec_role=role,
             ec_connector_extra_config=extra,
         )
-        model = SimpleNamespace(dtype=DTYPE, hf_config=None, model="m", mm_processor_kwargs=None, quantization=None)
+        vision = SimpleNamespace(deepstack_visual_indexes=list(range(n_levels)))
+        model = SimpleNamespace(dtype=DTYPE, model="m", mm_processor_kwargs=None, quantization=None)
+        model.hf_config = SimpleNamespace(vision_config=vision)
+        model.get_hidden_size = lambda: 8 // (1 + n_levels)
         config = SimpleNamespace(ec_transfer_config=transfer, model_config=model)
         self.scheduler = TriptychECConnector(config, ECConnectorRole.SCHEDULER)
         self.worker = TriptychECConnector(config, ECConnectorRole.WORKER)
+        # What a model declares, as Qwen2-VL does.
+        self.scheduler._scheduler._inputs._resolver._cache["image"] = {"image_grid_thw"}
         self.cache: dict[str, torch.Tensor] = {}
 
     def wait(self, request) -> bool:
@@ -86,12 +91,14 @@ class Instance:
         return self.scheduler.counters.get(f"triptych_ec_{name}_total", outcome)
 
 
-def request(name: str, *items: str, n_tokens: int = 3, has_input: bool = True):
-    """A request with images of so many rows."""
+def request(name: str, *items: str, n_tokens: int = 3, has_input: bool = True, grid: tuple[int, ...] = ()):
+    """A request with images of so many rows, and perhaps of so many patches."""
     features = []
     for i, item in enumerate(items):
         position = SimpleNamespace(offset=10 * i, length=n_tokens, get_num_embeds=lambda: n_tokens)
         data = {"pixel_values": SimpleNamespace(data=torch.zeros(1))} if has_input else {}
+        if grid:
+            data["image_grid_thw"] = SimpleNamespace(data=torch.tensor([grid]))
         features.append(SimpleNamespace(identifier=item, modality="image", mm_position=position, data=data))
     return SimpleNamespace(request_id=name, mm_features=features)
 

@@ -10,6 +10,7 @@ from fakes import FakeStore, until_true
 from samples import SAMPLE_ENCODER, fresh
 
 from triptych_ec import EncodedItem, MacKeys, encode
+from triptych_ec.expected import Expected
 from triptych_ec.loading import Loader, LoadLimits, Status, Wanted
 from triptych_ec.metrics import Counters
 
@@ -51,8 +52,9 @@ def case() -> Iterator[Case]:
 
 
 def wanted(item: EncodedItem, can_encode: bool = False, **changes) -> Wanted:
-    values = {"n_tokens": item.n_tokens, "dtype": item.dtype, "fingerprint": SAMPLE_ENCODER, **changes}
-    return Wanted(identifier=item.key.hex(), key=item.key, can_encode=can_encode, **values)
+    values = {"dtypes": frozenset({item.dtype}), "fingerprints": frozenset({SAMPLE_ENCODER}), **changes}
+    expected = Expected(**({"n_tokens": item.n_tokens} | values))
+    return Wanted(identifier=item.key.hex(), key=item.key, expected=expected, can_encode=can_encode)
 
 
 def an_object_that_verifies_is_ready_and_stays_while_it_is_needed(case: Case) -> None:
@@ -109,7 +111,17 @@ def an_object_without_the_clusters_signature_is_damaged() -> None:
     assert case.n("damaged") == 1
 
 
-@pytest.mark.parametrize("changes", [{"n_tokens": 4}, {"dtype": "F16"}, {"fingerprint": bytes(32)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_tokens": 4},
+        {"dtypes": frozenset({"F16", "BF16"})},
+        {"fingerprints": frozenset({bytes(32)})},
+        {"hidden": 8},
+        {"grid": (1, 3, 1)},
+        {"modality": "video"},
+    ],
+)
 def an_object_of_another_shape_is_never_loaded_and_never_removed(case: Case, changes: dict) -> None:
     item = case.put()
     assert case.settle("r", wanted(item, **changes)) is Status.ABSENT

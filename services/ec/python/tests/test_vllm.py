@@ -15,10 +15,10 @@ MODEL = ROOT / "tests/models/shapes-qwen2-vl"
 GRID = [1, 8, 10]
 
 
-def engine(role: str, settings: dict, steps: list) -> dict:
+def engine(role: str, settings: dict, steps: list, model: Path = MODEL, dtype: str = "bfloat16") -> dict:
     """What an engine in a process of its own answers."""
-    command = [sys.executable, str(Path(__file__).with_name("engine.py")), str(MODEL), role]
-    command += [json.dumps(settings), json.dumps(steps)]
+    command = [sys.executable, str(Path(__file__).with_name("engine.py")), str(model), role]
+    command += [json.dumps(settings), json.dumps(steps), dtype]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stdout[-4000:] + done.stderr[-4000:]

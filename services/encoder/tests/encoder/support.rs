@@ -103,6 +103,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
         limits: Limits::default(),
         graphs: Some(EncoderGraphConfig::default()),
         batch: BatchLimits::default(),
+        cores: None,
         max_jobs,
         preprocess_threads: 4,
         rows_budget_bytes: 16 << 20,

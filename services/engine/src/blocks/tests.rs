@@ -7,6 +7,7 @@ use proptest::prelude::*;
 enum Move {
     Take(usize),
     Grow(usize, usize),
+    GrowPrefill(usize, usize, usize),
     Fork(usize),
     ForkFirst(usize, usize),
     Own(usize, usize),
@@ -24,6 +25,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         4 => (0usize..200).prop_map(Move::Take),
         4 => (any(), 0usize..400).prop_map(|(i, n)| Move::Grow(i, n)),
+        3 => (any(), 0usize..200, 0usize..200).prop_map(|(i, n, end)| Move::GrowPrefill(i, n, end)),
         2 => any().prop_map(Move::Fork),
         2 => (any(), 0usize..9).prop_map(|(i, n)| Move::ForkFirst(i, n)),
         4 => (any(), 0usize..200).prop_map(|(i, n)| Move::Own(i, n)),
@@ -48,9 +50,9 @@ fn key(chain: usize, block_idx: usize) -> PrefixKey {
 }
 
 /// Recounts holders from the tables and compares with the pool's state.
-fn audit(pool: &BlockPool, tables: &[BlockTable]) {
+fn audit(pool: &BlockPool, tables: &[KvTables]) {
     let mut ref_count = vec![0; pool.total()];
-    for block in tables.iter().flat_map(|t| t.first(usize::MAX).held()) {
+    for block in tables.iter().flat_map(|t| t.first(usize::MAX)).flat_map(|t| t.held()) {
         ref_count[block.0 as usize] += 1;
     }
     let used = ref_count.iter().filter(|h| **h > 0).count();
@@ -71,29 +73,37 @@ fn audit(pool: &BlockPool, tables: &[BlockTable]) {
 }
 
 /// Applies one move; `Err` carries a shortage, after which the audit checks that nothing was taken.
-fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<(), OutOfBlocks> {
+fn play(pool: &BlockPool, tables: &mut Vec<KvTables>, step: Move) -> Result<(), OutOfBlocks> {
     let n = tables.len();
     match step {
-        Move::Take(n_tokens) => tables.push(pool.table(n_tokens)?),
-        Move::Find(chain) => tables.push(pool.find(&keys(chain))),
+        Move::Take(n_tokens) => {
+            tables.push(pool.tables());
+            tables[n].grow(n_tokens)?;
+        }
+        Move::Find(chain) => tables.push(pool.find_whole(&keys(chain))),
         Move::FindSeen(chain) => tables.push(pool.find_seen(&keys(chain))),
         Move::Reset => pool.reset(),
         _ if n == 0 => {}
         Move::Grow(i, n_tokens) => tables[i % n].grow(n_tokens)?,
+        Move::GrowPrefill(i, n_tokens, end) => {
+            tables[i % n].grow_prefill(n_tokens, end)?;
+            assert!(tables[i % n].n_room() >= n_tokens.min(end));
+        }
         Move::Fork(i) => tables.push(tables[i % n].fork()),
         Move::ForkFirst(i, n_blocks) => tables.push(tables[i % n].fork_first(n_blocks)),
         Move::Own(i, token) => {
-            let others = tables[i % n].is_shared_at(token);
-            let pair = tables[i % n].own(token)?;
-            assert_eq!(pair.is_some(), others);
-            assert!(!tables[i % n].is_shared_at(token));
+            let n_shared = tables[i % n].groups().iter().filter(|table| table.is_shared_at(token)).count();
+            let mut copies = Vec::new();
+            let owned = tables[i % n].own(token, &mut copies);
+            let n_left = tables[i % n].groups().iter().filter(|table| table.is_shared_at(token)).count();
+            assert_eq!((n_shared - copies.len(), owned.is_err()), (n_left, n_left > 0));
         }
         Move::Publish(i, block_idx) => tables[i % n].publish(block_idx, key(i % 3, block_idx)),
         Move::Mirror(i, j) => {
-            let [a, b] = [i, j].map(|i| tables[i % n].first(usize::MAX));
-            let (mirrored, pairs) = pool.mirror(&[a, b])?;
-            let copies = mirrored.iter().flat_map(|t| t.first(usize::MAX).held());
-            for (from, to) in a.held().iter().chain(b.held()).zip(copies) {
+            let branches = [i, j].map(|i| tables[i % n].first(usize::MAX));
+            let (mirrored, pairs) = pool.mirror_branches(&branches)?;
+            let copies = mirrored.iter().flat_map(|t| t.first(usize::MAX)).flat_map(|t| t.held());
+            for (from, to) in branches.iter().flatten().flat_map(|t| t.held()).zip(copies) {
                 assert!(pairs.contains(&BlockPair { from: *from, to: *to }));
             }
             tables.extend(mirrored);
@@ -105,16 +115,30 @@ fn play(pool: &BlockPool, tables: &mut Vec<BlockTable>, step: Move) -> Result<()
     Ok(())
 }
 
+fn blocks_of(tables: &[KvTables]) -> Vec<Vec<BlockId>> {
+    tables.iter().flat_map(|t| t.groups()).map(|t| t.blocks().to_vec()).collect()
+}
+
+fn groups(windows: &[u32]) -> KvCacheGroups {
+    let windows: Vec<_> = windows.iter().map(|window| NonZeroU32::new(*window)).collect();
+    KvCacheGroups::of(&windows).unwrap()
+}
+
 proptest! {
     #[test]
-    fn books_balance_over_any_schedule(n_blocks in 0usize..24, window in 0u32..90, moves in moves()) {
-        let pool = BlockPool::new(n_blocks).with_window(NonZeroU32::new(window));
-        let mut tables: Vec<BlockTable> = Vec::new();
+    fn books_balance_over_any_schedule(
+        n_blocks in 0usize..24,
+        windows in prop::collection::vec(0u32..90, 1..4),
+        moves in moves(),
+    ) {
+        let pool = BlockPool::new(n_blocks).with_groups(groups(&windows));
+        let mut tables: Vec<KvTables> = Vec::new();
         for step in moves {
-            let (free, before) = (pool.free(), tables.iter().map(|t| t.blocks().to_vec()).collect::<Vec<_>>());
+            let (free, before, n) = (pool.free(), blocks_of(&tables), tables.len());
             if let Err(e) = play(&pool, &mut tables, step) {
+                tables.truncate(n);
                 prop_assert!(e.needed > e.free && e.free == free, "{e}");
-                prop_assert_eq!(tables.iter().map(|t| t.blocks().to_vec()).collect::<Vec<_>>(), before);
+                prop_assert_eq!(blocks_of(&tables), before);
             }
             audit(&pool, &tables);
         }
@@ -187,7 +211,7 @@ fn tables_that_share_blocks_share_them_in_the_other_pool_too() {
 
 #[test]
 fn a_table_gives_back_what_no_later_token_sees() {
-    let pool = BlockPool::new(8).with_window(NonZeroU32::new(KV_BLOCK_TOKENS as u32 + 1));
+    let pool = BlockPool::new(8).with_groups(groups(&[KV_BLOCK_TOKENS as u32 + 1]));
     let mut table = pool.table(5 * KV_BLOCK_TOKENS).unwrap();
     let blocks = table.blocks().to_vec();
     table.release_unseen(2 * KV_BLOCK_TOKENS - 1);
@@ -208,7 +232,7 @@ fn a_table_gives_back_what_no_later_token_sees() {
 
 #[test]
 fn a_prefix_is_found_by_the_blocks_that_its_continuation_sees() {
-    let pool = BlockPool::new(8).with_window(NonZeroU32::new(KV_BLOCK_TOKENS as u32 + 1));
+    let pool = BlockPool::new(8).with_groups(groups(&[KV_BLOCK_TOKENS as u32 + 1]));
     let mut table = pool.table(4 * KV_BLOCK_TOKENS).unwrap();
     (0..4).for_each(|block_idx| table.publish(block_idx, key(0, block_idx)));
     let blocks = table.blocks().to_vec();
@@ -217,6 +241,52 @@ fn a_prefix_is_found_by_the_blocks_that_its_continuation_sees() {
     let _others = pool.table(7 * KV_BLOCK_TOKENS).unwrap();
     assert_eq!(pool.find(&keys(0)).blocks(), []);
     let found = pool.find_seen(&keys(0));
-    assert_eq!((found.blocks(), found.n_held()), (&[blocks[3]; 4][..], 1));
-    assert_eq!(pool.find_seen(&keys(0)[..3]).blocks(), []);
+    assert_eq!((found.groups()[0].blocks(), found.n_held()), (&[blocks[3]; 4][..], 1));
+    assert_eq!(pool.find_seen(&keys(0)[..3]).n_blocks(), 0);
+}
+
+#[test]
+fn a_prefix_is_found_if_every_group_has_what_its_continuation_sees() {
+    let window = KV_BLOCK_TOKENS as u32 + 1;
+    let pool = BlockPool::new(16).with_groups(groups(&[0, window]));
+    let mut tables = pool.tables();
+    tables.grow(4 * KV_BLOCK_TOKENS).unwrap();
+    (0..4).for_each(|block_idx| tables.publish(block_idx, key(0, block_idx)));
+    tables.release_unseen(4 * KV_BLOCK_TOKENS);
+    assert_eq!(
+        (pool.used(), pool.cached(), tables.n_held()),
+        (5, 3, 5),
+        "three blocks of one group are behind its window"
+    );
+    // Others take two of them, the last ones of the prefix.
+    let mut others = pool.tables();
+    others.grow(4 * KV_BLOCK_TOKENS).unwrap();
+    others.grow_prefill(6 * KV_BLOCK_TOKENS, 0).unwrap();
+    assert_eq!((pool.free(), pool.cached()), (1, 1));
+    assert_eq!(
+        pool.find_seen(&keys(0)[..3]).n_blocks(),
+        1,
+        "the group with a window has its first block alone"
+    );
+    assert_eq!(pool.find_whole(&keys(0)).n_blocks(), 1);
+    let found = pool.find_seen(&keys(0));
+    let [full, windowed] = found.groups() else { panic!("two groups") };
+    assert_eq!((full.n_held(), windowed.n_held()), (4, 1));
+    assert_eq!(windowed.blocks(), [tables.groups()[1].blocks()[3]; 4]);
+    assert_eq!(full.blocks(), tables.groups()[0].blocks());
+}
+
+#[test]
+fn a_prompt_takes_blocks_of_a_chunk_where_there_is_a_window_and_all_where_there_is_none() {
+    let pool = BlockPool::new(16).with_groups(groups(&[0, 20]));
+    let mut tables = pool.tables();
+    tables.grow_prefill(10 * KV_BLOCK_TOKENS, 2 * KV_BLOCK_TOKENS).unwrap();
+    assert_eq!((pool.used(), tables.n_room()), (12, 2 * KV_BLOCK_TOKENS));
+    assert_eq!(
+        tables.grow_prefill(10 * KV_BLOCK_TOKENS, 7 * KV_BLOCK_TOKENS),
+        Err(OutOfBlocks { needed: 5, free: 4 })
+    );
+    tables.release_unseen(2 * KV_BLOCK_TOKENS + 10);
+    tables.grow_prefill(10 * KV_BLOCK_TOKENS, 7 * KV_BLOCK_TOKENS).unwrap();
+    assert_eq!((pool.free(), tables.n_room()), (0, 7 * KV_BLOCK_TOKENS));
 }

@@ -5,10 +5,11 @@ use super::fair_queue::FairQueue;
 use super::plan_builder::PlanBuilder;
 use super::preemption::ResourceNeed;
 use super::states::{find_checkpoint, take_states};
-use crate::blocks::{BlockPool, BlockTable, OutOfBlocks, blocks_for};
+use crate::blocks::{BlockPool, KvTables, OutOfBlocks, blocks_for};
 use crate::config::PrefixCache;
 use crate::plan::BlockMove;
 use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
+use crate::states::StateSlot;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use triptych_core::AdapterId;
@@ -25,10 +26,22 @@ enum AdmitOutcome {
     ProjectionsFull,
 }
 
+/// Tokens of a sequence that blocks are taken for.
+#[derive(Clone, Copy)]
+struct Room {
+    n_tokens: usize,
+    /// End of the first chunk at the latest.
+    chunk_end: usize,
+}
+
 /// Blocks of a sequence that is about to run, and the block moves that must come first.
 struct Allocation {
     branches: Vec<BranchKv>,
     moves: Vec<BlockMove>,
+    /// Tokens that it is admitted with, a multiple of a block's.
+    n_admitted: usize,
+    /// Checkpoint that its recurrent states begin with.
+    checkpoint: Option<StateSlot>,
 }
 
 impl Scheduler {
@@ -66,7 +79,7 @@ impl Scheduler {
     /// Sequence to preempt for one that found no room.
     fn victim_for(&self, queue_key: QueueKey) -> Option<QueueKey> {
         let sequence = self.sequences.get(&queue_key)?;
-        let blocks = blocks_for(sequence.n_tokens()) * sequence.n_branches();
+        let blocks = self.capacity.n_blocks(sequence.n_tokens(), sequence.n_branches());
         self.preemption_victim(sequence.priority, ResourceNeed { blocks, run_slots: sequence.n_run_slots() })
     }
 
@@ -76,42 +89,18 @@ impl Scheduler {
         }
         // Counted only for those that might run: most of a long queue is not looked at, or waits for items.
         let n_running = self.n_running();
-        let Self { sequences, pool, cross, states, config, counts, .. } = self;
-        let Some(sequence) = sequences.get_mut(&queue_key) else { return AdmitOutcome::WaitsForItem };
-        let Ok(readable_now) = sequence.readable(sequence.n_computed(), cross) else {
-            return AdmitOutcome::WaitsForItem;
-        };
-        if n_running + sequence.n_run_slots() > config.max_sequences {
+        let Some(sequence) = self.sequences.get(&queue_key) else { return AdmitOutcome::WaitsForItem };
+        if n_running + sequence.n_run_slots() > self.config.max_sequences {
             return AdmitOutcome::NoRoom;
         }
-        let has_states = states.total() > 0;
-        let mut checkpoint = None;
-        let allocation = if let SequenceStatus::Swapped(branches) = &sequence.status {
-            swap_in(pool, branches, readable_now)
-        } else {
-            let prefix_cache = if sequence.is_scored() { PrefixCache::Off } else { config.prefix_cache };
-            let cached = match (has_states, prefix_cache) {
-                (true, PrefixCache::On) => {
-                    let (cached, found) = find_checkpoint(pool, states, sequence);
-                    checkpoint = found;
-                    cached
-                }
-                _ => find_cached(pool, sequence, prefix_cache),
-            };
-            let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
-            let readable = sequence.readable(n_cached, cross).unwrap_or(0);
-            if readable <= n_cached {
-                sequence.blocked_at = Some(readable_now);
-                return AdmitOutcome::WaitsForItem;
-            }
-            let n_common = match sequence.n_branches() {
-                1 => 0,
-                _ if has_states => cached.blocks().len(),
-                _ => sequence.n_common_blocks(),
-            };
-            take_blocks(sequence, cached, [n_common, readable])
+        let allocation = match self.allocate(queue_key, builder) {
+            Ok(allocation) => allocation,
+            Err(outcome) => return outcome,
         };
-        let Ok(Allocation { mut branches, moves }) = allocation else { return AdmitOutcome::NoRoom };
+        let Allocation { mut branches, moves, n_admitted, checkpoint } = allocation;
+        let Self { sequences, cross, states, counts, .. } = self;
+        let Some(sequence) = sequences.get_mut(&queue_key) else { return AdmitOutcome::WaitsForItem };
+        let has_states = states.total() > 0;
         // On this return the self-attention blocks are given back.
         if builder.projection_room() == 0 && sequence.cross_keys().any(|key| !cross.contains(&key)) {
             return AdmitOutcome::ProjectionsFull;
@@ -132,10 +121,44 @@ impl Scheduler {
             builder.moves.extend(moves);
             builder.moved.push(sequence.id());
         }
-        sequence.status = SequenceStatus::Running(DeviceKv { branches, cross, spare_states });
+        sequence.status = SequenceStatus::Running(DeviceKv { branches, n_admitted, cross, spare_states });
         sequence.blocked_at = None;
         self.plan_first_rows(queue_key, builder, now);
         AdmitOutcome::Admitted
+    }
+
+    /// Self-attention blocks of a waiting sequence, and the checkpoint that its recurrent states begin with.
+    fn allocate(&mut self, queue_key: QueueKey, builder: &PlanBuilder) -> Result<Allocation, AdmitOutcome> {
+        let Self { sequences, pool, cross, states, config, .. } = self;
+        let sequence = sequences.get_mut(&queue_key).ok_or(AdmitOutcome::WaitsForItem)?;
+        let n_computed = sequence.n_computed();
+        let readable_now = sequence.readable(n_computed, cross).map_err(|_| AdmitOutcome::WaitsForItem)?;
+        if let SequenceStatus::Swapped(branches) = &sequence.status {
+            let chunk_end = builder.latest_end(sequence, n_computed);
+            return swap_in(pool, branches, Room { n_tokens: readable_now, chunk_end })
+                .map_err(|OutOfBlocks { .. }| AdmitOutcome::NoRoom);
+        }
+        let has_states = states.total() > 0;
+        let prefix_cache = if sequence.is_scored() { PrefixCache::Off } else { config.prefix_cache };
+        let (cached, checkpoint) = match (has_states, prefix_cache) {
+            (true, PrefixCache::On) => find_checkpoint(pool, states, sequence),
+            _ => (find_cached(pool, sequence, prefix_cache), None),
+        };
+        let n_cached = cached.n_room();
+        let readable = sequence.readable(n_cached, cross).unwrap_or(0);
+        if readable <= n_cached {
+            sequence.blocked_at = Some(readable_now);
+            return Err(AdmitOutcome::WaitsForItem);
+        }
+        let n_common = match sequence.n_branches() {
+            1 => 0,
+            _ if has_states => cached.n_blocks(),
+            _ => sequence.n_common_blocks(),
+        };
+        let room = Room { n_tokens: readable, chunk_end: builder.latest_end(sequence, n_cached) };
+        let taken = take_blocks(sequence, cached, n_common, room);
+        let taken = taken.map_err(|OutOfBlocks { .. }| AdmitOutcome::NoRoom)?;
+        Ok(Allocation { checkpoint, ..taken })
     }
 
     fn has_adapter(&self, queue_key: QueueKey) -> bool {
@@ -182,46 +205,64 @@ impl Scheduler {
 
 /// Cached blocks of a sequence's prefix. The last token is always computed, since the next one is chosen after
 /// it, so its block is never among them.
-fn find_cached(pool: &BlockPool, sequence: &mut Sequence, prefix_cache: PrefixCache) -> BlockTable {
+fn find_cached(pool: &BlockPool, sequence: &mut Sequence, prefix_cache: PrefixCache) -> KvTables {
     let n_tokens = sequence.n_tokens();
     match prefix_cache {
         // Branches begin where the common prefix ends, which may be earlier than the first branch does.
-        PrefixCache::On if sequence.n_branches() > 1 => pool.find(sequence.keys(0, n_tokens - 1)),
+        PrefixCache::On if sequence.n_branches() > 1 => pool.find_whole(sequence.keys(0, n_tokens - 1)),
         PrefixCache::On => pool.find_seen(sequence.keys(0, n_tokens - 1)),
-        PrefixCache::Off => pool.find(&[]),
+        PrefixCache::Off => pool.tables(),
     }
 }
 
-/// Blocks for the first `n_tokens` tokens of a sequence, beginning with the cached ones of its first branch.
-/// Branches share their first `n_common` blocks.
+/// Blocks for the tokens of `room`, beginning with the cached ones of a sequence's first branch. Branches share their first
+/// `n_common` blocks.
 fn take_blocks(
     sequence: &Sequence,
-    cached: BlockTable,
-    [n_common, n_tokens]: [usize; 2],
+    cached: KvTables,
+    n_common: usize,
+    room: Room,
 ) -> Result<Allocation, OutOfBlocks> {
-    let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
+    let n_cached = cached.n_room();
     let mut first = cached;
-    first.grow(n_tokens)?;
+    room.take(&mut first, sequence.n_branches())?;
     let other = |_| {
-        let mut table = first.fork_first(n_common);
-        table.grow(n_tokens)?;
-        Ok(BranchKv { table, n_computed: n_common * KV_BLOCK_TOKENS, state: None })
+        let mut tables = first.fork_first(n_common);
+        tables.grow(room.n_tokens)?;
+        Ok(BranchKv { tables, n_computed: n_common * KV_BLOCK_TOKENS, state: None })
     };
     let others: Vec<BranchKv> = (1..sequence.n_branches()).map(other).collect::<Result<_, _>>()?;
-    let mut branches = vec![BranchKv { table: first, n_computed: n_cached, state: None }];
+    let mut branches = vec![BranchKv { tables: first, n_computed: n_cached, state: None }];
     branches.extend(others);
-    Ok(Allocation { branches, moves: Vec::new() })
+    Ok(Allocation { branches, moves: Vec::new(), n_admitted: room.n_admitted(), checkpoint: None })
 }
 
-/// Blocks for the first `n_tokens` tokens of a swapped sequence.
-fn swap_in(pool: &BlockPool, swapped: &[BranchKv], n_tokens: usize) -> Result<Allocation, OutOfBlocks> {
+/// Blocks for the tokens of `room` of a swapped sequence.
+fn swap_in(pool: &BlockPool, swapped: &[BranchKv], room: Room) -> Result<Allocation, OutOfBlocks> {
     let tables: Vec<_> = swapped.iter().map(BranchKv::computed_blocks).collect();
-    let (tables, pairs) = pool.mirror(&tables)?;
+    let (tables, pairs) = pool.mirror_branches(&tables)?;
     let mut branches = Vec::with_capacity(tables.len());
-    for (mut table, branch) in tables.into_iter().zip(swapped) {
+    for (mut tables, branch) in tables.into_iter().zip(swapped) {
         // A block that branches share is copied when one of them writes.
-        table.grow(n_tokens)?;
-        branches.push(BranchKv { table, n_computed: branch.n_computed, state: None });
+        room.take(&mut tables, swapped.len())?;
+        branches.push(BranchKv { tables, n_computed: branch.n_computed, state: None });
     }
-    Ok(Allocation { branches, moves: pairs.into_iter().map(BlockMove::In).collect() })
+    let moves = pairs.into_iter().map(BlockMove::In).collect();
+    Ok(Allocation { branches, moves, n_admitted: room.n_admitted(), checkpoint: None })
+}
+
+impl Room {
+    /// Its tokens, up to the end of a block.
+    fn n_admitted(self) -> usize {
+        blocks_for(self.n_tokens) * KV_BLOCK_TOKENS
+    }
+
+    /// Grows the tables of one of `n_branches` branches. Several have all their blocks from the start, since some rely on others
+    /// to compute them.
+    fn take(self, tables: &mut KvTables, n_branches: usize) -> Result<(), OutOfBlocks> {
+        match n_branches {
+            1 => tables.grow_prefill(self.n_tokens, self.chunk_end),
+            _ => tables.grow(self.n_tokens),
+        }
+    }
 }

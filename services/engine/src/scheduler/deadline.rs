@@ -4,7 +4,6 @@ use crate::blocks::BlockPool;
 use crate::sequence::Sequence;
 use crate::step_rates::StepRates;
 use std::time::Instant;
-use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{Failure, FailureClass};
 
 /// Data for the decision whether a sequence can meet its deadline.
@@ -28,7 +27,7 @@ impl DeadlineCheck<'_> {
         }
         // Cached blocks cost nothing; they are looked up only where it matters.
         let cached = self.pool.find_seen(sequence.keys(0, n_given - 1));
-        let n_cached = cached.blocks().len() * KV_BLOCK_TOKENS;
+        let n_cached = cached.n_room();
         let needed = self.rates.least(n_given - n_cached, n_steps);
         if needed <= left {
             return Ok(());

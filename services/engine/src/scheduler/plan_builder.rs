@@ -130,6 +130,14 @@ impl PlanBuilder {
         }
     }
 
+    /// Token with which a chunk that begins with token `start` ends at the latest: by the budget, or the end of a span that is
+    /// not cut.
+    pub fn latest_end(&self, sequence: &Sequence, start: usize) -> usize {
+        let end = start + self.budget;
+        let span = sequence.span_across(end).filter(|_| self.mutual_items && self.budget > 0);
+        span.map_or(end, |span| span.end)
+    }
+
     /// End of a chunk that begins with token `start` and ends with token `most` at the latest.
     ///
     /// A span whose rows attend to each other is not cut. One that does not fit what is left of the budget waits for the next

@@ -48,7 +48,8 @@ impl Scheduler {
             Preemption::Swap => return true,
             Preemption::Cheapest { swap_bytes_per_s } => swap_bytes_per_s,
         };
-        let n_blocks: usize = device_kv.branches.iter().map(|b| b.computed_blocks().held().len()).sum();
+        let n_blocks: usize =
+            device_kv.branches.iter().flat_map(BranchKv::computed_blocks).map(|t| t.held().len()).sum();
         let n_tokens: usize = device_kv.branches.iter().map(|b| b.n_computed).sum();
         let bytes = 2.0 * (n_blocks * self.capacity.decoder.self_block_bytes) as f64;
         let moving = Duration::try_from_secs_f64(bytes / swap_bytes_per_s as f64).unwrap_or(Duration::MAX);
@@ -58,10 +59,10 @@ impl Scheduler {
     /// Copies of the computed blocks on the host. `None` if they do not fit there.
     fn swap_out(&self, device_kv: &DeviceKv, builder: &mut PlanBuilder) -> Option<Vec<BranchKv>> {
         let tables: Vec<_> = device_kv.branches.iter().map(BranchKv::computed_blocks).collect();
-        let (tables, pairs) = self.host.mirror(&tables).ok()?;
+        let (tables, pairs) = self.host.mirror_branches(&tables).ok()?;
         builder.moves.extend(pairs.into_iter().map(BlockMove::Out));
         let branches = tables.into_iter().zip(&device_kv.branches);
-        Some(branches.map(|(table, b)| BranchKv { table, n_computed: b.n_computed, state: None }).collect())
+        Some(branches.map(|(tables, b)| BranchKv { tables, n_computed: b.n_computed, state: None }).collect())
     }
 
     /// Youngest of the running sequences less urgent than `priority`; `None` if preempting all of them would not
@@ -69,7 +70,7 @@ impl Scheduler {
     pub(super) fn preemption_victim(&self, priority: i32, needed: ResourceNeed) -> Option<QueueKey> {
         let less: Vec<QueueKey> = self.running(|s| s.priority > priority && !s.awaits_token());
         let held =
-            |s: &Sequence| s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.table.n_held()).sum());
+            |s: &Sequence| s.device_kv().map_or(0, |r| r.branches.iter().map(|b| b.tables.n_held()).sum());
         let sequences = less.iter().filter_map(|queue_key| self.sequences.get(queue_key));
         let (blocks, run_slots) = sequences.fold((0, 0), |(b, p), s| (b + held(s), p + s.n_run_slots()));
         let free_slots = self.config.max_sequences.saturating_sub(self.n_running());

@@ -2,7 +2,7 @@
 
 use super::plan_builder::{PlanBuilder, PlannedRows};
 use super::{DraftTokens, Scheduler};
-use crate::blocks::BlockTable;
+use crate::blocks::KvTables;
 use crate::plan::BlockMove;
 use crate::sequence::{QueueKey, Sequence, SequenceStatus};
 
@@ -17,7 +17,7 @@ impl Scheduler {
             let readable = sequence.readable(n_computed, &self.cross).unwrap_or(0);
             // A prefill has blocks up to the item that was missing at admission; a decoding sequence takes them
             // as it goes.
-            let is_out_of_room = n_computed >= sequence.n_room() && !sequence.is_decoding();
+            let is_out_of_room = n_computed >= sequence.n_admitted() && !sequence.is_decoding();
             let is_unfinished = sequence.fills().any(|(_, key)| !self.cross.contains(&key));
             if readable <= n_computed || is_out_of_room || is_unfinished {
                 sequence.status = SequenceStatus::Waiting;
@@ -45,9 +45,9 @@ impl Scheduler {
             for branch in 0..sequence.n_branches() {
                 let mut draft = drafts.remove(&sequence.id()).unwrap_or_default();
                 draft.truncate(n_spare.min(sequence.limit().saturating_sub(n_tokens + 1)));
-                let table = sequence.device_kv_mut().map(|r| &mut r.branches[branch].table);
+                let tables = sequence.device_kv_mut().map(|r| &mut r.branches[branch].tables);
                 // Drafts may take free blocks, but never preempt another sequence.
-                if table.is_some_and(|table| table.grow(n_tokens + draft.len()).is_err()) {
+                if tables.is_some_and(|tables| tables.grow(n_tokens + draft.len()).is_err()) {
                     draft.clear();
                 }
                 n_spare -= draft.len();
@@ -69,7 +69,7 @@ impl Scheduler {
             let Some(sequence) = self.sequences.get_mut(&queue_key) else { return false };
             let n_tokens = sequence.n_tokens();
             let Some(device_kv) = sequence.device_kv_mut() else { return false };
-            let tables = device_kv.branches.iter_mut().map(|b| &mut b.table);
+            let tables = device_kv.branches.iter_mut().map(|b| &mut b.tables);
             let n_moves = builder.moves.len();
             let all_grew = grow_all(tables, n_tokens, &mut builder.moves);
             if builder.moves.len() > n_moves {
@@ -78,16 +78,45 @@ impl Scheduler {
             if all_grew {
                 return true;
             }
-            // Sequences with planned rows come before this one, which itself is running. One that awaits its token keeps
-            // its blocks until it has it.
-            let Some(last) = self.running(|s| !s.awaits_token()).pop() else { return false };
-            self.preempt(last, builder);
+            // Sequences with planned rows come before this one, which itself is running.
+            if !self.preempt_last(builder) {
+                return false;
+            }
+        }
+    }
+
+    /// Preempts the last running sequence in the queue; `false` if there is none. One that awaits its token keeps its blocks until
+    /// it has it.
+    fn preempt_last(&mut self, builder: &mut PlanBuilder) -> bool {
+        let Some(last) = self.running(|s| !s.awaits_token()).pop() else { return false };
+        self.preempt(last, builder);
+        true
+    }
+
+    /// Makes room for the next chunk of a prefill where that was not taken at its admission; preempts the last in the queue if
+    /// there is none. True if the sequence itself still runs.
+    fn grow_prefill(&mut self, queue_key: QueueKey, builder: &mut PlanBuilder) -> bool {
+        loop {
+            let Some(sequence) = self.sequences.get_mut(&queue_key) else { return false };
+            if sequence.device_kv().is_none() {
+                return false;
+            }
+            let chunk_end = builder.latest_end(sequence, sequence.n_computed());
+            if sequence.grow_prefill(chunk_end).is_ok() {
+                return true;
+            }
+            if !self.preempt_last(builder) {
+                return false;
+            }
         }
     }
 
     /// Continues the prefills that are started, each with the projection of its encoder input.
     pub(super) fn prefill(&mut self, builder: &mut PlanBuilder) {
         for queue_key in self.running(|s| !s.is_decoding()) {
+            if !self.grow_prefill(queue_key, builder) {
+                continue;
+            }
             if let Some(sequence) = self.sequences.get(&queue_key) {
                 builder.push_projection(queue_key, sequence, &self.cross);
                 builder.push_prefill(queue_key, sequence, &self.cross);
@@ -107,14 +136,16 @@ impl Scheduler {
 /// Room for token number `n_tokens - 1` in each table, in a block of its own. Tables that grew stay grown when
 /// another cannot: the next try begins there.
 fn grow_all<'a>(
-    tables: impl Iterator<Item = &'a mut BlockTable>,
+    branches: impl Iterator<Item = &'a mut KvTables>,
     n_tokens: usize,
     moves: &mut Vec<BlockMove>,
 ) -> bool {
-    for table in tables {
-        match table.grow(n_tokens).and_then(|()| table.own(n_tokens - 1)) {
-            Ok(pair) => moves.extend(pair.map(BlockMove::Copy)),
-            Err(_) => return false,
+    for tables in branches {
+        let mut copies = Vec::new();
+        let grew = tables.grow(n_tokens).and_then(|()| tables.own(n_tokens - 1, &mut copies));
+        moves.extend(copies.into_iter().map(BlockMove::Copy));
+        if grew.is_err() {
+            return false;
         }
     }
     true

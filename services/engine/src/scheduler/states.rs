@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use super::plan_builder::{PlanBuilder, PlannedRows};
-use crate::blocks::{BlockPool, BlockTable};
+use crate::blocks::{BlockPool, KvTables};
 use crate::config::PrefixCache;
 use crate::request::SequenceId;
 use crate::sequence::{BranchKv, Sequence};
@@ -80,17 +80,17 @@ pub(super) fn find_checkpoint(
     pool: &BlockPool,
     states: &StatePool,
     sequence: &mut Sequence,
-) -> (BlockTable, Option<StateSlot>) {
+) -> (KvTables, Option<StateSlot>) {
     // Branches begin with one state, so not behind what they have in common.
     let n_common = if sequence.n_branches() > 1 { sequence.n_common_blocks() } else { usize::MAX };
     let keys = sequence.keys(0, sequence.n_tokens() - 1);
     let keys = &keys[..n_common.min(keys.len())];
-    let n_known = pool.find(keys).blocks().len();
+    let n_known = pool.find_whole(keys).n_blocks();
     let (n_found, checkpoint) = match states.find_longest(&keys[..n_known]) {
         Some((n_blocks, checkpoint)) => (n_blocks, Some(checkpoint)),
         None => (0, None),
     };
-    let found = pool.find(&keys[..n_found]);
+    let found = pool.find_whole(&keys[..n_found]);
     sequence.checkpoint_at = (n_known > n_found).then_some(n_known * KV_BLOCK_TOKENS);
     (found, checkpoint)
 }

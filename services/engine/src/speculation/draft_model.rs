@@ -4,7 +4,7 @@
 //! It keeps KV for each sequence that decodes and drops it when the sequence no longer does. KV of rejected
 //! drafts is overwritten. Short of blocks, or after a failed step, it proposes nothing.
 
-use crate::blocks::{BlockPool, BlockTable};
+use crate::blocks::{BlockPool, BlockTable, KvTables};
 use crate::config::KvBudget;
 use crate::cross::{CrossCache, CrossShare};
 use crate::error::EngineError;
@@ -30,7 +30,7 @@ pub(super) struct DraftModel {
 
 /// Draft KV of a sequence.
 struct DraftState {
-    table: BlockTable,
+    tables: KvTables,
     /// Cross-attention blocks of each source.
     cross: Vec<BlockTable>,
     /// Tokens whose keys and values are in the blocks, drafts included.
@@ -69,7 +69,8 @@ impl DraftModel {
         decoder.allocate_kv(pools.own, pools.cross).map_err(EngineError::Kv)?;
         Ok(Self {
             runner: Runner::new(decoder),
-            pool: BlockPool::new(pools.own),
+            // Of drafts that are rejected, earlier blocks may be needed again.
+            pool: BlockPool::new(pools.own).with_groups(info.kv_groups.without_windows()),
             cross: CrossCache::new(pools.cross),
             followed: HashMap::new(),
         })
@@ -118,12 +119,12 @@ impl DraftModel {
         let mut followed = match followed {
             Some(followed) => followed,
             None => DraftState {
-                table: self.pool.table(0).ok()?,
+                tables: self.pool.tables(),
                 cross: self.read_inputs(sequence, plan)?,
                 computed: Vec::new(),
             },
         };
-        followed.table.grow(n_most).ok()?;
+        followed.tables.grow(n_most).ok()?;
         let known = &sequence.tokens(0)[..sequence.n_tokens() - 1];
         let n_right = followed.computed.iter().zip(known).take_while(|(a, b)| a == b).count();
         followed.computed.truncate(n_right);
@@ -189,9 +190,9 @@ impl DraftingSequence<'_> {
             return;
         }
         self.followed.computed.extend(&tokens);
-        let table = &self.followed.table;
+        let tables = &self.followed.tables;
         let cross = self.followed.cross.iter().collect();
-        plan.push_rows(self.sequence, SequenceRows { tokens, first, table, cross });
+        plan.push_rows(self.sequence, SequenceRows { tokens, first, tables, cross });
         plan.ask_for(usize::from(self.caught_up));
     }
 }

@@ -11,7 +11,9 @@ use triptych_core::clock::ManualClock;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncodedRows};
 use triptych_models::ModelError;
-use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, PagedBatch, Pending, StepInput};
+use triptych_models::decoder::{
+    AlignInput, Decoder, DecoderInfo, GroupKv, KvCacheGroups, PagedBatch, Pending, StepInput,
+};
 use triptych_models::lora::LoraAdapter;
 use triptych_models::sampling::{CarriedToken, Choices, choose_rows};
 
@@ -114,7 +116,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         cross_attention,
         cross_optional: false,
         mutual_items: false,
-        kv_window: None,
+        kv_groups: KvCacheGroups::FULL,
         self_block_bytes: 100,
         cross_block_bytes: if cross_attention { 10 } else { 0 },
         state_slot_bytes: None,
@@ -169,22 +171,25 @@ impl StepLog {
                 next_row = embed.first_row + i + 1;
             }
         }
-        for (row, slot) in step.slot_mapping.iter().enumerate() {
-            let position = step.positions[row].iter().fold(3, |h, p| mix(h, u64::from(*p)));
-            self.self_kv.slots[*slot as usize] = Some(mix(values[row], position));
+        for group in step.self_kv {
+            for (row, slot) in group.slot_mapping.iter().enumerate() {
+                let position = step.positions[row].iter().fold(3, |h, p| mix(h, u64::from(*p)));
+                self.self_kv.slots[*slot as usize] = Some(mix(values[row], position));
+            }
         }
     }
 
     /// Advances the recurrent state of sequence `i` by its rows; returns its hash after each of them.
     fn recur(&mut self, step: &StepInput<'_>, i: usize) -> Option<Vec<u64>> {
         let slot = step.state_slots?[i] as usize;
-        let rows = at(step.self_kv.query_start_loc, i);
+        let GroupKv { slot_mapping, tables } = step.self_kv[0];
+        let rows = at(tables.query_start_loc, i);
         let (mut n_tokens, mut hash) = self.states[slot].expect("a state is set before it is read");
-        let n_keys = step.self_kv.seq_lens[i] as usize;
+        let n_keys = tables.seq_lens[i] as usize;
         assert_eq!(n_tokens, n_keys - rows.len(), "a state is after the tokens before the step");
         let hashes = rows.map(|row| {
             n_tokens += 1;
-            hash = mix(hash, self.self_kv.slots[step.slot_mapping[row] as usize].expect("a row is written"));
+            hash = mix(hash, self.self_kv.slots[slot_mapping[row] as usize].expect("a row is written"));
             hash
         });
         let hashes = hashes.collect();
@@ -192,13 +197,33 @@ impl StepLog {
         Some(hashes)
     }
 
-    /// Checks the rows of sequence `i` against its table; returns the hash of its history up to each row, as far as the row sees
-    /// it.
-    fn read(&mut self, step: &StepInput<'_>, i: usize, window: Option<NonZeroU32>) -> Vec<u64> {
-        let (rows, slots) = (at(step.self_kv.query_start_loc, i), slots(&step.self_kv, i));
+    /// Checks the rows of sequence `i` against its tables; returns the hash of its history up to each row, as far as the row sees
+    /// it in each group of layers.
+    fn read(&mut self, step: &StepInput<'_>, i: usize, groups: &KvCacheGroups) -> Vec<u64> {
+        self.steps.last_mut().expect("a step is open").push((0, 0..0));
+        let windows = groups.windows();
+        assert_eq!(windows.len(), step.self_kv.len(), "KV of every group");
+        let of_group =
+            |(group, window): (&GroupKv<'_>, &Option<NonZeroU32>)| self.read_group(step, (group, i), *window);
+        let read: Vec<Vec<u64>> = step.self_kv.iter().zip(windows).map(of_group).collect();
+        let rows = 0..read[0].len();
+        rows.map(|row| read[1..].iter().fold(read[0][row], |hash, group| mix(hash, group[row]))).collect()
+    }
+
+    /// The same of one group.
+    fn read_group(
+        &mut self,
+        step: &StepInput<'_>,
+        (group, i): (&GroupKv<'_>, usize),
+        window: Option<NonZeroU32>,
+    ) -> Vec<u64> {
+        let (rows, slots) = (at(group.tables.query_start_loc, i), slots(&group.tables, i));
         let computed = slots.len() - rows.len()..slots.len();
         for (row, key) in rows.clone().zip(computed.clone()) {
-            assert_eq!(step.slot_mapping[row] as usize, slots[key], "a row is written where its key is read");
+            assert_eq!(
+                group.slot_mapping[row] as usize, slots[key],
+                "a row is written where its key is read"
+            );
         }
         let block = slots[0] / KV_BLOCK_TOKENS;
         if computed.start == 0 {
@@ -207,7 +232,11 @@ impl StepLog {
         // With a window the first block may be given back.
         let name = self.self_kv.first_tokens[block].or(window.map(|_| 0));
         let name = name.expect("a sequence starts with its first token");
-        self.steps.last_mut().expect("a step is open").push((name, computed.clone()));
+        let open = self.steps.last_mut().and_then(|step| step.last_mut()).expect("a step is open");
+        // A group without a window knows the first token.
+        if window.is_none() || open.1.is_empty() {
+            *open = (name, computed.clone());
+        }
         let cross = self.cross_hashes(step);
         let value = |slot: &usize| self.self_kv.slots[*slot].expect("a slot is written before it is read");
         let Some(window) = window else {
@@ -337,23 +366,24 @@ impl Decoder for FakeDecoder {
             return Err(refusal());
         }
         let mut seen = HashSet::new();
-        assert!(step.slot_mapping.iter().all(|slot| seen.insert(*slot)), "no slot is written twice");
+        let mut written = step.self_kv.iter().flat_map(|group| group.slot_mapping);
+        assert!(written.all(|slot| seen.insert(*slot)), "no slot is written twice");
         if let Some((clock, row, rest)) = &log.costs {
             clock.advance(*row * step.token_ids.len() as u32 + *rest);
         }
         assert_eq!(step.positions.len(), step.token_ids.len());
-        assert_eq!(step.slot_mapping.len(), step.token_ids.len());
+        assert!(step.self_kv.iter().all(|group| group.slot_mapping.len() == step.token_ids.len()));
         log.cross_rows = step.cross_rows.map(<[u32]>::to_vec);
         log.write(step);
         log.steps.push(Vec::new());
         log.order.push('s');
-        let n_seqs = step.self_kv.seq_lens.len();
+        let n_seqs = step.self_kv[0].tables.seq_lens.len();
         assert_eq!(step.state_slots.map(<[u32]>::len), self.info.state_slot_bytes.map(|_| n_seqs));
         let slots: HashSet<u32> = step.state_slots.into_iter().flatten().copied().collect();
         assert!(step.state_slots.is_none_or(|all| all.len() == slots.len()), "no state is written twice");
         let mut hashes: Vec<u64> = Vec::new();
         for i in 0..n_seqs {
-            let read = log.read(step, i, self.info.kv_window);
+            let read = log.read(step, i, &self.info.kv_groups);
             match log.recur(step, i) {
                 Some(states) => hashes.extend(read.iter().zip(states).map(|(hash, state)| mix(*hash, state))),
                 None => hashes.extend(read),

@@ -8,6 +8,7 @@ mod preemption;
 mod speculation;
 mod images;
 mod items;
+mod kv_groups;
 mod projections;
 mod prompt_scores;
 mod adapters;

@@ -13,7 +13,7 @@ use triptych_engine::{
     EngineConfig, Event, KvBudget, Pipelining, Preemption, PrefixCache, RowRetention, SequenceId,
     SequenceRequest, Speculation, StateBudget,
 };
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecoderInfo, KvCacheGroups};
 
 /// Items that the schedules draw from; their sizes straddle a block.
 const ITEM_SIZES: [u32; 4] = [1, 31, 32, 45];
@@ -51,8 +51,8 @@ enum Move {
 #[derive(Clone, Debug)]
 struct Schedule {
     cross_attention: bool,
-    /// Keys that a query sees at most.
-    window: Option<NonZeroU32>,
+    /// Keys that a query sees at most, in each group of layers.
+    groups: KvCacheGroups,
     /// True if layers keep recurrent states.
     recurrent: bool,
     config: EngineConfig,
@@ -63,7 +63,7 @@ impl Schedule {
     fn decoder(&self) -> DecoderInfo {
         // The slots of an undisturbed engine are 64.
         let state_slot_bytes = NonZeroUsize::new(1 << 24).filter(|_| self.recurrent);
-        DecoderInfo { kv_window: self.window, state_slot_bytes, ..info(self.cross_attention, 4096) }
+        DecoderInfo { kv_groups: self.groups, state_slot_bytes, ..info(self.cross_attention, 4096) }
     }
 }
 
@@ -107,15 +107,20 @@ fn one_move() -> impl Strategy<Value = Move> {
     ]
 }
 
+fn groups() -> impl Strategy<Value = KvCacheGroups> {
+    let windows = prop::collection::vec(prop_oneof![Just(0), 1u32..80], 1..4);
+    let groups = windows.prop_map(|windows| windows.into_iter().map(NonZeroU32::new).collect::<Vec<_>>());
+    prop_oneof![1 => Just(KvCacheGroups::FULL), 4 => groups.prop_map(|all| KvCacheGroups::of(&all).expect("few"))]
+}
+
 fn schedule() -> impl Strategy<Value = Schedule> {
     let config = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
     let rows = prop_oneof![Just(RowRetention::UntilEnd), Just(RowRetention::UntilRead)];
     let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
-    let window = prop_oneof![2 => Just(None), 3 => (1u32..80).prop_map(NonZeroU32::new)];
     (
-        (any::<bool>(), window, prop::option::of(1usize..12)),
+        (any::<bool>(), groups(), prop::option::of(1usize..12)),
         config,
         policies,
         (decode_share, pipelining, rows),
@@ -123,13 +128,15 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     )
         .prop_map(
             |(
-                (cross_attention, window, states),
+                (cross_attention, groups, states),
                 config,
                 (preemption, speculation, prefix_cache),
                 (decode_share, pipelining, rows),
                 moves,
             )| {
                 let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
+                let groups = if states.is_some() { KvCacheGroups::FULL } else { groups };
+                let [self_attention, host] = [self_attention, host].map(|n| n * groups.n_groups());
                 let config = EngineConfig {
                     kv: KvBudget::Blocks { self_attention, cross_attention: cross_blocks, host },
                     states: StateBudget::Slots(states.unwrap_or(0)),
@@ -144,8 +151,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     pipelining,
                     rows,
                 };
-                let window = window.filter(|_| states.is_none());
-                Schedule { cross_attention, window, recurrent: states.is_some(), config, moves }
+                Schedule { cross_attention, groups, recurrent: states.is_some(), config, moves }
             },
         )
 }
@@ -190,7 +196,10 @@ fn make(first_id: u64, shape: &Shape, cross_attention: bool, now: Instant) -> Se
 fn undisturbed(arrival: &SequenceRequest, schedule: &Schedule) -> Bench {
     let KvBudget::Blocks { self_attention, .. } = schedule.config.kv else { panic!("made of blocks") };
     let kv = KvBudget::Blocks { self_attention, cross_attention: 16, host: 0 };
-    let mut bench = Bench::of(schedule.decoder(), EngineConfig { kv, ..config() });
+    // Windows bound what a chunk needs, and so the context.
+    let EngineConfig { token_budget, max_sequences, .. } = schedule.config;
+    let config = EngineConfig { kv, token_budget, max_sequences, ..config() };
+    let mut bench = Bench::of(schedule.decoder(), config);
     bench.add(SequenceRequest { deadline: bench.sequence(0, 1, 1).deadline, ..arrival.clone() });
     outputs().iter().for_each(|o| bench.ready(o));
     bench.settle();
@@ -299,7 +308,8 @@ fn a_crowd_on_few_blocks_is_preempted_often_and_completions_the_same() {
         for (preemption, pipelining) in ways.into_iter().flatten() {
             let config = EngineConfig { preemption, pipelining, ..config };
             let moves = moves.clone();
-            let schedule = Schedule { cross_attention, window: None, recurrent: false, config, moves };
+            let schedule =
+                Schedule { cross_attention, groups: KvCacheGroups::FULL, recurrent: false, config, moves };
             check(&schedule);
             let stats = play(&schedule).0.engine.stats();
             assert!(stats.preemptions >= 8, "{stats:?}");

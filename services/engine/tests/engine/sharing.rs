@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use triptych_core::TenantId;
 use triptych_core::sampling::{BeamParams, EarlyStopping};
 use triptych_engine::{EngineConfig, KvBudget, NextStep, PrefixCache, SequenceId, SequenceRequest};
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecoderInfo, KvCacheGroups};
 
 /// The prompt of another sequence, under the id `id`.
 fn like(arrival: &SequenceRequest, id: u64) -> SequenceRequest {
@@ -77,32 +77,35 @@ fn what_was_written_is_known_to_the_next_turn() {
 #[test]
 fn a_sequence_gives_back_the_blocks_that_no_layer_sees_and_is_found_by_those_that_it_does() {
     let window = NonZeroU32::new(20);
-    let windowed = DecoderInfo { kv_window: window, ..info(false, 4096) };
-    let mut bench = Bench::of(windowed, with_blocks(40, 0));
-    let first = bench.sequence(1, 160, 300);
-    bench.add(first.clone());
-    let mut most_used = 0;
-    while bench.engine.next_step() == NextStep::Now {
-        bench.step();
-        if bench.engine.stats().decoding == 1 {
-            most_used = most_used.max(bench.engine.stats().self_used);
+    let mixed = KvCacheGroups::of(&[None, window]).unwrap();
+    for (kv_groups, n_used) in [(KvCacheGroups::one(window), 2), (mixed, 15 + 2)] {
+        let windowed = DecoderInfo { kv_groups, ..info(false, 4096) };
+        let mut bench = Bench::of(windowed, with_blocks(40, 0));
+        let first = bench.sequence(1, 160, 300);
+        bench.add(first.clone());
+        let mut most_used = 0;
+        while bench.engine.next_step() == NextStep::Now {
+            bench.step();
+            if bench.engine.stats().decoding == 1 {
+                most_used = most_used.max(bench.engine.stats().self_used);
+            }
         }
+        assert_eq!(most_used, n_used, "of 15 blocks of each group");
+        // Others take the blocks that were given back first.
+        bench.add(bench.sequence(2, 160, 1));
+        bench.settle();
+        let mut next = bench.sequence(1, 480, 2);
+        next.ids = vec![SequenceId(3)];
+        next.prepared.tokens[..160].copy_from_slice(&first.prepared.tokens);
+        next.prepared.tokens[160..460].copy_from_slice(&bench.seen(1).tokens());
+        bench.add(next.clone());
+        bench.settle();
+        assert_eq!(bench.seen(3).finished().n_cached, 448);
+        let mut alone = Bench::of(windowed, with_blocks(40, 0));
+        alone.add(next);
+        alone.settle();
+        assert_eq!(bench.seen(3).tokens(), alone.seen(3).tokens());
     }
-    assert_eq!(most_used, 2, "of 15 blocks");
-    // Others take the blocks that were given back first.
-    bench.add(bench.sequence(2, 160, 1));
-    bench.settle();
-    let mut next = bench.sequence(1, 480, 2);
-    next.ids = vec![SequenceId(3)];
-    next.prepared.tokens[..160].copy_from_slice(&first.prepared.tokens);
-    next.prepared.tokens[160..460].copy_from_slice(&bench.seen(1).tokens());
-    bench.add(next.clone());
-    bench.settle();
-    assert_eq!(bench.seen(3).finished().n_cached, 448);
-    let mut alone = Bench::of(windowed, with_blocks(40, 0));
-    alone.add(next);
-    alone.settle();
-    assert_eq!(bench.seen(3).tokens(), alone.seen(3).tokens());
 }
 
 #[test]

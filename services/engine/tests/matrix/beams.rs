@@ -36,7 +36,8 @@ fn beams_that_are_preempted_find_the_same_completions() {
     for case in &cases() {
         let longest = case.requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0);
         // One search with its four beams fits, and little beside it.
-        let self_attention = 4 * (longest + 32).div_ceil(32) + 1;
+        let n_groups = case.model.spec().decoder.kv_groups().groups.n_groups();
+        let self_attention = n_groups * (4 * (longest + 32).div_ceil(32) + 1);
         for (preemption, host) in [(Preemption::Recompute, 0), (Preemption::Swap, 64)] {
             let kv = KvBudget::Blocks { self_attention, cross_attention: 256, host };
             searched(case, EngineConfig { kv, preemption, ..roomy() });

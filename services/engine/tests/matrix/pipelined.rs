@@ -29,7 +29,8 @@ fn sampling(request: &Request, id: u64, bench: &Bench<'_>) -> SamplingParams {
 /// Requests that arrive in the middle of others, each twice, on few blocks.
 fn run<'a>(compute: &Compute, case: &'a Case, pipelining: Pipelining, preemption: Preemption) -> Bench<'a> {
     let longest = case.requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0);
-    let self_attention = 4 * ((longest + LONG).div_ceil(32) + 1);
+    let n_groups = case.model.spec().decoder.kv_groups().groups.n_groups();
+    let self_attention = 4 * n_groups * ((longest + LONG).div_ceil(32) + 1);
     let kv = KvBudget::Blocks { self_attention, cross_attention: 256, host: 64 };
     let config = EngineConfig { kv, pipelining, preemption, prefix_cache: PrefixCache::On, ..roomy() };
     let mut bench = Bench::on(compute, case, config);

@@ -9,7 +9,7 @@ use triptych_engine::{EngineConfig, KvBudget, Preemption, PrefixCache, RowRetent
 fn run(case: &Case, preemption: Preemption, prefix_cache: PrefixCache) -> Stats {
     let mut calm = Bench::new(case, roomy());
     let longest = case.requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0);
-    let self_attention = (longest + LONG).div_ceil(32) + 2;
+    let self_attention = calm.info.kv_groups.n_blocks(longest + LONG, roomy().token_budget) + 2;
     let kv = KvBudget::Blocks { self_attention, cross_attention: 256, host: 64 };
     let mut tight = Bench::new(
         case,

@@ -7,15 +7,15 @@
 
 use super::StepInput;
 use crate::error::ModelError;
-use crate::spec::{CrossSpec, DecoderSpec, ItemsSpec, StackSpec};
+use crate::spec::{DecoderSpec, ItemsSpec, KvPlace};
 use triptych_kernels::ops::{Indices, PagedSequences, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
 
 /// Indices of a decoder layer in the caches; `None` where it has nothing there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheLayers {
-    /// Layer of the self-attention cache.
-    pub own: Option<usize>,
+    /// Place in the self-attention cache.
+    pub own: Option<KvPlace>,
     /// Layer of the cross-attention cache.
     pub cross: Option<usize>,
     /// Layer of the cache of recurrent states.
@@ -23,31 +23,20 @@ pub(super) struct CacheLayers {
 }
 
 impl CacheLayers {
-    /// Cache layers of decoder layer `idx`.
-    pub fn of(spec: &DecoderSpec, idx: usize) -> Self {
-        match &spec.items {
-            ItemsSpec::CrossAttention(cross) => Self::of_cross(cross, idx),
-            ItemsSpec::Embedded { .. } => Self::of_stack(&spec.stack, idx),
-        }
-    }
-
-    fn of_stack(stack: &StackSpec, idx: usize) -> Self {
-        let before = stack.n_recurrent_before(idx);
-        match stack.layer(idx).recurrent {
-            Some(_) => Self { recurrent: Some(before), ..Self::default() },
-            None => Self { own: Some(idx - before), ..Self::default() },
-        }
-    }
-
-    fn of_cross(cross: &CrossSpec, idx: usize) -> Self {
-        let Some(instead) = cross.instead() else {
-            return Self { own: Some(idx), cross: Some(idx), recurrent: None };
+    /// Cache layers of decoder layer `idx`, whose keys of self-attention have the place `own`.
+    pub fn of(spec: &DecoderSpec, idx: usize, own: Option<KvPlace>) -> Self {
+        let cross = match &spec.items {
+            ItemsSpec::CrossAttention(cross) => match cross.instead() {
+                None => Some(idx),
+                Some(instead) if instead.layers.contains(&idx) => {
+                    Some(instead.layers.iter().filter(|layer| **layer < idx).count())
+                }
+                Some(_) => None,
+            },
+            ItemsSpec::Embedded { .. } => None,
         };
-        let before = instead.layers.iter().filter(|layer| **layer < idx).count();
-        match instead.layers.contains(&idx) {
-            true => Self { cross: Some(before), ..Self::default() },
-            false => Self { own: Some(idx - before), ..Self::default() },
-        }
+        let recurrent = spec.stack.layer(idx).recurrent.map(|_| spec.stack.n_recurrent_before(idx));
+        Self { own, cross, recurrent }
     }
 }
 

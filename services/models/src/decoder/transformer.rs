@@ -3,7 +3,7 @@
 //! One file over 600 lines: loading, the step and its back half are one trait's methods over the same fields.
 
 use super::cross_rows::{CacheLayers, CrossRows};
-use super::head::load_ends;
+use super::head::{HeadTransform, load_ends};
 use super::{
     AlignInput, DecodeGraphConfig, Decoder, DecoderInfo, EmbedRows, Pending, StepInput, no_align, no_states,
     no_step,
@@ -14,7 +14,7 @@ use crate::layers::{
     Loader, Residual, SelfAttention, StackAndNames,
 };
 use crate::lora::{Adapters, LoraAdapter};
-use crate::spec::{DecoderSpec, ItemsSpec};
+use crate::spec::{DecoderSpec, ItemsSpec, KvGroupLayers, KvPlace};
 use crate::weights::Weights;
 use std::collections::VecDeque;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -44,17 +44,19 @@ use align_pass::AlignPass;
 use expert_rows::SubLayerRows;
 use graphs::DecodeGraphs;
 use item_rows::ItemRows;
-use staged_step::{StagedStep, StepArrays};
+use staged_step::{StagedKv, StagedStep, StepArrays};
 
 /// A decoder of any family over any back end.
 pub struct TransformerDecoder<B: Backend> {
     backend: B,
     spec: DecoderSpec,
+    kv: KvGroupLayers,
     tokens: B::Table,
     input_layer: InputLayer<B>,
     layers: Vec<DecoderLayer<B>>,
     adapters: Adapters<B>,
     final_norm: Option<B::Norm>,
+    head_transform: Option<HeadTransform<B>>,
     head: B::Linear,
     self_kv: B::KvCache,
     cross_kv: B::KvCache,
@@ -69,8 +71,8 @@ pub struct TransformerDecoder<B: Backend> {
 }
 
 struct DecoderLayer<B: Backend> {
-    // Absent where cross-attention or linear attention replaces it. The index is that in the self-attention cache.
-    attention: Option<(Residual<B>, SelfAttention<B>, usize)>,
+    // Absent where cross-attention or linear attention replaces it. The place is that in the self-attention cache.
+    attention: Option<(Residual<B>, SelfAttention<B>, KvPlace)>,
     // The index is that in the cache of states.
     recurrent: Option<(Residual<B>, GatedDelta<B>, usize)>,
     // The index is that in the cross-attention cache.
@@ -105,23 +107,28 @@ impl<B: Backend> TransformerDecoder<B> {
             StackAndNames { spec: stack, names: &names.stack },
         )?;
         let (tokens, head) = load_ends(backend, spec, weights)?;
+        let transform = |spec| HeadTransform::load(backend, weights, spec, stack.hidden);
+        let head_transform = spec.head.transform.as_ref().map(transform).transpose()?;
         let final_norm = match stack.final_norm {
             true => Some(loader.norm(names.stack.final_norm, stack.norm, stack.hidden)?),
             false => None,
         };
-        let layers =
-            (0..stack.n_layers).map(|i| DecoderLayer::load(&loader, spec, i)).collect::<Result<_, _>>()?;
+        let kv = spec.kv_groups();
+        let layer = |(i, own): (usize, &Option<KvPlace>)| DecoderLayer::load(&loader, spec, i, *own);
+        let layers = kv.places.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
         Ok(Self {
             tokens,
             input_layer,
             layers,
             adapters: Adapters::new(loader.sites()),
             final_norm,
+            head_transform,
             head,
-            self_kv: backend.kv_cache(self_layout(spec, 0))?,
+            self_kv: backend.kv_cache(self_layout(spec, &kv, 0))?,
             cross_kv: backend.kv_cache(cross_layout(spec, 0))?,
             states: None,
-            host_kv: backend.host_kv_cache(self_layout(spec, 0))?,
+            host_kv: backend.host_kv_cache(self_layout(spec, &kv, 0))?,
+            kv,
             align_pass: None,
             graphs: DecodeGraphs::default(),
             pending: VecDeque::new(),
@@ -189,6 +196,9 @@ impl<B: Backend> TransformerDecoder<B> {
         let mut x = self.backend.gather_rows(step, x, rows)?;
         if let Some(norm) = &self.final_norm {
             x = self.backend.norm(&x, norm)?;
+        }
+        if let Some(transform) = &self.head_transform {
+            x = transform.forward(&self.backend, &x)?;
         }
         let mut logits = self.backend.linear(&x, &self.head, Activation::None, None)?;
         if let Some(c) = self.spec.head.softcap {
@@ -286,8 +296,8 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             cross_attention: cross_block_bytes.is_some(),
             cross_optional: self.is_cross_optional(),
             mutual_items: self.has_mutual_items(),
-            kv_window: spec.kv_window(),
-            self_block_bytes: bytes(self_layout(spec, 1)),
+            kv_groups: self.kv.groups,
+            self_block_bytes: bytes(self_layout(spec, &self.kv, 1)),
             cross_block_bytes: cross_block_bytes.unwrap_or_default(),
             state_slot_bytes: state_layout(spec, 1)
                 .and_then(|layout| NonZeroUsize::new(self.backend.state_slot_bytes(layout))),
@@ -298,10 +308,10 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     fn allocate_kv(&mut self, self_blocks: usize, cross_blocks: usize) -> Result<(), ModelError> {
         // Old caches go first, so that memory need not hold both generations at once, and with them what addresses them.
         self.graphs.start(self_blocks);
-        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, 0))?;
+        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, &self.kv, 0))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, 0))?;
-        self.self_kv =
-            self.backend.kv_cache(self_layout(&self.spec, self_blocks + self.graphs.n_spare_blocks()))?;
+        let n_blocks = self_blocks + self.graphs.n_spare_blocks();
+        self.self_kv = self.backend.kv_cache(self_layout(&self.spec, &self.kv, n_blocks))?;
         self.cross_kv = self.backend.kv_cache(cross_layout(&self.spec, cross_blocks))?;
         Ok(())
     }
@@ -325,8 +335,8 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
     }
 
     fn allocate_host(&mut self, n_blocks: usize) -> Result<(), ModelError> {
-        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, 0))?;
-        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, n_blocks))?;
+        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, &self.kv, 0))?;
+        self.host_kv = self.backend.host_kv_cache(self_layout(&self.spec, &self.kv, n_blocks))?;
         Ok(())
     }
 
@@ -449,11 +459,16 @@ struct StepContext<'a, B: Backend> {
 }
 
 impl<B: Backend> DecoderLayer<B> {
-    fn load(loader: &Loader<'_, B>, spec: &DecoderSpec, idx: usize) -> Result<Self, ModelError> {
+    fn load(
+        loader: &Loader<'_, B>,
+        spec: &DecoderSpec,
+        idx: usize,
+        own: Option<KvPlace>,
+    ) -> Result<Self, ModelError> {
         let stack = &spec.stack;
         let names = &spec.names.stack;
         let loader = loader.layer(names.layers, idx);
-        let place = CacheLayers::of(spec, idx);
+        let place = CacheLayers::of(spec, idx, own);
         let instead = match &spec.items {
             ItemsSpec::CrossAttention(cross) => cross.instead(),
             ItemsSpec::Embedded { .. } => None,
@@ -467,7 +482,7 @@ impl<B: Backend> DecoderLayer<B> {
             _ => None,
         };
         let attention = match place.own {
-            Some(cache_layer) => Some((
+            Some(place) => Some((
                 Residual::of_attention(&loader, names.attention.norm, stack)?,
                 SelfAttention::load_low_rank(
                     &loader,
@@ -475,7 +490,7 @@ impl<B: Backend> DecoderLayer<B> {
                     stack,
                     stack.layer(idx).low_rank_query,
                 )?,
-                cache_layer,
+                place,
             )),
             None => None,
         };
@@ -524,10 +539,10 @@ impl<B: Backend> DecoderLayer<B> {
         let backend = on.backend;
         let LayerCaches { own, cross: cross_cache, states } = caches;
         let mut x = x.clone();
-        if let Some((norm, attention, layer)) = &self.attention {
+        if let Some((norm, attention, place)) = &self.attention {
+            let (layer, StagedKv { slots, seqs }) = (place.layer, arrays.own.group(place.group)?);
             x = norm.around(backend, &x, |input, residual| {
-                let (layer, seqs) = (*layer, arrays.own);
-                let to = KvSlots { cache: &mut *own, layer, slots: arrays.slots };
+                let to = KvSlots { cache: &mut *own, layer, slots };
                 let rows = CachedRows { to, rotation };
                 let q = match &self.visual {
                     None => attention.write_keys_values(on, step, input, rows)?,
@@ -585,18 +600,9 @@ impl<B: Backend> DecoderLayer<B> {
 }
 
 /// Layout of the self-attention cache.
-fn self_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
+fn self_layout(spec: &DecoderSpec, kv: &KvGroupLayers, n_blocks: usize) -> KvLayout {
     let shape = spec.stack.attention.shape;
-    let n_cross = match &spec.items {
-        ItemsSpec::CrossAttention(cross) => cross.instead().map_or(0, |i| i.layers.len()),
-        ItemsSpec::Embedded { .. } => 0,
-    };
-    KvLayout {
-        n_layers: spec.stack.n_layers - n_cross - spec.stack.n_recurrent_before(spec.stack.n_layers),
-        n_blocks,
-        n_kv_heads: shape.n_kv_heads,
-        head_dim: shape.head_dim,
-    }
+    KvLayout { n_layers: kv.n_layers, n_blocks, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
 }
 
 /// Layout of the cache of recurrent states; `None`: no layer has one.
@@ -613,6 +619,9 @@ fn cross_layout(spec: &DecoderSpec, n_blocks: usize) -> KvLayout {
             n_kv_heads: cross.attention.shape.n_kv_heads,
             head_dim: cross.attention.shape.head_dim,
         },
-        ItemsSpec::Embedded { .. } => KvLayout { n_layers: 0, ..self_layout(spec, n_blocks) },
+        ItemsSpec::Embedded { .. } => {
+            let shape = spec.stack.attention.shape;
+            KvLayout { n_layers: 0, n_blocks, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
+        }
     }
 }

@@ -107,8 +107,8 @@ impl<B: Backend> Stem<B> {
                 let tables = Loader::new(loader.backend(), weights, spec.names.tokens);
                 Ok(Self::Tokens(tables.scaled_table("", [vocab, hidden], scale)?))
             }
-            StemSpec::PrefixedPatches { patch, bias, flat_prefix, .. } => {
-                let shape = PrefixedShape { patch, bias, flat_prefix, hidden };
+            StemSpec::PrefixedPatches { patch, bias, n_registers, flat_prefix, .. } => {
+                let shape = PrefixedShape { patch, bias, n_registers, flat_prefix, hidden };
                 Ok(Self::Prefixed(PrefixedPatchStem::load(loader, spec.names.stem, shape)?))
             }
             StemSpec::Captioned(ref captioned) => {

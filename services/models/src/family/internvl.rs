@@ -184,6 +184,7 @@ pub(super) fn tower(config: &Config<'_>, of: Tower) -> Result<EncoderSpec, Model
             grid,
             bias: true,
             n_prefix: 1,
+            n_registers: 0,
             flat_prefix: false,
         },
         positions: match of.has_positions {

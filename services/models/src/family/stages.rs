@@ -112,6 +112,23 @@ impl Family {
         })
     }
 
+    /// The spec for the images that the processor of a model directory makes: where all have one size, and it is not that of the
+    /// position table, the table is resampled.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a file or key that is missing or not supported.
+    pub fn resized(self, dir: &Path, spec: ModelSpec) -> Result<ModelSpec, ModelError> {
+        let (Self::VisionEncoderDecoder, Some(encoder)) = (self, &spec.encoder) else { return Ok(spec) };
+        let Some(own) = encoder.stem.fixed_grid() else { return Ok(spec) };
+        let Some(size) = CanvasSettings::from_dir(dir)?.fixed_size() else { return Ok(spec) };
+        let grid = [size.height, size.width].map(|side| encoder.stem.patches_along(side as usize));
+        match encoder.clone().resized(grid) {
+            Some(resized) if grid != own => Ok(ModelSpec { encoder: Some(resized), ..spec }),
+            // Another size is refused with the processor.
+            _ => Ok(spec),
+        }
+    }
+
     /// Reads the prompt layout of a model directory.
     ///
     /// # Errors
@@ -182,6 +199,7 @@ impl Family {
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
             }
             Self::VisionEncoderDecoder
+            | Self::EncoderDecoder
             | Self::Florence2
             | Self::Bart
             | Self::MBart
@@ -216,7 +234,10 @@ fn canvas(dir: &Path, spec: &EncoderSpec) -> Result<CanvasProcessor, ModelError>
             let grid = [size.height as usize, size.width as usize].map(|side| stem.patches_along(side));
             if stem.image_rows(grid).is_none() {
                 let actual = format!("{} by {}", size.height, size.width);
-                return Err(wrong(actual, "a size that config.json allows, such as its image_size"));
+                return Err(wrong(
+                    actual,
+                    "a size that config.json allows, such as its image_size; positions are resampled only from a square",
+                ));
             }
         }
         (None, StemSpec::PrefixedPatches { grid, patch: [.., side], .. }) => {

@@ -136,6 +136,7 @@ pub(super) fn spec(config: &Config<'_>, output: TowerOutput) -> Result<EncoderSp
             grid,
             bias: !is_clip,
             n_prefix,
+            n_registers: 0,
             flat_prefix: true,
         },
         positions: Positions::Table { n_rows: grid[0] * grid[1] + n_prefix, offset: 0 },

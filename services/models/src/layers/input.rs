@@ -1,6 +1,6 @@
 //! The input of a stack: positions of the rows, and in some models a norm.
 
-use super::{Loader, Rotary};
+use super::{Loader, Rotary, resampled};
 use crate::error::ModelError;
 use crate::spec::{InputNorm, Positions, RelativeSpec, RelativeTables, RotarySpec, StackNames, StackSpec};
 use triptych_core::DType;
@@ -72,8 +72,18 @@ impl<B: Backend> InputLayer<B> {
                 table: loader.table(name, offset + n_rows, hidden)?,
                 offset: *offset as u32,
             },
+            Positions::Typed { n_rows, offset, n_types, types } => {
+                let shape = [offset + n_rows, hidden];
+                PositionEncoding::Table {
+                    table: typed_table(loader, (name, shape), (types, *n_types))?,
+                    offset: *offset as u32,
+                }
+            }
             Positions::Parameter { n_rows } => {
                 PositionEncoding::Table { table: loader.bare_table(name, *n_rows, hidden)?, offset: 0 }
+            }
+            Positions::Resampled(spec) => {
+                PositionEncoding::Table { table: resampled::table(loader, spec, (name, hidden))?, offset: 0 }
             }
             Positions::WideSinusoids { n_rows, offset } => PositionEncoding::Table {
                 table: wide_sinusoids(loader.backend(), 0..offset + n_rows, hidden)?,
@@ -212,6 +222,22 @@ impl Rotations {
         let rotaries = specs.into_iter().map(|spec| Rotary::new(spec, head_dim)).collect();
         Ok(Self { rotaries, of_layer })
     }
+}
+
+/// A table of `shape`, each row with the first of another, `[n_types, hidden]`.
+fn typed_table<B: Backend>(
+    loader: &Loader<'_, B>,
+    (name, shape): (&str, [usize; 2]),
+    (types, n_types): (&str, usize),
+) -> Result<B::Table, ModelError> {
+    let mut values = loader.matrix(name, &shape)?.values();
+    let types = loader.matrix(types, &[n_types, shape[1]])?.values();
+    for row in values.chunks_exact_mut(shape[1].max(1)) {
+        row.iter_mut().zip(&types).for_each(|(value, added)| *value += added);
+    }
+    let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = WeightView { dtype: DType::F32, shape: &shape, data: &data };
+    Ok(loader.backend().load_table(view, 1.0)?)
 }
 
 fn load_relative<B: Backend>(

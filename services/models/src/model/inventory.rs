@@ -70,8 +70,19 @@ pub struct StageInventory {
 pub struct KvBytes {
     /// Bytes of a token of a sequence, all layers.
     pub per_token: BytesByPrecision,
+    /// Bytes of a token that is behind a window, which layers without one hold; `None` where none has a window.
+    pub behind_window: Option<KvBehindWindow>,
     /// Bytes of an encoder row that is cross-attended to, all layers; `None` where rows replace token embeddings.
     pub cross_per_row: Option<BytesByPrecision>,
+}
+
+/// KV of a token that layers with a sliding window see no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvBehindWindow {
+    /// Keys of the longest window.
+    pub window: usize,
+    /// Bytes of the token.
+    pub per_token: BytesByPrecision,
 }
 
 /// An item that illustrates sizes.
@@ -153,7 +164,8 @@ impl Model {
             // Not behind `dyn`, whose table would have the code of a forward pass compiled for this back end too.
             let info = TransformerDecoder::load(&self.spec.decoder, weights, backend)?.info();
             state_bytes = info.state_slot_bytes.map(NonZeroUsize::get);
-            blocks.push((info.self_block_bytes, info.cross_attention.then_some(info.cross_block_bytes)));
+            let own = info.self_block_bytes.saturating_mul(info.kv_groups.n_groups());
+            blocks.push((own, info.cross_attention.then_some(info.cross_block_bytes)));
             Ok(())
         })?;
         let Ok(blocks) = <[(usize, Option<usize>); PRECISIONS.len()]>::try_from(blocks) else {
@@ -161,8 +173,15 @@ impl Model {
         };
         let per_row = |blocks| BytesByPrecision::of(blocks).map(|bytes| bytes / KV_BLOCK_TOKENS);
         let has_cross = blocks.iter().all(|(_, cross)| cross.is_some());
+        let groups = self.spec.decoder.kv_groups().groups;
+        let n_whole = groups.windows().iter().filter(|window| window.is_none()).count();
+        let behind_window = groups.windows().iter().flatten().max().map(|window| KvBehindWindow {
+            window: window.get() as usize,
+            per_token: per_row(blocks.map(|(own, _)| own / groups.n_groups() * n_whole)),
+        });
         let kv = KvBytes {
             per_token: per_row(blocks.map(|(own, _)| own)),
+            behind_window,
             cross_per_row: has_cross.then(|| per_row(blocks.map(|(_, cross)| cross.unwrap_or(0)))),
         };
         let stored = Weights::survey(&self.source.dir)?;

@@ -14,11 +14,24 @@ pub enum Positions {
         /// Row of position 0: some tables begin with rows that nothing uses.
         offset: usize,
     },
+    /// As [`Self::Table`]; the first row of a second table, of kinds of tokens, is added to every row.
+    Typed {
+        /// Positions it has.
+        n_rows: usize,
+        /// Row of position 0.
+        offset: usize,
+        /// Rows of the second table.
+        n_types: usize,
+        /// Its name.
+        types: &'static str,
+    },
     /// As [`Self::Table`] without rows in front, but stored as a bare parameter `[1, n_rows, hidden]`.
     Parameter {
         /// Positions it has.
         n_rows: usize,
     },
+    /// A stored table of a grid, for images of one size, which may be another.
+    Resampled(ResampledSpec),
     /// As [`Self::Sinusoids`], never stored, with frequencies down to 1 / 10 000 itself.
     WideSinusoids {
         /// Positions it has.
@@ -43,6 +56,33 @@ pub enum Positions {
     Rotary(RotarySpec),
     /// A bias of self-attention's scores for each bucket of distances.
     Relative(RelativeSpec),
+}
+
+/// A position table `[n_placed + from[0] · from[1], hidden]` for images of a grid of their own: the rows of the grid are resampled
+/// when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResampledSpec {
+    /// Rows down and across of the stored grid.
+    pub from: [usize; 2],
+    /// Patches down and across of every image.
+    pub to: [usize; 2],
+    /// Rows of the table in front of the grid; they are kept as they are.
+    pub n_placed: usize,
+    /// Rows of the encoder between those and the patches that have no position.
+    pub n_unplaced: usize,
+    /// Filter.
+    pub filter: GridFilter,
+    /// True if it is a bare parameter `[1, n, hidden]`, as [`Positions::Parameter`].
+    pub bare: bool,
+}
+
+/// Filter that a grid of positions is resampled by, with corners that are not aligned; none where the grids are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GridFilter {
+    /// The cubic convolution of a = −0.75 over four rows, also where the grid becomes smaller.
+    Bicubic,
+    /// That of a = −0.5, as wide as the rows that become one.
+    AntialiasedBicubic,
 }
 
 /// Learned biases of scores by distance.

@@ -47,6 +47,8 @@ pub enum StemSpec {
         bias: bool,
         /// Learned rows; their names follow that of the linear layer.
         n_prefix: usize,
+        /// Those of them, at their end, that are stored as one table `[1, n, hidden]`, whose name is the last.
+        n_registers: usize,
         /// True if they are stored as `[hidden]` each, not as `[1, 1, hidden]`.
         flat_prefix: bool,
     },

@@ -1,7 +1,6 @@
-//! Numbers that follow from a spec: arithmetic of a decoder's parts beside each other, in products with weights, and keys that
-//! its queries see.
+//! Numbers that follow from a spec: arithmetic of a decoder's parts beside each other, in products with weights.
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 
 use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, GatedDeltaSpec, ItemsSpec, StackSpec};
 
@@ -31,20 +30,6 @@ impl DecoderSpec {
             ItemsSpec::CrossAttention(cross) => cross.row_parts.unwrap_or(NonZeroUsize::MIN),
             ItemsSpec::Embedded { .. } => NonZeroUsize::MIN,
         }
-    }
-
-    /// The longest window of self-attention; `None` if a layer has none.
-    pub fn kv_window(&self) -> Option<NonZeroU32> {
-        let instead = match &self.items {
-            ItemsSpec::CrossAttention(cross) => cross.instead(),
-            ItemsSpec::Embedded { .. } => None,
-        };
-        let has_keys = |idx: &usize| {
-            self.stack.layer(*idx).recurrent.is_none()
-                && instead.is_none_or(|instead| !instead.layers.contains(idx))
-        };
-        let windows = (0..self.stack.n_layers).filter(has_keys).map(|idx| self.stack.layer(idx).window);
-        windows.collect::<Option<Vec<_>>>()?.into_iter().max()
     }
 }
 

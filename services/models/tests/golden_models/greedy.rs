@@ -5,7 +5,7 @@ use std::sync::Arc;
 use triptych_core::AdapterId;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::PagedBatch;
-use triptych_models::decoder::{AdapterRows, Decoder, DecoderInfo, EmbedRows, StepInput};
+use triptych_models::decoder::{AdapterRows, Decoder, DecoderInfo, EmbedRows, GroupKv, StepInput};
 use triptych_models::sampling::ChooseBatch;
 
 /// A sequence to decode.
@@ -44,7 +44,8 @@ struct Running<'a> {
     own: &'a Sequence,
     tokens: Vec<u32>,
     n_computed: usize,
-    blocks: Vec<u32>,
+    /// Blocks of each KV cache group.
+    blocks: Vec<Vec<u32>>,
     views: Vec<View<'a>>,
     /// True if items are not among the tokens.
     sees_items: bool,
@@ -149,7 +150,9 @@ fn admit<'a>(
 ) -> Vec<Running<'a>> {
     let info = decoder.info();
     let blocks_of = |n: usize| n.div_ceil(KV_BLOCK_TOKENS);
-    let own = |s: &Sequence| blocks_of(s.prompt.len() + n_steps);
+    let n_groups = info.kv_groups.n_groups();
+    let of_group = |s: &Sequence| blocks_of(s.prompt.len() + n_steps);
+    let own = |s: &Sequence| n_groups * of_group(s);
     let cross =
         |s: &Sequence| s.views(&info).map(|(_, rows)| blocks_of(rows.len() / s.hidden)).sum::<usize>();
     let [n_own, n_cross]: [usize; 2] = [sequences.iter().map(own).sum(), sequences.iter().map(cross).sum()];
@@ -168,7 +171,7 @@ fn admit<'a>(
     };
     let mut running = Vec::new();
     for (i, s) in sequences.iter().enumerate() {
-        let blocks = take(false, own(s));
+        let blocks: Vec<Vec<u32>> = (0..n_groups).map(|_| take(false, of_group(s))).collect();
         let mut views = Vec::new();
         for (first_token, rows) in s.views(&info) {
             let n_rows = rows.len() / s.hidden;
@@ -209,9 +212,9 @@ struct Batch {
     positions: Vec<[u32; 3]>,
     /// First row, width of rows, the rows, and true if they end their span.
     embeds: Vec<(usize, usize, Arc<[u8]>, bool)>,
-    slots: Vec<u32>,
     query_start_loc: Vec<u32>,
-    own: Tables,
+    /// Slots and tables of each KV cache group.
+    own: Vec<(Vec<u32>, Tables)>,
     cross: Tables,
     cross_start_loc: Vec<u32>,
     cross_rows: Vec<u32>,
@@ -248,11 +251,15 @@ impl Tables {
 impl Batch {
     fn of(active: &[&mut Running<'_>], chunk: usize) -> Self {
         let mut batch = Self::default();
+        let n_groups = active.first().map_or(0, |sequence| sequence.blocks.len());
+        batch.own.resize_with(n_groups, Default::default);
         for sequence in active {
             batch.push(sequence, chunk);
         }
         batch.query_start_loc.push(batch.token_ids.len() as u32);
-        batch.own.start_loc.push(batch.own.blocks.len() as u32);
+        for (_, tables) in &mut batch.own {
+            tables.start_loc.push(tables.blocks.len() as u32);
+        }
         batch.cross.start_loc.push(batch.cross.blocks.len() as u32);
         batch.cross_start_loc.push(batch.cross_rows.len() as u32);
         batch
@@ -274,7 +281,6 @@ impl Batch {
             self.token_ids.push(s.tokens[i]);
             let next = || [s.own.next_position + (i - n_prompt) as u32; 3];
             self.positions.push(s.own.positions.get(i).copied().unwrap_or_else(next));
-            self.slots.push(slot(&s.blocks, i));
         }
         if let Some(adapter) = s.own.adapter {
             let rows = first_row as u32..self.token_ids.len() as u32;
@@ -295,7 +301,10 @@ impl Batch {
                 self.embeds.push((first_row + from - first, hidden, rows, to == span_end));
             }
         }
-        self.own.push(&s.blocks, end);
+        for ((slots, tables), blocks) in self.own.iter_mut().zip(&s.blocks) {
+            slots.extend((first..end).map(|i| slot(blocks, i)));
+            tables.push(blocks, end);
+        }
         let ends = s.views.iter().skip(1).map(|view| view.first_token).chain([usize::MAX]);
         for (view, until) in s.views.iter().zip(ends) {
             let seen = first.max(view.first_token)..end.min(until);
@@ -323,13 +332,16 @@ impl Batch {
             .collect();
         let adapters: Vec<AdapterRows<'_>> =
             self.adapters.iter().map(|(adapter, rows)| AdapterRows { adapter: *adapter, rows }).collect();
+        let groups = self.own.iter();
+        let groups: Vec<GroupKv<'_>> = groups
+            .map(|(slot_mapping, of)| GroupKv { slot_mapping, tables: of.view(&self.query_start_loc) })
+            .collect();
         let mut chosen = decoder
             .forward(&StepInput {
                 token_ids: &self.token_ids,
                 positions: &self.positions,
                 embeds: &embeds,
-                slot_mapping: &self.slots,
-                self_kv: self.own.view(&self.query_start_loc),
+                self_kv: &groups,
                 cross_kv: decoder.info().cross_attention.then(|| self.cross.view(&self.cross_start_loc)),
                 cross_rows: decoder.info().cross_optional.then_some(self.cross_rows.as_slice()),
                 state_slots: decoder.info().state_slot_bytes.map(|_| self.state_slots.as_slice()),

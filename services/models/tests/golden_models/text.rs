@@ -1,4 +1,4 @@
-//! Text cases: BART and its relatives, T5 and its relatives.
+//! Text cases: BART and its relatives, T5 and its relatives, BERT and RoBERTa as encoder and decoder.
 
 use crate::case::{Case, assert_bf16_close, assert_logits_close, assert_rows_close, cpu, cuda};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -12,7 +12,7 @@ use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::PreparedSequence;
 
-const CASES: [&str; 29] = [
+const CASES: [&str; 32] = [
     "bart_odd_heads",
     "bart_large_cnn",
     "bart_own_head",
@@ -42,6 +42,9 @@ const CASES: [&str; 29] = [
     "umt5_small",
     "umt5_odd_heads",
     "umt5_tied",
+    "bert2bert",
+    "roberta2roberta_projected",
+    "bert2bert_own_head",
 ];
 
 fn input(ids: Vec<u32>) -> EncoderInput {

@@ -1,4 +1,4 @@
-//! Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: rows, positions, logits and greedy tokens, beside images and other videos.
+//! Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without experts and Qwen3.5: rows, positions, logits and greedy tokens, beside images and other videos.
 
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, assert_rows_close, cpu};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
@@ -14,11 +14,13 @@ use triptych_models::preprocess::{
     EncoderInput, Features, FrameStack, VideoKind, VideoProcessor, VideoSettings,
 };
 
-const CASES: [(&str, VideoKind); 4] = [
+const CASES: [(&str, VideoKind); 6] = [
     ("qwen2_vl_two_images", VideoKind::PerFrame),
     ("qwen2_5_vl_window112", VideoKind::PerFrame),
     ("qwen2_5_vl_untied_nested", VideoKind::PerFrame),
     ("qwen3_vl_wide_heads", VideoKind::OverFrames),
+    ("qwen3_vl_moe_dense_layer", VideoKind::OverFrames),
+    ("qwen3_5_tied", VideoKind::OverFrames),
 ];
 /// Name of the image beside the videos.
 const STILL: &str = "image";

@@ -10,7 +10,7 @@ use triptych_core::{
 };
 use triptych_engine::EngineConfig;
 use triptych_models::ModelError;
-use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, StepInput};
+use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, KvCacheGroups, StepInput};
 use triptych_models::sampling::Choices;
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::MetricsRegistry;
@@ -54,7 +54,7 @@ impl Decoder for AligningDecoder {
             cross_attention: true,
             cross_optional: false,
             mutual_items: false,
-            kv_window: None,
+            kv_groups: KvCacheGroups::FULL,
             self_block_bytes: 1 << 20,
             cross_block_bytes: 1 << 20,
             state_slot_bytes: None,
@@ -112,6 +112,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
         engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
         adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
+        cores: None,
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
         fault: None,

@@ -112,6 +112,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         grammar_trial: trial("compile"),
         colocated: None,
         arbiter: None,
+        cores: None,
         journal: StartJournal::without_file(),
         watchdog: Watchdog::default(),
         fault: None,

@@ -109,6 +109,7 @@ impl Demand for Fitted {
                 output_tokens: (draw(&self.output, &mut draws).round() as u32).max(1),
                 items,
                 session: None,
+                blocks: None,
             }
         }))
     }

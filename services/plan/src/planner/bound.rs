@@ -24,7 +24,7 @@ pub fn of(candidate: &Candidate, means: &Means) -> Bound {
     let of = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { f64::MAX };
     let rate = match candidate.shape {
         Shape::Split { encoders, pds } => of(encoders, encode_s).min(of(pds, decode_s)),
-        Shape::Replicated { workers } => of(workers, encode_s + decode_s),
+        Shape::Replicated { workers } | Shape::Elastic { workers } => of(workers, encode_s + decode_s),
         Shape::Colocated => of(1, encode_s + decode_s),
     };
     Bound { rate, encode_s, decode_s }

@@ -8,10 +8,14 @@ use serde::{Serialize, Serializer};
 use std::sync::Arc;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
+use triptych_proxy::Roles;
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// Workers before which a proxy of their own stands, in large fleets.
 const WORKERS_OF_A_PROXY: usize = 64;
+
+/// Tenths of a device's free memory that caches take, as an engine's settings do ([`EngineSettings::on_device`]).
+const DEVICE_SHARE: usize = 9;
 
 /// Workers of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,6 +35,11 @@ pub enum Shape {
     },
     /// One worker with both, on all cores.
     Colocated,
+    /// Workers with both, among which the proxy shifts encodes: roles are elastic.
+    Elastic {
+        /// Number of workers.
+        workers: usize,
+    },
 }
 
 impl Shape {
@@ -43,8 +52,13 @@ impl Shape {
     pub fn encoders_per_pd(self) -> Option<f64> {
         match self {
             Self::Split { encoders, pds } => Some(encoders as f64 / pds as f64),
-            Self::Replicated { .. } | Self::Colocated => None,
+            Self::Replicated { .. } | Self::Colocated | Self::Elastic { .. } => None,
         }
+    }
+
+    /// Division of encodes by the proxy.
+    pub fn roles(self) -> Roles {
+        if matches!(self, Self::Elastic { .. }) { Roles::Auto } else { Roles::Fixed }
     }
 
     /// The bench's name of the topology.
@@ -56,6 +70,7 @@ impl Shape {
             }
             Self::Replicated { workers } => format!("dp{workers}"),
             Self::Colocated => "colocated".to_owned(),
+            Self::Elastic { workers } => format!("elastic{workers}"),
         }
     }
 }
@@ -131,7 +146,7 @@ impl Candidate {
     pub fn n_workers(&self) -> usize {
         match self.shape {
             Shape::Split { encoders, pds } => encoders + pds,
-            Shape::Replicated { workers } => workers,
+            Shape::Replicated { workers } | Shape::Elastic { workers } => workers,
             Shape::Colocated => 1,
         }
     }
@@ -147,6 +162,7 @@ impl Candidate {
         let engine = EngineSettings {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
+            self_kv_bytes: self.curves.kv.device_bytes.map(|free| free / 10 * DEVICE_SHARE),
             ..EngineSettings::default()
         };
         let pd = PdSpec { engine, ..PdSpec::default() };
@@ -163,11 +179,12 @@ impl Candidate {
             Shape::Split { encoders, pds } => {
                 vec![pool("encoder", encoders, PoolRole::Encoder(encoder)), pool("pd", pds, PoolRole::Pd(pd))]
             }
-            Shape::Replicated { workers } => vec![pool("both", workers, both)],
+            Shape::Replicated { workers } | Shape::Elastic { workers } => vec![pool("both", workers, both)],
             Shape::Colocated => vec![pool("both", 1, both)],
         };
         let mut spec = ClusterSpec::new(pools);
         spec.proxy.cores = question.front;
+        spec.proxy.encodes.roles = self.shape.roles();
         // Large fleets have several proxies; the one that is simulated lets in what all of them would.
         spec.proxy.max_in_flight *= self.n_proxies();
         spec.prompt = question.prompt;

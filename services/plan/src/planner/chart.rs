@@ -25,11 +25,11 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let both = format!("{pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
     let workers = match candidate.shape {
         Shape::Split { encoders, pds } => vec![(encoder, "--encoder", encoders), (pd, "--pd", pds)],
-        Shape::Replicated { workers } => vec![(both, "--pd", workers)],
+        Shape::Replicated { workers } | Shape::Elastic { workers } => vec![(both, "--pd", workers)],
         Shape::Colocated => vec![(both, "--pd", 1)],
     };
     let mut lines = Vec::new();
-    let mut proxy = "triptych proxy --ec STORE".to_owned();
+    let mut proxy = format!("triptych proxy --ec STORE --roles {}", candidate.shape.roles());
     let is_listed = candidate.n_workers() <= LISTED;
     let mut port = FIRST_PORT;
     for (line, flag, n) in workers {
@@ -70,7 +70,9 @@ pub fn values(model: &str, candidate: &Candidate) -> String {
             yaml.push_str(&pool(model, candidate, ("encoder", "encoder", encoders)));
             yaml.push_str(&pool(model, candidate, ("pd", "pd", pds)));
         }
-        Shape::Replicated { workers } => yaml.push_str(&pool(model, candidate, ("both", "pd", workers))),
+        Shape::Replicated { workers } | Shape::Elastic { workers } => {
+            yaml.push_str(&pool(model, candidate, ("both", "pd", workers)));
+        }
         Shape::Colocated => yaml.push_str(&pool(model, candidate, ("both", "pd", 1))),
     }
     yaml

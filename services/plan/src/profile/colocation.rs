@@ -33,13 +33,14 @@ pub fn measure(
         return Ok(ColocationSlowdown::default());
     };
     let info = decoder.info();
-    let arrays = Arrays::new(case, grid.cross_rows);
+    let arrays = Arrays::new(&info, case, grid.cross_rows);
+    let groups = arrays.groups();
     let least = match settings.extent {
         Extent::Quick => Duration::from_millis(50),
         Extent::Full => Duration::from_secs(2),
     };
     let mut encode = || encoder.encode(&[&sample.input]).map(drop);
-    let mut step = || decoder.forward(&arrays.input(&info)).map(drop);
+    let mut step = || decoder.forward(&arrays.input(&info, &groups)).map(drop);
     let encode_alone = alone(least, &mut encode)?;
     let step_alone = alone(least, &mut step)?;
     // Each goes on until the other has enough, so that neither is measured beside an idle machine.

@@ -5,7 +5,7 @@ use super::error::ProfileError;
 use super::settings::{Extent, ProfileSettings};
 use crate::curves::KvSizes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_models::decoder::{DecoderInfo, PagedBatch, StepInput};
+use triptych_models::decoder::{DecoderInfo, GroupKv, PagedBatch, StepInput};
 use triptych_models::sampling::{ChooseBatch, ChooseRow};
 
 /// A step to measure.
@@ -39,10 +39,11 @@ pub struct Grid {
 /// Sizes of the decoder's KV cache; `max_cross_rows`: encoder rows that a sequence may cross-attend to.
 pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
     KvSizes {
-        token_bytes: info.self_block_bytes / KV_BLOCK_TOKENS,
+        token_bytes: info.self_block_bytes.saturating_mul(info.kv_groups.n_groups()) / KV_BLOCK_TOKENS,
         cross_row_bytes: if info.cross_attention { info.cross_block_bytes / KV_BLOCK_TOKENS } else { 0 },
         max_context: info.max_context,
         cross_rows_per_token: info.cross_rows_per_token,
+        device_bytes: None,
         max_cross_rows,
     }
 }
@@ -63,6 +64,7 @@ impl Grid {
         let candidates = candidates(settings.extent, cross_rows);
         let blocks = |case: &StepCase| {
             let own = blocks_of(case.prefill + case.before) + case.decodes as usize * blocks_of(case.context);
+            let own = own * info.kv_groups.n_groups();
             let sequences = case.decodes as usize + usize::from(case.prefill > 0);
             (own, sequences * blocks_of(cross_rows))
         };
@@ -129,10 +131,10 @@ fn blocks_of(n_tokens: u32) -> usize {
 pub struct Arrays {
     token_ids: Vec<u32>,
     positions: Vec<[u32; 3]>,
-    slots: Vec<u32>,
     logit_rows: Vec<u32>,
     choose: ChooseBatch,
-    own: Tables,
+    /// Slots and tables of each KV cache group, in blocks of its own.
+    own: Vec<(Vec<u32>, Tables)>,
     cross: Tables,
     state_slots: Vec<u32>,
     /// Slots that rows are projected to.
@@ -156,9 +158,14 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// A sequence with blocks that no other one has; the first of them.
+    /// A sequence with blocks that no other one has, which follow each other; the first of them.
     fn push(&mut self, n_queries: u32, n_keys: u32) -> u32 {
-        let first = self.blocks.len() as u32;
+        self.push_nth(n_queries, n_keys, (0, 1))
+    }
+
+    /// The same in table number `group` of `n_groups` that share a pool.
+    fn push_nth(&mut self, n_queries: u32, n_keys: u32, (group, n_groups): (u32, u32)) -> u32 {
+        let first = self.blocks.len() as u32 * n_groups + group * blocks_of(n_keys) as u32;
         self.query_start_loc.push(self.query_start_loc.last().copied().unwrap_or(0) + n_queries);
         self.blocks.extend((0..blocks_of(n_keys) as u32).map(|block| first + block));
         self.table_start_loc.push(self.blocks.len() as u32);
@@ -178,8 +185,9 @@ impl Tables {
 
 impl Arrays {
     /// Arrays of a case: decodes first, then the prompt, as the scheduler orders them.
-    pub fn new(case: &StepCase, cross_rows: u32) -> Self {
+    pub fn new(info: &DecoderInfo, case: &StepCase, cross_rows: u32) -> Self {
         let mut arrays = Self::default();
+        arrays.own.resize_with(info.kv_groups.n_groups(), Default::default);
         for _ in 0..case.decodes {
             arrays.push(1, case.context, cross_rows);
         }
@@ -192,12 +200,15 @@ impl Arrays {
 
     fn push(&mut self, n_queries: u32, n_keys: u32, cross_rows: u32) {
         let block = KV_BLOCK_TOKENS as u32;
-        let first_slot = self.own.push(n_queries, n_keys) * block;
+        let n_groups = self.own.len() as u32;
+        for (group, (slots, tables)) in (0..n_groups).zip(&mut self.own) {
+            let first = tables.push_nth(n_queries, n_keys, (group, n_groups)) * block;
+            slots.extend((n_keys - n_queries..n_keys).map(|token| first + token));
+        }
         for token in n_keys - n_queries..n_keys {
-            // Small ids exist in every vocabulary; the first few are special. Blocks of a sequence follow each other.
+            // Small ids exist in every vocabulary; the first few are special.
             self.token_ids.push(10 + token % 80);
             self.positions.push([token; 3]);
-            self.slots.push(first_slot + token);
         }
         self.cross.push(n_queries, cross_rows);
         self.state_slots.push(self.state_slots.len() as u32);
@@ -205,14 +216,19 @@ impl Arrays {
         self.logit_rows.push(self.token_ids.len() as u32 - 1);
     }
 
-    /// Input of the decoder.
-    pub fn input(&self, info: &DecoderInfo) -> StepInput<'_> {
+    /// KV of each group.
+    pub fn groups(&self) -> Vec<GroupKv<'_>> {
+        let groups = self.own.iter();
+        groups.map(|(slot_mapping, tables)| GroupKv { slot_mapping, tables: tables.view() }).collect()
+    }
+
+    /// Input of the decoder, with its groups.
+    pub fn input<'a>(&'a self, info: &DecoderInfo, groups: &'a [GroupKv<'a>]) -> StepInput<'a> {
         StepInput {
             token_ids: &self.token_ids,
             positions: &self.positions,
             embeds: &[],
-            slot_mapping: &self.slots,
-            self_kv: self.own.view(),
+            self_kv: groups,
             cross_kv: info.cross_attention.then(|| self.cross.view()),
             cross_rows: None,
             state_slots: info.state_slot_bytes.map(|_| &self.state_slots[..]),

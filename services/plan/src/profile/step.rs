@@ -25,14 +25,15 @@ pub fn forwards(
     let hidden = info.encoder_hidden;
     let bytes = rows_from_f32(&vec![0.01; grid.cross_rows as usize * hidden], hidden, DType::F32);
     let run = |case: &StepCase| {
-        let arrays = Arrays::new(case, grid.cross_rows);
+        let arrays = Arrays::new(&info, case, grid.cross_rows);
+        let groups = arrays.groups();
         if case.projected > 0 {
             let rows = EncodedRows::new(DType::F32, hidden, &bytes);
             let projected = rows.and_then(|rows| rows.slice(0, case.projected as usize));
             let projected = projected.expect("the grid projects at most the rows of an item");
             decoder.project_cross(&[projected], &arrays.projected_slots)?;
         }
-        decoder.forward(&arrays.input(&info)).map(drop)
+        decoder.forward(&arrays.input(&info, &groups)).map(drop)
     };
     let spreads = settings.rounds.measure::<_, ModelError>(&grid.cases, ("steps", progress), run)?;
     let point = |(case, spread): (&StepCase, Spread)| StepPoint {

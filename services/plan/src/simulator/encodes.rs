@@ -7,12 +7,15 @@ use super::request::{ItemState, Job, JobEnd};
 use super::source::Source;
 use super::worker::JobId;
 use super::world::{Event, World, nanos};
+use rand::rngs::StdRng;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{ContentKey, Failure, FailureClass, Fingerprint, ItemIdx, WorkerId};
+use triptych_proxy::Roles;
+use triptych_proxy::decisions::elastic::choose_elastic;
 use triptych_proxy::decisions::in_time;
-use triptych_proxy::decisions::score::choose_encoder;
+use triptych_proxy::decisions::score::{Choice, EncoderLoad, choose_encoder};
 use triptych_proxy::decisions::view::{ItemSize, Sent};
 use triptych_proxy::request_machine::action::{AttemptId, EncodeAction};
 use triptych_proxy::request_machine::encode::EncodeTarget;
@@ -185,10 +188,14 @@ impl World<'_> {
         let placed = proxy.in_flight.get(&id)?.placed;
         let pool = proxy.encoder_pool();
         let fresh: Vec<_> = pool.iter().copied().filter(|w| !tried.contains(&proxy.ids[*w])).collect();
-        let able = if fresh.is_empty() { pool.to_vec() } else { fresh };
-        let placed = placed.filter(|w| able.contains(w) && !proxy.views[*w].is_full());
-        let able = placed.map_or(able, |placed| vec![placed]);
-        self.choose_among(id, &able)
+        let able = if fresh.is_empty() { pool } else { fresh };
+        if proxy.roles == Roles::Fixed {
+            let placed = placed.filter(|w| able.contains(w) && !proxy.views[*w].is_full());
+            let able = placed.map_or(able, |placed| vec![placed]);
+            return self.choose_among(id, &able, choose_encoder);
+        }
+        let home = placed.and_then(|placed| able.iter().position(|w| *w == placed));
+        self.choose_among(id, &able, |loads, key, rng| choose_elastic(loads, home, key, rng))
     }
 
     /// An encoder worker that has not had the job. A PD worker has its own work.
@@ -196,16 +203,25 @@ impl World<'_> {
         let proxy = &self.proxy;
         let spare = proxy.encoders.iter().copied().filter(|w| !tried.contains(&proxy.ids[*w]));
         let spare: Vec<_> = spare.collect();
-        self.choose_among(id, &spare)
+        self.choose_among(id, &spare, choose_encoder)
     }
 
-    fn choose_among(&mut self, id: EncodeId, able: &[usize]) -> Option<ChosenWorker> {
+    fn choose_among(
+        &mut self,
+        id: EncodeId,
+        able: &[usize],
+        choose: impl FnOnce(&[EncoderLoad<'_>], Option<&ContentKey>, &mut StdRng) -> Option<Choice>,
+    ) -> Option<ChosenWorker> {
         let now = self.now();
-        let Proxy { views, ids, rng, in_flight, model, .. } = &mut self.proxy;
+        let Proxy { views, ids, rng, in_flight, model, encoders, .. } = &mut self.proxy;
         let in_flight = in_flight.get_mut(&id)?;
         let item = ItemSize { model, modality: in_flight.modality, bytes: in_flight.sized.bytes };
-        let loads: Vec<_> = able.iter().map(|w| views[*w].encoder_load(&ids[*w], item, now)).collect();
-        let choice = choose_encoder(&loads, Some(&in_flight.key), rng)?;
+        let load = |w: &usize| match encoders.contains(w) {
+            true => views[*w].encoder_load(&ids[*w], item, now),
+            false => views[*w].colocated_load(&ids[*w], item, now),
+        };
+        let loads: Vec<_> = able.iter().map(load).collect();
+        let choice = choose(&loads, Some(&in_flight.key), rng)?;
         let worker = *able.get(choice.index)?;
         in_flight.chosen = Some(worker);
         let expected = views[worker].forecast(item, now).map(|f| f.queue.saturating_add(f.p95));

@@ -3,7 +3,7 @@
 
 use super::spec::{ItemsAt, PromptSpec};
 use std::sync::Arc;
-use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem};
+use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem, TextBlocks};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
 use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
@@ -16,22 +16,33 @@ const TEMPLATE: u64 = u64::MAX;
 /// Letters of four of which a token is written.
 const LETTERS: &[u8; 16] = b"abcdefghijklmnop";
 
-/// The text of a request or conversation, endless: its tokens are a function of the stream and their place.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stream(u64);
+/// The text of a request or conversation, endless: its tokens are a function of the stream and their place, or of the block
+/// that they are in where other requests may have it too.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    own: u64,
+    /// Blocks of the text, and its tokens: an answer is in none.
+    blocks: Option<(TextBlocks, u32)>,
+}
 
 impl Stream {
     /// Of a request: its own, or its conversation's.
     pub(super) fn of(offered: &Offered) -> Self {
-        match &offered.session {
-            Some(session) => Self(mix(session.id.wrapping_mul(2))),
-            None => Self(mix(offered.index.wrapping_mul(2).wrapping_add(1))),
-        }
+        let own = match &offered.session {
+            Some(session) => mix(session.id.wrapping_mul(2)),
+            None => mix(offered.index.wrapping_mul(2).wrapping_add(1)),
+        };
+        Self { own, blocks: offered.blocks.clone().map(|blocks| (blocks, offered.text_tokens)) }
     }
 
     /// The token at a place.
-    pub(super) fn token(self, place: u32) -> u32 {
-        (mix(self.0 ^ u64::from(place).wrapping_mul(0x9e37_79b9_7f4a_7c15)) % VOCAB as u64) as u32
+    pub(super) fn token(&self, place: u32) -> u32 {
+        let block = self.blocks.as_ref().filter(|(_, n)| place < *n).and_then(|(blocks, _)| {
+            let id = blocks.ids.get((place / blocks.tokens) as usize)?;
+            Some((mix(*id), place % blocks.tokens))
+        });
+        let (stream, place) = block.unwrap_or((self.own, place));
+        (mix(stream ^ u64::from(place).wrapping_mul(0x9e37_79b9_7f4a_7c15)) % VOCAB as u64) as u32
     }
 }
 
@@ -107,7 +118,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
     let mut messages = Vec::new();
     let turns = turns(offered);
     for (i, turn) in turns.iter().enumerate() {
-        let text = MessagePart::Text(letters(stream, place..place + turn.text_tokens));
+        let text = MessagePart::Text(letters(&stream, place..place + turn.text_tokens));
         let items = (item..item + turn.n_items as usize).map(|i| MessagePart::Item(ItemIdx(i as u32)));
         let parts = match spec.items {
             ItemsAt::Back => std::iter::once(text).chain(items).collect(),
@@ -116,7 +127,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
         messages.push(Message { role: Role::User, parts });
         (place, item) = (place + turn.text_tokens, item + turn.n_items as usize);
         if i + 1 < turns.len() {
-            let text = letters(stream, place..place + turn.answer_tokens);
+            let text = letters(&stream, place..place + turn.answer_tokens);
             messages.push(Message { role: Role::Assistant, parts: vec![MessagePart::Text(text)] });
             place += turn.answer_tokens;
         }
@@ -124,7 +135,7 @@ pub(super) fn chat(offered: &Offered, spec: &PromptSpec) -> Prompt {
     Prompt::Chat(messages.into())
 }
 
-fn letters(stream: Stream, places: std::ops::Range<u32>) -> String {
+fn letters(stream: &Stream, places: std::ops::Range<u32>) -> String {
     let token = |place| {
         let token = stream.token(place);
         [12, 8, 4, 0].map(|shift| char::from(LETTERS[(token >> shift & 15) as usize]))
@@ -185,12 +196,12 @@ struct Writer {
 
 impl Writer {
     fn template(&mut self, n: u32) {
-        let template = Stream(TEMPLATE);
+        let template = Stream { own: TEMPLATE, blocks: None };
         self.tokens.extend((0..n).map(|i| template.token(i)));
     }
 
     fn text(&mut self, n: u32) {
-        let (stream, first) = (self.stream, self.place);
+        let (stream, first) = (&self.stream, self.place);
         self.tokens.extend((0..n).map(|i| stream.token(first + i)));
         self.place += n;
     }
@@ -217,7 +228,22 @@ mod tests {
         let item = |content| OfferedItem { content, shape: ItemShape::Image { width: 64, height: 64 } };
         let items = vec![item(1), item(2)];
         let session = turns.map(|turns| Session { id: 7, turns });
-        Offered { index, at: Duration::ZERO, text_tokens, output_tokens: 8, items, session }
+        Offered { index, at: Duration::ZERO, text_tokens, output_tokens: 8, items, session, blocks: None }
+    }
+
+    #[test]
+    fn prompts_with_the_same_blocks_begin_with_the_same_tokens() {
+        let of = |index, ids: &[u64]| {
+            let tokens = std::num::NonZeroU32::MIN.saturating_add(3);
+            let blocks = Some(TextBlocks { tokens, ids: ids.into() });
+            let offered = Offered { text_tokens: 10, items: Vec::new(), blocks, ..offered(index, None) };
+            laid_out(&offered, &[], &PromptSpec { before: 0, after: 0, ..PromptSpec::default() }).0.tokens
+        };
+        let (a, b) = (of(1, &[7, 8, 9]), of(2, &[7, 8, 5]));
+        assert_eq!((a.len(), &a[..8]), (10, &b[..8]));
+        assert_ne!(a[8..], b[8..]);
+        let answer = |index| Stream::of(&Offered { blocks: None, ..offered(index, None) }).token(10);
+        assert_ne!(answer(1), answer(2), "an answer is the request's own");
     }
 
     #[test]

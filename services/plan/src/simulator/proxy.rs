@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
+use triptych_proxy::Roles;
 use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::view::{ItemSize, View};
@@ -25,8 +26,9 @@ pub(super) struct Proxy {
     pub(super) views: Vec<View>,
     pub(super) encoders: Vec<usize>,
     pub(super) pds: Vec<usize>,
-    /// PD workers that encode, if nobody else does.
+    /// PD workers that encode too.
     pub(super) colocated: Vec<usize>,
+    pub(super) roles: Roles,
     pub(super) admission: Admission,
     pub(super) budget: RetryWindow,
     pub(super) deaths: Deaths,
@@ -47,7 +49,6 @@ impl Proxy {
             (0..workers.len()).filter(|i| which(&workers[*i])).collect()
         };
         let encoders = with(&|w| w.encoder.is_some() && w.pd.is_none());
-        let colocated = if encoders.is_empty() { with(&|w| w.encoder.is_some()) } else { Vec::new() };
         let name = |i: usize| {
             WorkerId::new(format!("{}@10.0.0.1:{i}", if workers[i].pd.is_some() { "pd" } else { "encoder" }))
         };
@@ -59,7 +60,8 @@ impl Proxy {
             views: workers.iter().map(|_| View { is_up: true, ..View::default() }).collect(),
             encoders,
             pds: with(&|w| w.pd.is_some()),
-            colocated,
+            colocated: with(&|w| w.encoder.is_some() && w.pd.is_some()),
+            roles: policy.roles,
             admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
             deaths: Deaths::new([0; 32]),
@@ -76,9 +78,12 @@ impl Proxy {
         ItemSize { model: &self.model, modality, bytes }
     }
 
-    /// Encoders, or the workers that stand in for them.
-    pub(super) fn encoder_pool(&self) -> &[usize] {
-        if self.encoders.is_empty() { &self.colocated } else { &self.encoders }
+    /// Workers that may encode: where roles are fixed and there are encoder workers, only those.
+    pub(super) fn encoder_pool(&self) -> Vec<usize> {
+        match self.roles {
+            Roles::Fixed if !self.encoders.is_empty() => self.encoders.clone(),
+            _ => [self.encoders.as_slice(), &self.colocated].concat(),
+        }
     }
 
     /// PD workers that report to hold an output.

@@ -12,9 +12,11 @@ use triptych_bench::outcome::End;
 use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, RequestId, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
+use triptych_proxy::Roles;
+use triptych_proxy::decisions::elastic::place_elastic;
 use triptych_proxy::decisions::prefix::Prefixes;
 use triptych_proxy::decisions::reservation::Reservation;
-use triptych_proxy::decisions::score::{choose_pd, choose_placement};
+use triptych_proxy::decisions::score::{PdLoad, choose_pd, choose_placement};
 use triptych_proxy::decisions::view::{ItemSize, Sent};
 use triptych_proxy::request_machine::action::{LeftItems, RequestAction};
 use triptych_proxy::request_machine::deaths::RequestFingerprint;
@@ -97,16 +99,23 @@ impl World<'_> {
         if request.items.is_empty() || !self.proxy.encoders.is_empty() {
             return;
         }
-        let Proxy { views, colocated, model, rng, .. } = &mut self.proxy;
+        let Proxy { views, colocated, model, rng, ids, roles, .. } = &mut self.proxy;
         let items = request.items.iter().zip(&request.offered.items);
         let size = |modality, bytes| ItemSize { model, modality, bytes };
         let sizes: Vec<_> =
             items.map(|(item, offered)| (item.key, size(modality_of(offered), item.sized.bytes))).collect();
         let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();
-        let loads: Vec<_> = open.iter().map(|w| views[*w].placement_load(&sizes, now)).collect();
-        let Some(placed) = choose_placement(&loads, rng).and_then(|index| open.get(index).copied()) else {
-            return;
+        let placed = match roles {
+            Roles::Auto => {
+                let site = |w: &usize| views[*w].placement_site(&ids[*w], &sizes, now);
+                place_elastic(&open.iter().map(site).collect::<Vec<_>>(), rng)
+            }
+            Roles::Fixed => {
+                let load = |w: &usize| views[*w].placement_load(&sizes, now);
+                choose_placement(&open.iter().map(load).collect::<Vec<_>>(), rng)
+            }
         };
+        let Some(placed) = placed.and_then(|index| open.get(index).copied()) else { return };
         let reservation = Reservation::new(views[placed].missing_us(&sizes));
         views[placed].reserve(reservation.left_us());
         (self.requests[r].placed, self.requests[r].reservation) = (Some(placed), reservation);
@@ -199,6 +208,7 @@ impl World<'_> {
         tried: &[WorkerId],
         holders: &[WorkerId],
     ) -> Option<usize> {
+        let now = self.now();
         let (proxy, request) = (&mut self.proxy, &self.requests[r]);
         let among = |w: &usize, ids: &[WorkerId]| ids.contains(&proxy.ids[*w]);
         let fresh: Vec<_> = proxy.pds.iter().copied().filter(|w| !among(w, tried)).collect();
@@ -215,7 +225,12 @@ impl World<'_> {
         let reader = proxy.prefixes.reader(prompt).map(|(id, n)| (id.clone(), n));
         let load = |w: &usize| {
             let read = reader.as_ref().filter(|(id, _)| *id == proxy.ids[*w]).map_or(0, |(_, n)| *n);
-            proxy.views[*w].pd_load(&items, prompt.n_tokens().saturating_sub(read))
+            let encode_us = match proxy.roles {
+                Roles::Auto if proxy.colocated.contains(w) => proxy.views[*w].queued_us(now),
+                _ => 0,
+            };
+            let load = proxy.views[*w].pd_load(&items, prompt.n_tokens().saturating_sub(read));
+            PdLoad { encode_us, ..load }
         };
         let loads: Vec<_> = able.iter().map(load).collect();
         choose_pd(&loads, &mut proxy.rng).and_then(|choice| able.get(choice.index).copied())

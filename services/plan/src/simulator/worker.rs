@@ -15,7 +15,7 @@ use triptych_encoder::load::LoadTracker;
 use triptych_engine::plan::StepPlan;
 use triptych_engine::scheduler::{Scheduler, SchedulerConfig};
 use triptych_engine::{SequenceId, SequenceRequest, Stats};
-use triptych_models::decoder::DecoderInfo;
+use triptych_models::decoder::{DecoderInfo, KvCacheGroups};
 use triptych_proto::v1;
 use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 
@@ -228,7 +228,7 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         cross_attention: kv.cross_row_bytes > 0,
         cross_optional: true,
         mutual_items: false,
-        kv_window: None,
+        kv_groups: KvCacheGroups::FULL,
         self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
         cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
         state_slot_bytes: None,

@@ -187,6 +187,7 @@ pub fn shape(topology: &Topology) -> Shape {
         Workers::Disaggregated { n_encoders, n_pds } => Shape::Split { encoders: n_encoders, pds: n_pds },
         Workers::Colocated { n: 1 } => Shape::Colocated,
         Workers::Colocated { n } => Shape::Replicated { workers: n },
+        Workers::Elastic { n } => Shape::Elastic { workers: n },
     }
 }
 

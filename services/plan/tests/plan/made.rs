@@ -136,6 +136,7 @@ impl Load {
                 output_tokens: self.output,
                 items: (0..self.images).map(|i| image(content(i), self.image_tokens)).collect(),
                 session: None,
+                blocks: None,
             }
         })
     }
@@ -155,5 +156,6 @@ pub fn one(index: u64, at_ms: u64, text: u32, items: Vec<OfferedItem>) -> Offere
         output_tokens: 4,
         items,
         session: None,
+        blocks: None,
     }
 }

@@ -2,7 +2,10 @@
 
 mod books;
 mod costs;
+mod elastic;
 mod made;
+mod maps;
+mod papers;
 mod queues;
 mod rules;
 mod speed;

@@ -3,6 +3,7 @@
 //! Pure data and functions. A model is ready when a PD worker and, for each modality, an encoder with the *same*
 //! fingerprint are ready: rows of another encoder would be read without complaint and answered wrongly.
 
+use super::foreign::Foreign;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
@@ -75,6 +76,10 @@ pub struct Served {
     pub adapter: Option<(ModelName, AdapterId)>,
     /// True of an adapter of the encoder too: encoder workers announce it.
     pub adapts_encoder: bool,
+    /// Encoders of a worker of another engine; `None`: it is one of ours.
+    pub foreign: Option<Foreign>,
+    /// True if another worker can go on with an answer that one began.
+    pub is_resumable: bool,
 }
 
 impl Served {
@@ -88,10 +93,20 @@ impl Served {
         if self.adapts_encoder { &self.name } else { self.encoder_model() }
     }
 
+    /// The encoders that the worker itself has.
+    fn own_encoders(&self) -> &Edition {
+        self.foreign.as_ref().map_or(&self.edition, Foreign::own)
+    }
+
     /// The PD workers that serve the same.
     pub fn decoder(&self) -> Want {
         let adapter = self.adapter.as_ref().map(|(_, id)| *id);
-        Want::Pd { model: self.name.clone(), edition: self.edition.clone(), adapter }
+        Want::Pd {
+            model: self.name.clone(),
+            edition: self.edition.clone(),
+            adapter,
+            is_foreign: self.foreign.is_some(),
+        }
     }
 }
 
@@ -103,11 +118,15 @@ impl TryFrom<v1::WorkerModel> for Served {
             Ok((convert::modality(e.modality)?, convert::fingerprint(&e.fingerprint, "fingerprint")?))
         };
         let prompted = m.encoders.iter().filter(|e| e.takes_prompt);
+        let edition = m.encoders.iter().map(encoder).collect::<Result<Edition, WireError>>()?;
+        let foreign = m.foreign_encoders.map(|foreign| Foreign::read(foreign, &edition)).transpose()?;
         Ok(Self {
             prompted: prompted.map(|e| convert::modality(e.modality)).collect::<Result<_, WireError>>()?,
             name: ModelName::new(m.name),
             family: m.family,
-            edition: m.encoders.iter().map(encoder).collect::<Result<_, WireError>>()?,
+            edition,
+            foreign,
+            is_resumable: !m.not_resumable,
             max_context: m.max_context,
             max_items: Some(m.max_items).filter(|n| *n > 0),
             created_s: m.created_s,
@@ -186,6 +205,8 @@ pub enum Want {
         edition: Edition,
         /// Its identity, if it is an adapter.
         adapter: Option<AdapterId>,
+        /// True for workers of another engine: theirs are other requests.
+        is_foreign: bool,
     },
 }
 
@@ -208,12 +229,14 @@ impl Known {
             Want::Encoder { model, modality, fingerprint } => {
                 self.is_encoder()
                     && served.encoder_model() == model
-                    && served.edition.get(modality) == Some(fingerprint)
+                    && served.own_encoders().get(modality) == Some(fingerprint)
             }
-            Want::Pd { model, edition, adapter } => {
+            Want::Pd { model, edition, adapter, is_foreign } => {
                 self.role == Role::Pd
                     && served.name == *model
-                    && served.edition == *edition
+                    // Encoders of a worker that has none come and go; what it was asked for before, it still does.
+                    && (served.edition == *edition || served.foreign.is_some() && served.own_encoders() == edition)
+                    && served.foreign.is_some() == *is_foreign
                     && served.adapter.as_ref().map(|(_, id)| id) == adapter.as_ref()
             }
         })
@@ -262,7 +285,8 @@ impl Catalog {
     pub fn disagreements(&self) -> BTreeSet<Disagreement> {
         let mut found = BTreeSet::new();
         for (pd, needs) in self.pds() {
-            for (encoder, has) in self.encoders().filter(|(_, has)| has.name == *needs.encoders_name()) {
+            let ours = self.encoders().filter(|(_, has)| has.foreign.is_none());
+            for (encoder, has) in ours.filter(|(_, has)| has.name == *needs.encoders_name()) {
                 for (modality, wanted) in &needs.edition {
                     if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
                         found.insert(Disagreement {
@@ -323,7 +347,7 @@ impl Catalog {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
             let announced = self.encoders().filter(|(_, m)| m.name == *served.encoders_name());
-            let announced = announced.filter_map(|(w, m)| Some((w.health, m.edition.get(modality)?)));
+            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own_encoders().get(modality)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
                 match (Some(fingerprint) == wanted, health.takes_work()) {

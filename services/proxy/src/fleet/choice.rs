@@ -2,13 +2,15 @@
 //! that it chooses.
 
 use super::catalog::{Catalog, Known, Want};
+use super::elastic;
 use super::lease::Given;
 use super::prefix::Prefixes;
-use super::score::{self, Choice, Reason};
+use super::score::{self, Choice, PdLoad, Reason};
 use super::size::{Forecast, Size};
 use super::state::FleetState;
 use super::view::{ItemSize, Sent};
 use super::worker::Worker;
+use crate::request_machine::roles::Roles;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::time;
@@ -30,7 +32,10 @@ impl FleetState {
         let (mut able, tier) = self.able(catalog, want, tried)?;
         match size {
             Size::Request { holders, .. } => prefer(&mut able, holders),
-            Size::Item { placement, .. } => prefer(&mut able, placement.as_slice()),
+            Size::Item { placement, .. } if self.roles == Roles::Fixed => {
+                prefer(&mut able, placement.as_slice())
+            }
+            Size::Item { .. } => {}
         }
         // A worker that comes back from being ejected is first: one piece of work is risked to have it back.
         let (index, reason) = match able.iter().position(|(_, worker)| worker.view().outlier.take_probe()) {
@@ -69,16 +74,16 @@ impl FleetState {
         Some((worker, Given { work, forecast, reason: Reason::Alone }))
     }
 
-    /// Those among whom to choose: fresh before tried, and encoder workers before PD workers that can encode too. With
-    /// the reason, where belonging to the group is one.
+    /// Those among whom to choose: fresh before tried and, where roles are fixed, encoder workers before PD workers that can
+    /// encode too. With the reason, where belonging to the group is one.
     pub(super) fn able<'a>(
         &self,
         catalog: &'a Catalog,
         want: &Want,
         tried: &[WorkerId],
     ) -> Option<(Vec<Able<'a>>, Option<Reason>)> {
-        let is_last_resort = |known: &Known| matches!(want, Want::Encoder { .. }) && known.role == Role::Pd;
-        let rank = |known: &Known| (tried.contains(&known.id), is_last_resort(known));
+        let is_pd = |known: &Known| matches!(want, Want::Encoder { .. }) && known.role == Role::Pd;
+        let rank = |known: &Known| (tried.contains(&known.id), self.roles == Roles::Fixed && is_pd(known));
         let workers = self.workers();
         let able = catalog.workers.iter().filter(|known| known.can_do(want));
         let able = able.filter_map(|known| Some((known, Arc::clone(workers.get(&known.id)?))));
@@ -88,7 +93,7 @@ impl FleetState {
         let has_encoders = || catalog.workers.iter().any(|w| w.role == Role::Encoder && w.serves(want));
         let reason = match best {
             (true, _) => Some(Reason::Again),
-            (false, true) if has_encoders() => Some(Reason::LastResort),
+            _ if able.iter().all(|(known, _)| is_pd(known)) && has_encoders() => Some(Reason::LastResort),
             _ => None,
         };
         Some((able, reason))
@@ -98,14 +103,21 @@ impl FleetState {
         let mut rng = self.rng.lock();
         match (want, size) {
             (Want::Encoder { .. }, size) => {
-                let (key, bytes) = match size {
-                    Size::Item { key, bytes, .. } => (key.as_ref(), *bytes),
-                    Size::Request { .. } => (None, 0),
+                let (key, bytes, placement) = match size {
+                    Size::Item { key, bytes, placement } => (key.as_ref(), *bytes, placement.as_ref()),
+                    Size::Request { .. } => (None, 0, None),
                 };
                 let (now, item) = (now(), item_of(want, bytes)?);
-                let load = |(known, worker): &Able<'a>| worker.view().encoder_load(&known.id, item, now);
+                let load = |(known, worker): &Able<'a>| match known.role {
+                    Role::Encoder => worker.view().encoder_load(&known.id, item, now),
+                    Role::Pd => worker.view().colocated_load(&known.id, item, now),
+                };
                 let loads: Vec<_> = able.iter().map(load).collect();
-                score::choose_encoder(&loads, key, &mut *rng)
+                let home = able.iter().position(|(known, _)| Some(&known.id) == placement);
+                match self.roles {
+                    Roles::Auto => elastic::choose_elastic(&loads, home, key, &mut *rng),
+                    Roles::Fixed => score::choose_encoder(&loads, key, &mut *rng),
+                }
             }
             (Want::Pd { .. }, size) => {
                 let nothing = Prefixes::default();
@@ -113,13 +125,18 @@ impl FleetState {
                     Size::Request { items, prompt, .. } => (items.as_slice(), prompt),
                     Size::Item { .. } => (&[][..], &nothing),
                 };
+                let now = now();
+                // Where roles are fixed each worker encodes for itself.
+                let takes_encodes = |known: &Known| self.roles == Roles::Auto && known.encodes;
                 let prefixes = self.prefixes.lock();
                 let reader = prefixes.reader(prompt);
                 let loads: Vec<_> = able
                     .iter()
                     .map(|(known, worker)| {
                         let read = reader.filter(|(id, _)| **id == known.id).map_or(0, |(_, n)| n);
-                        worker.view().pd_load(items, prompt.n_tokens().saturating_sub(read))
+                        let view = worker.view();
+                        let encode_us = if takes_encodes(known) { view.queued_us(now) } else { 0 };
+                        PdLoad { encode_us, ..view.pd_load(items, prompt.n_tokens().saturating_sub(read)) }
                     })
                     .collect();
                 score::choose_pd(&loads, &mut *rng)

@@ -8,11 +8,13 @@
 
 use super::Fleet;
 use super::catalog::{Catalog, Want};
-use super::choice::{item_of, now};
+use super::choice::{Able, item_of, now};
+use super::elastic::place_elastic;
 use super::reservation::Reservation;
 use super::score::choose_placement;
 use super::state::FleetState;
 use super::worker::Worker;
+use crate::request_machine::roles::Roles;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
@@ -98,11 +100,23 @@ impl FleetState {
         let open = able.iter().filter(|(known, worker)| {
             items.iter().all(|item| known.can_do(&item.want)) && !worker.view().is_full()
         });
-        let open: Vec<_> = open.map(|(_, worker)| worker).collect();
+        let open: Vec<_> = open.collect();
         // Held until it is reserved: who chooses next sees it.
         let mut rng = self.rng.lock();
-        let loads: Vec<_> = open.iter().map(|worker| worker.view().placement_load(&sizes, now)).collect();
-        let worker = open.get(choose_placement(&loads, &mut *rng)?)?;
+        let placed = match self.roles {
+            Roles::Auto => {
+                let sites =
+                    open.iter().map(|(known, worker)| worker.view().placement_site(&known.id, &sizes, now));
+                let sites: Vec<_> = sites.collect();
+                place_elastic(&sites, &mut *rng)
+            }
+            Roles::Fixed => {
+                let load = |(_, worker): &&Able<'_>| worker.view().placement_load(&sizes, now);
+                let loads: Vec<_> = open.iter().map(load).collect();
+                choose_placement(&loads, &mut *rng)
+            }
+        };
+        let (_, worker) = open.get(placed?)?;
         let missing = worker.view().missing_us(&sizes);
         Some(Placement::new(Arc::clone(worker), Reservation::new(missing)))
     }

@@ -15,7 +15,7 @@ pub const COMPARE_ALL: usize = 8;
 
 /// Time to prefill a prompt token, in microseconds. Only ratios between the five constants matter, and those within a
 /// factor of a few: they say how many bytes to load weigh as much as a request that waits.
-const PREFILL_US: u64 = 250;
+pub const PREFILL_US: u64 = 250;
 /// Time to load a MiB of encoder output that a worker does not hold.
 const LOAD_US_PER_MIB: u64 = 500;
 /// Cost of a request that waits before this one.
@@ -27,6 +27,10 @@ const RUNNING_US: u64 = 1_000;
 const PRESSURE_US: f64 = 20_000.0;
 /// As full as a cache is taken to be at most, so that full ones can still be compared.
 const FULL: f64 = 0.99;
+
+/// A microsecond that running requests lose weighs as much as this part of one of the request that is routed: of their time
+/// per token a delay is a small part, of a time to first token the whole.
+const DELAY_PARTS: u64 = 4;
 
 /// The reason for which a worker was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub enum Reason {
     Probe,
     /// A PD worker with encoders: no encoder worker was able.
     LastResort,
+    /// It encodes what others would later; see [`super::elastic`].
+    Spill,
     /// All others had it before, and so had this one.
     Again,
     /// It has nothing else, for work that others may have died of.
@@ -56,6 +62,7 @@ impl Reason {
             Self::Favourite => "favourite",
             Self::Probe => "probe",
             Self::LastResort => "last_resort",
+            Self::Spill => "spill",
             Self::Again => "again",
             Self::Alone => "alone",
         }
@@ -82,12 +89,33 @@ pub struct EncoderLoad<'a> {
     pub cost_us: u64,
     /// It would refuse.
     pub is_full: bool,
+    /// The engine on the same cores; `None`: it is an encoder worker.
+    pub engine: Option<EngineLoad>,
+}
+
+/// The engine of a PD worker, as far as an encode on its cores depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Requests that it works on.
+    pub running: u64,
+    /// Time of the prompts that wait there, in microseconds.
+    pub waiting_us: u64,
 }
 
 impl EncoderLoad<'_> {
-    /// Time until the job would be done, in microseconds.
+    /// Time until the job would be done if the cores were its own, in microseconds.
     pub fn completion_us(&self) -> u64 {
         self.queued_us.saturating_add(self.cost_us)
+    }
+
+    /// The same on the cores of an engine, which takes half of them while it has work, and the delay of the requests that run
+    /// there.
+    pub fn total_us(&self) -> u64 {
+        let alone = self.completion_us();
+        let Some(engine) = self.engine else { return alone };
+        let taken = if engine.running > 0 { alone } else { alone.min(engine.waiting_us) };
+        let delay = engine.running.saturating_mul(self.cost_us) / DELAY_PARTS;
+        alone.saturating_add(taken).saturating_add(delay)
     }
 }
 
@@ -138,6 +166,8 @@ pub struct PdLoad {
     pub own_tokens: u64,
     /// Bytes of this request's items that it has to load.
     pub own_bytes: u64,
+    /// Time of the encodes on its cores, in microseconds.
+    pub encode_us: u64,
     /// It would refuse.
     pub is_full: bool,
 }
@@ -158,6 +188,7 @@ impl PdLoad {
             self.waiting.saturating_mul(WAITING_US),
             self.running.saturating_mul(RUNNING_US),
             pressure,
+            self.encode_us,
         ]
         .into_iter()
         .fold(self.own_us(), u64::saturating_add)

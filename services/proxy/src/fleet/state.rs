@@ -4,9 +4,11 @@ use super::catalog::{Catalog, Health, Known};
 use super::description::Description;
 use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
+use super::pairing::{pair, pairings};
 use super::prefix::PrefixTable;
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
+use crate::request_machine::roles::Roles;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::StdRng;
@@ -33,6 +35,7 @@ pub(super) struct FleetState {
     pub(super) deaths: Mutex<Deaths>,
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
+    pub(super) roles: Roles,
     pub(super) meters: FleetMeters,
 }
 
@@ -147,18 +150,30 @@ impl FleetState {
 
     /// Changes the catalog, and tells of pairs that began to disagree.
     pub(super) fn change_catalog(&self, change: impl FnOnce(&mut Catalog)) {
-        let mut new_disagreements = BTreeSet::new();
+        let (mut new_disagreements, mut new_pairings) = (BTreeSet::new(), BTreeSet::new());
         self.catalog.send_if_modified(|current| {
             let mut next = Catalog::clone(current);
             change(&mut next);
+            pair(&mut next);
             let changed = next != **current;
             if changed {
                 new_disagreements = &next.disagreements() - &current.disagreements();
+                new_pairings = &pairings(&next) - &pairings(current);
                 self.meters.catalog(&next);
                 *current = Arc::new(next);
             }
             changed
         });
+        for pairing in new_pairings {
+            tracing::info!(
+                worker = %pairing.worker,
+                model = %pairing.model,
+                modality = %pairing.modality,
+                encoder = pairing.encoder.map_or("itself".into(), |encoder| encoder.to_string()),
+                items = if pairing.has_bytes { "with their bytes" } else { "by metadata" },
+                "items of another engine's worker"
+            );
+        }
         for d in new_disagreements {
             tracing::error!(
                 model = %d.model,

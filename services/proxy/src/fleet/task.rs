@@ -130,13 +130,22 @@ async fn describe(worker: &Worker) -> Result<Description, NoAnswer> {
             Role::Pd => PrefillDecodeWorkerClient::new(channel).describe(request).await?,
         })
     };
-    let answer = timeout(PATIENCE, asking).await.map_err(|_| NoAnswer::Silence)??.into_inner();
+    let mut answer = timeout(PATIENCE, asking).await.map_err(|_| NoAnswer::Silence)??.into_inner();
+    if !is_of_another_engine(worker) {
+        answer.models.iter_mut().for_each(|model| model.foreign_encoders = None);
+    }
     let models = answer.models.into_iter().map(Served::try_from).collect::<Result<_, _>>()?;
     let suspects = answer.suspects.iter().take(MAX_SUSPECTS);
     let suspects =
         suspects.filter_map(|id| Some(RequestId::from_bits(u128::from_be_bytes(id[..].try_into().ok()?))));
     let suspects = suspects.collect();
     Ok(Description { models, encodes: answer.encodes, instance: answer.instance, suspects })
+}
+
+/// True if the worker's service is in this process, behind an address with a scheme: it may be given item bytes, which no worker
+/// of ours that prefills and decodes ever is, whatever it says.
+fn is_of_another_engine(worker: &Worker) -> bool {
+    worker.endpoint.address.contains("://")
 }
 
 /// Watches it whenever it is there.

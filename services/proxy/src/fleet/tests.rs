@@ -12,7 +12,13 @@ use triptych_core::{Fingerprint, Modality, ModelName};
 use triptych_proto::v1;
 use triptych_runtime::discovery::{Endpoint, EndpointSet};
 
+mod spills;
+
 fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
+    with_roles(Roles::Fixed, n_encoders, n_pds)
+}
+
+fn with_roles(roles: Roles, n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
     let shared = Arc::new(FleetState {
         workers: Mutex::default(),
         catalog: watch::Sender::default(),
@@ -21,6 +27,7 @@ fn shared(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
         deaths: Mutex::new(Deaths::new([0; 32])),
         dialer: Dialer::default(),
         encode_slo: Mutex::new(None),
+        roles,
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));
@@ -52,6 +59,8 @@ fn describe(encodes: bool) -> description::Description {
         chat: None,
         adapter: None,
         adapts_encoder: false,
+        foreign: None,
+        is_resumable: true,
     };
     let (instance, suspects) = (Default::default(), Vec::new());
     description::Description { models: vec![served], encodes, instance, suspects }
@@ -70,7 +79,7 @@ fn encode() -> Want {
 }
 
 fn decode() -> Want {
-    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None }
+    Want::Pd { model: ModelName::new("vl"), edition: edition(), adapter: None, is_foreign: false }
 }
 
 fn lease(shared: &Arc<FleetState>, want: &Want, size: impl Into<Size>, tried: &[WorkerId]) -> Option<Lease> {

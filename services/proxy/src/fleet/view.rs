@@ -4,8 +4,9 @@
 //! No clock, no lock, no network: time is an argument. The planner's simulator keeps the same views.
 
 use super::catalog::Health;
+use super::elastic::PlacementSite;
 use super::outlier::{Circuit, Outlier};
-use super::score::{EncoderLoad, PdLoad, PlacementLoad};
+use super::score::{EncoderLoad, EngineLoad, PREFILL_US, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use crate::request_machine::deaths::Life;
 use bytes::Bytes;
@@ -251,7 +252,13 @@ impl View {
             queued_us: self.queued_us(now),
             cost_us: self.cost_us(item),
             is_full: self.is_full(),
+            engine: None,
         }
+    }
+
+    /// As a PD worker that holds the encoder, with this item.
+    pub fn colocated_load<'a>(&self, id: &'a WorkerId, item: ItemSize<'_>, now: Instant) -> EncoderLoad<'a> {
+        EncoderLoad { engine: Some(self.engine_load()), ..self.encoder_load(id, item, now) }
     }
 
     /// As a PD worker with a request of these items, of whose prompt it has to read so many tokens.
@@ -265,6 +272,7 @@ impl View {
             waiting_tokens,
             own_tokens,
             own_bytes: own_bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+            encode_us: 0,
             is_full: self.is_full(),
         }
     }
@@ -276,6 +284,30 @@ impl View {
         let before = self.queued_us(now).saturating_add(self.reserved_us);
         let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
         PlacementLoad { score_us, n_held: items.len() - missing.len() }
+    }
+
+    /// As a placement among workers that encode for each other.
+    pub fn placement_site<'a>(
+        &self,
+        id: &'a WorkerId,
+        items: &[(ContentKey, ItemSize<'_>)],
+        now: Instant,
+    ) -> PlacementSite<'a> {
+        let missing = self.missing_us(items);
+        let cost_us = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
+        let queued_us = self.queued_us(now).saturating_add(self.reserved_us);
+        let encode =
+            EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine: Some(self.engine_load()) };
+        PlacementSite {
+            answer_us: self.pd_load(&[], 0).score_us(),
+            encode,
+            n_held: items.len() - missing.len(),
+        }
+    }
+
+    fn engine_load(&self) -> EngineLoad {
+        let (running, _, waiting_tokens) = self.requests();
+        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US) }
     }
 
     /// Items that it does not hold, and their costs in microseconds.

@@ -140,7 +140,7 @@ impl<'a> Decoding<'a> {
             model: self.work.route.served.name.clone(),
             n_items: self.supply.len(),
             placed: self.supply.placed(),
-            is_resumable: request.resumption != Resumption::Never,
+            is_resumable: request.resumption != Resumption::Never && self.work.route.served.is_resumable,
             arrived: request.arrived.into_std(),
             deadline: request.deadline.into_std(),
         };
@@ -356,7 +356,15 @@ impl<'a> Decoding<'a> {
             hints: self.supply.hints(),
             resume: if self.held.is_some() { Vec::new() } else { self.sent.resume() },
             encoder_prompt: self.encoder_prompt().map(Into::into),
+            originals: self.originals(),
         }
+    }
+
+    /// The items themselves, for a worker of another engine.
+    fn originals(&self) -> Vec<v1::OriginalItem> {
+        let foreign = self.work.route.served.foreign.as_ref();
+        foreign
+            .map_or_else(Vec::new, |foreign| self.supply.originals(|modality| foreign.reads_bytes(modality)))
     }
 
     /// The encoder's text, for a PD worker that rules out its n-grams.

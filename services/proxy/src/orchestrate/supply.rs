@@ -11,7 +11,7 @@ use crate::request_machine::output::{Announced, Encoded};
 use futures::future::{pending, select_all};
 use std::sync::Arc;
 use triptych_core::lifetime::StageTimes;
-use triptych_core::{ContentKey, Failure, ItemIdx, WorkerId};
+use triptych_core::{ContentKey, Failure, ItemForm, ItemIdx, Modality, WorkerId};
 use triptych_proto::v1;
 
 /// The items of a request.
@@ -101,6 +101,21 @@ impl<'a> Supply<'a> {
     /// The items as a PD worker is given them.
     pub(super) fn items(&self) -> Vec<v1::EncodedItem> {
         self.known().map(|known| (&known.item).into()).collect()
+    }
+
+    /// The items as clients sent them, those of a kind whose bytes are read; nothing of others.
+    pub(super) fn originals(&self, reads_bytes: impl Fn(Modality) -> bool) -> Vec<v1::OriginalItem> {
+        let original = |job: &EncodeJob| v1::OriginalItem {
+            data: job.bytes.clone(),
+            is_embeddings: job.options.form == ItemForm::Embeddings,
+            options: Some(job.options.clone().into()),
+        };
+        let jobs = self.items.iter().filter(|item| item.known.is_some()).map(|item| &item.job);
+        jobs.map(|job| match reads_bytes(job.wanted.modality) {
+            true => original(job),
+            false => v1::OriginalItem::default(),
+        })
+        .collect()
     }
 
     /// Their keys, and the bytes that a worker loads which does not hold them.

@@ -1,6 +1,7 @@
 //! The numbers of the machines: attempts, backoff, hedge delay, lease times, and how items are encoded.
 
 use super::retry_budget::RetryPolicy;
+use super::roles::Roles;
 use std::time::{Duration, Instant};
 
 /// Times a job or a request is sent before it is given up.
@@ -58,6 +59,8 @@ pub struct EncodePolicy {
     pub max_time: Duration,
     /// The share of work that may be sent twice.
     pub retries: RetryPolicy,
+    /// Division of encodes among the workers with encoders.
+    pub roles: Roles,
 }
 
 impl Default for EncodePolicy {
@@ -70,6 +73,7 @@ impl Default for EncodePolicy {
             attempt_time: Duration::from_secs(60),
             max_time: Duration::from_secs(120),
             retries: RetryPolicy::default(),
+            roles: Roles::default(),
         }
     }
 }

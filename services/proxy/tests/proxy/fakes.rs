@@ -39,6 +39,8 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         parent: String::new(),
         adapter: Vec::new().into(),
         adapts_encoder: false,
+        foreign_encoders: None,
+        not_resumable: false,
     }
 }
 

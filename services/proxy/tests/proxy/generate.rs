@@ -1,11 +1,13 @@
 //! Routing: items go to encoders, hashes to PD workers, and each item is encoded once.
 
-use crate::fakes::{EncodeStep, Encoder, Pd};
+use crate::fakes::{EncodeStep, Encoder, Pd, model};
 use crate::support::{Cluster, IMAGE, Proxy, ask, eventually, memory, models, question};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use triptych_core::Modality;
+use triptych_proto::v1;
 use triptych_proto::v1::ItemSource::{Cached, Encoded, Shared};
 
 /// Forwards connections to `target`, and records what clients send.
@@ -153,4 +155,15 @@ async fn tenants_do_not_share_keys() {
         ask(&cluster.proxy, question(&[IMAGE])).await.unwrap();
     }
     assert_ne!(a.pd.requests()[0].items[0].key, b.pd.requests()[0].items[0].key);
+}
+
+/// A worker of ours is given no item bytes, whatever it says of itself: only a service in this process is.
+#[tokio::test]
+async fn a_worker_behind_the_network_gets_no_item_bytes_whatever_it_announces() {
+    let mut served = model("vl", Modality::Image, 1);
+    served.foreign_encoders = Some(v1::worker_model::ForeignEncoders::default());
+    let cluster = Cluster::serving(vec![served], |_| {}).await;
+    ask(&cluster.proxy, question(&[IMAGE])).await.unwrap();
+    let request = cluster.pd.requests().pop().unwrap();
+    assert_eq!((request.items.len(), request.originals), (1, Vec::new()));
 }

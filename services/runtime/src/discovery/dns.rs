@@ -27,6 +27,8 @@ pub struct Dns {
     role: Role,
     name: String,
     resolve: Resolve,
+    /// Text before and after each address.
+    affixes: (&'static str, String),
 }
 
 impl Dns {
@@ -42,7 +44,13 @@ impl Dns {
 
     /// Resolves it with `resolve`.
     pub fn with_resolver(role: Role, name: &str, resolve: Resolve) -> Self {
-        Self { role, name: name.to_owned(), resolve }
+        Self { role, name: name.to_owned(), resolve, affixes: ("", String::new()) }
+    }
+
+    /// The same, with a text before and after each address.
+    #[must_use]
+    pub fn with_affixes(self, before: &'static str, after: String) -> Self {
+        Self { affixes: (before, after), ..self }
     }
 
     async fn resolve_once(&self) -> Result<BTreeSet<Endpoint>, String> {
@@ -51,7 +59,9 @@ impl Dns {
         if found.is_empty() {
             return Err("it has no address".into());
         }
-        Ok(found.into_iter().map(|a| Endpoint { role: self.role, address: a.to_string() }).collect())
+        let (before, after) = &self.affixes;
+        let endpoint = |a: SocketAddr| Endpoint { role: self.role, address: format!("{before}{a}{after}") };
+        Ok(found.into_iter().map(endpoint).collect())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Worker settings: `host:port`, `dns:host:port`, `k8s:namespace/service[:port-name]`.
+//! Worker settings: `host:port`, `dns:host:port`, `k8s:namespace/service[:port-name]`, and vLLM servers:
+//! `vllm+http://host:port` and `vllm+dns:host:port`, each with options behind `?`, which are read by `services/vllm`.
 
 use super::dns::Dns;
 use super::fixed::Fixed;
@@ -6,8 +7,10 @@ use super::kubernetes::{Kubernetes, Service};
 use super::{DiscoveryError, Role, Source};
 use std::str::FromStr;
 
-const ALLOWED: &str =
-    "host:port, dns:host:port (every address of the name) or k8s:namespace/service[:port-name]";
+const ALLOWED: &str = "host:port, dns:host:port (every address of the name), k8s:namespace/service[:port-name], vllm+http://host:port or \
+     vllm+dns:host:port";
+/// Start of the address of a vLLM server.
+const VLLM: &str = "vllm+http://";
 
 /// Location of the workers of one role.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,15 @@ pub enum WorkerSetting {
     Dns(String),
     /// The ready pods of a service.
     Kubernetes(Service),
+    /// A vLLM server, by its address.
+    Vllm(String),
+    /// A vLLM server at each address of a name, `host:port`, with options.
+    VllmDns {
+        /// The name.
+        name: String,
+        /// Options of each, with their question mark, or nothing.
+        options: String,
+    },
 }
 
 impl WorkerSetting {
@@ -30,7 +42,18 @@ impl WorkerSetting {
             Self::At(address) => Box::new(Fixed::new(role, vec![address])),
             Self::Dns(name) => Box::new(Dns::new(role, &name)),
             Self::Kubernetes(service) => Box::new(Kubernetes::in_cluster(role, service)?),
+            Self::Vllm(address) => Box::new(Fixed::new(role, vec![address])),
+            Self::VllmDns { name, options } => Box::new(Dns::new(role, &name).with_affixes(VLLM, options)),
         })
+    }
+
+    /// An address of a vLLM server as this setting gives it; `None`: the workers are ours.
+    pub fn vllm_address(&self) -> Option<String> {
+        match self {
+            Self::Vllm(address) => Some(address.clone()),
+            Self::VllmDns { name, options } => Some(format!("{VLLM}{name}{options}")),
+            Self::At(_) | Self::Dns(_) | Self::Kubernetes(_) => None,
+        }
     }
 }
 
@@ -41,6 +64,14 @@ impl FromStr for WorkerSetting {
         let wrong = || DiscoveryError::Setting { text: text.to_owned(), allowed: ALLOWED };
         if let Some(name) = text.strip_prefix("dns:") {
             return checked_address(name).map(|a| Self::Dns(a.to_owned())).ok_or_else(wrong);
+        }
+        if let Some(rest) = text.strip_prefix("vllm+dns:") {
+            let (name, options) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
+            let name = checked_address(name).ok_or_else(wrong)?.to_owned();
+            return Ok(Self::VllmDns { name, options: options.to_owned() });
+        }
+        if text.starts_with("vllm+") {
+            return Ok(Self::Vllm(text.to_owned()));
         }
         let Some(service) = text.strip_prefix("k8s:") else {
             return checked_address(text).map(|a| Self::At(a.to_owned())).ok_or_else(wrong);
@@ -96,6 +127,14 @@ mod tests {
             ("dns:encoders:7001", WorkerSetting::Dns("encoders:7001".into())),
             ("k8s:prod/encoders", service("prod", "encoders", None)),
             ("k8s:prod/encoders:grpc", service("prod", "encoders", Some("grpc"))),
+            (
+                "vllm+http://gpu:8200?items=none",
+                WorkerSetting::Vllm("vllm+http://gpu:8200?items=none".into()),
+            ),
+            (
+                "vllm+dns:gpus:8200?items=none",
+                WorkerSetting::VllmDns { name: "gpus:8200".into(), options: "?items=none".into() },
+            ),
         ] {
             assert_eq!(text.parse::<WorkerSetting>().unwrap(), expect, "{text}");
         }
@@ -114,6 +153,7 @@ mod tests {
             "k8s:A/b",
             "k8s:a/b:",
             "k8s:a/b?c:d",
+            "vllm+dns:gpus",
         ] {
             let e = wrong.parse::<WorkerSetting>().unwrap_err().to_string();
             assert!(e.contains("dns:host:port") && e.contains("k8s:"), "{wrong}: {e}");

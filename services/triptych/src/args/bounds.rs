@@ -3,7 +3,7 @@
 use clap::Args;
 use std::ffi::OsString;
 use std::time::Duration;
-use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds, SessionBounds};
+use triptych_proxy::{ClientTimes, ConnectionBounds, EncodePolicy, RequestBounds, Roles, SessionBounds};
 
 /// Bounds of a proxy.
 #[derive(Args, Clone, Copy, Debug)]
@@ -59,6 +59,10 @@ pub struct BoundArgs {
           default_value_t = EncodePolicy::default().attempt_time.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub encode_attempt_timeout: u64,
+    /// Workers that encode where PD workers hold encoders (--with-encoder): `auto`, the one predicted to be done first, what runs
+    /// there counted; `fixed`, encoder workers, and PD workers only where there are none or none is able
+    #[arg(long, value_name = "ROLES", env = "TRIPTYCH_ROLES", default_value_t = Roles::default())]
+    pub roles: Roles,
 }
 
 impl BoundArgs {
@@ -76,9 +80,10 @@ impl BoundArgs {
             ("--max-realtime-sessions", u64::from(self.max_realtime_sessions)),
             ("--max-realtime-time", self.max_realtime_time),
         ];
+        let roles = ["--roles".into(), self.roles.as_str().into()];
         let trusts = self.trust_request_chat_template.then(|| "--trust-request-chat-template".into());
         let set = flags.into_iter().flat_map(|(flag, n)| [flag.into(), n.to_string().into()]);
-        set.chain(trusts).collect()
+        set.chain(roles).chain(trusts).collect()
     }
 
     /// Bounds on a request's settings.
@@ -112,7 +117,7 @@ impl BoundArgs {
     /// Rules by which items are encoded.
     pub fn encodes(&self) -> EncodePolicy {
         let attempt_time = Duration::from_secs(self.encode_attempt_timeout);
-        EncodePolicy { attempt_time, ..EncodePolicy::default() }
+        EncodePolicy { attempt_time, roles: self.roles, ..EncodePolicy::default() }
     }
 }
 
@@ -138,7 +143,7 @@ mod tests {
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template"];
+        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template", "--roles", "fixed"];
         let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
         let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
@@ -147,10 +152,11 @@ mod tests {
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
-        assert_eq!(set.encodes().attempt_time, Duration::from_secs(8));
+        let encodes = set.encodes();
+        assert_eq!((encodes.attempt_time, encodes.roles), (Duration::from_secs(8), Roles::Fixed));
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);
-        for wrong in [["--max-n", "17"], ["--max-beams", "0"], ["--max-head-kib", "7"]] {
+        for wrong in [["--max-n", "17"], ["--max-beams", "0"], ["--max-head-kib", "7"], ["--roles", "x"]] {
             assert!(Flags::try_parse_from(["x"].into_iter().chain(wrong)).is_err(), "{wrong:?}");
         }
     }

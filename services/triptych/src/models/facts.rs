@@ -170,6 +170,8 @@ impl Facts {
             })),
             "shared_tensors": i.shared, "unused_tensors": i.unused,
             "kv_bytes_per_token": sizes(i.kv.per_token),
+            "kv_bytes_per_token_behind_window": i.kv.behind_window.map(|behind| sizes(behind.per_token)),
+            "sliding_window": i.kv.behind_window.map(|behind| behind.window),
             "state_bytes_per_sequence": i.state_bytes,
             "cross_kv_bytes_per_row": i.kv.cross_per_row.map(sizes),
             "example": example,

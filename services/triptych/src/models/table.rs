@@ -80,7 +80,10 @@ fn weights(i: &Inventory) -> String {
 fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     let both = |s: BytesByPrecision| format!("{} as f32, {} as bf16", bytes_text(s.f32), bytes_text(s.bf16));
     let all = |s: BytesByPrecision| format!("{}, {} as int8", both(s), bytes_text(s.int8));
-    let kv = ("KV", format!("{} for a token of a sequence", all(i.kv.per_token)));
+    let behind = i.kv.behind_window.map_or_else(String::new, |behind| {
+        format!("; {} for one behind a window of {}", all(behind.per_token), count(behind.window))
+    });
+    let kv = ("KV", format!("{} for a token of a sequence{behind}", all(i.kv.per_token)));
     let state = i.state_bytes.map(|bytes| {
         (
             "state",

@@ -1,6 +1,7 @@
 //! `triptych encoder`.
 
 use super::{Process, bind_admin, journal, worker_id};
+use crate::args::cores::CoreShareArgs;
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
@@ -65,6 +66,9 @@ pub struct EncoderArgs {
     /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
+    /// Cores
+    #[command(flatten)]
+    pub cores: CoreShareArgs,
     /// Limits
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
@@ -118,6 +122,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         graphs: args.models.graphs.config(),
+        cores: args.cores.open(args.models.compute.device)?,
         batch: BatchLimits { max_tokens: args.batch_tokens, max_items: args.batch_items.max(1) },
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),

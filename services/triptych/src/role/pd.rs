@@ -1,6 +1,7 @@
 //! `triptych pd`.
 
 use super::{Process, bind_admin, journal, worker_id};
+use crate::args::cores::CoreShareArgs;
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::limits::LimitArgs;
@@ -94,6 +95,9 @@ pub struct PdArgs {
     /// Registration
     #[command(flatten)]
     pub register: RegisterArgs,
+    /// Cores
+    #[command(flatten)]
+    pub cores: CoreShareArgs,
     /// Limits
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
@@ -198,6 +202,7 @@ fn encoders(
         graphs,
         batch: BatchLimits::default(),
         arbiter: config.arbiter.clone(),
+        cores: config.cores.clone(),
         max_jobs: MAX_JOBS,
         // Preprocessing is not divided into turns: half of the cores stay the engine's.
         preprocess_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
@@ -269,6 +274,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         colocated: None,
         arbiter: None,
+        cores: args.cores.open(args.models.compute.device)?,
         journal,
         watchdog,
         fault: None,

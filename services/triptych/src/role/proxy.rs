@@ -14,12 +14,14 @@ use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
 use crate::listen;
 use clap::Args;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use triptych_proxy::{ProxyConfig, ProxyError};
 use triptych_runtime::discovery::setting::WorkerSetting;
 use triptych_runtime::discovery::{Role, Source};
 use triptych_runtime::trace_context::REQUEST_TARGET;
+use triptych_vllm::{VllmAddress, VllmSettings};
 
 /// Flags of the proxy.
 #[derive(Args, Debug)]
@@ -35,13 +37,19 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<String>,
     /// Encoder workers: HOST:PORT; `dns:HOST:PORT`, every address of a name, asked again and again; or
-    /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service. Repeat for several. Without one
-    /// only text is served
+    /// `k8s:NAMESPACE/SERVICE[:PORT-NAME]`, the ready pods of a Kubernetes service; or vLLM's encoder instances,
+    /// `vllm+http://HOST:PORT`. Repeat for several. Without one only text is served, but by vLLM servers
     #[arg(long = "encoder", value_name = "WORKERS", env = "TRIPTYCH_ENCODERS", value_delimiter = ',')]
     pub encoders: Vec<WorkerSetting>,
-    /// PD workers, in the same forms
+    /// PD workers, in the same forms. Of a vLLM server, `vllm+http://HOST:PORT`, or `vllm+dns:HOST:PORT` for every
+    /// address of a name; options follow behind `?`, with `&` between them: `items=image+audio+video` or `none` that its
+    /// models read (image), `tools=hermes`, `llama3_json`, `mistral`, `qwen3_coder` or `glm45`, `reasoning=think` or
+    /// `mistral`, `capacity=N` requests at once (1024), `priorities=true` if it schedules by priority
     #[arg(long = "pd", value_name = "WORKERS", env = "TRIPTYCH_PDS", value_delimiter = ',')]
     pub pds: Vec<WorkerSetting>,
+    /// Key that vLLM servers ask for, their --api-key
+    #[arg(long, value_name = "KEY", env = "TRIPTYCH_VLLM_API_KEY", hide_env_values = true)]
+    pub vllm_api_key: Option<String>,
     /// Workers that announce themselves
     #[command(flatten)]
     pub discover: DiscoverArgs,
@@ -106,16 +114,26 @@ impl ProxyArgs {
         if self.pds.is_empty() && self.discover.discover.is_none() {
             return Err(CliError::Setting(ProxyError::NoPdWorker.to_string()));
         }
+        let vllm = self.encoders.iter().chain(&self.pds).filter_map(WorkerSetting::vllm_address);
+        for address in vllm {
+            address.parse::<VllmAddress>().map_err(|e| CliError::Setting(e.to_string()))?;
+        }
         self.operator.token()?;
         self.ec.check(self.others())
     }
 
     /// Addresses of the workers.
     fn others(&self) -> Others {
-        let at = self.encoders.iter().chain(&self.pds).map(|worker| match worker {
-            WorkerSetting::At(address) | WorkerSetting::Dns(address) => address.as_str(),
+        let workers = self.encoders.iter().chain(&self.pds);
+        if self.discover.discover.is_none() && workers.clone().all(|worker| worker.vllm_address().is_some()) {
+            return Others::None;
+        }
+        let at = workers.filter_map(|worker| match worker {
+            WorkerSetting::At(address) | WorkerSetting::Dns(address) => Some(address.as_str()),
             // Not an address of this host.
-            WorkerSetting::Kubernetes(_) => "",
+            WorkerSetting::Kubernetes(_) => Some(""),
+            // Their stores are their own affair.
+            WorkerSetting::Vllm(_) | WorkerSetting::VllmDns { .. } => None,
         });
         // Workers may register from any host.
         Others::at(at.chain(self.discover.discover.as_ref().map(|_| "")))
@@ -139,6 +157,13 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
     if !args.auth.is_required() {
         warn_if_open(&[("--http", &http), ("--grpc", &grpc)]);
     }
+    let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
+    let vllm = VllmSettings {
+        api_key: args.vllm_api_key,
+        store: Arc::clone(&store),
+        max_item_bytes: limits.max_body_bytes,
+    };
+    let dialer = triptych_vllm::dialer(links.dialer(), vllm);
     let config = ProxyConfig {
         http: args.public_tls.listener(http, "http/1.1", &process.drain)?,
         grpc: args.public_tls.listener(grpc, "h2", &process.drain)?,
@@ -150,8 +175,8 @@ pub async fn run(args: ProxyArgs) -> Result<(), CliError> {
         discovery,
         seed: None,
         encode_slo: Some(Duration::from_millis(args.encode_slo_ms)).filter(|slo| !slo.is_zero()),
-        dialer: links.dialer(),
-        store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
+        dialer: dialer.map_err(|e| CliError::Failed(chain(&e)))?,
+        store,
         limits,
         fetch: args.fetch.policy(),
         quota_store: args.auth.buckets()?,
@@ -208,7 +233,7 @@ fn workers(
     let mut addresses = Vec::new();
     for setting in settings {
         match setting {
-            WorkerSetting::At(address) => addresses.push(address),
+            WorkerSetting::At(address) | WorkerSetting::Vllm(address) => addresses.push(address),
             found => sources.push(found.into_source(role).map_err(|e| CliError::Setting(chain(&e)))?),
         }
     }

@@ -12,7 +12,7 @@ use triptych_core::limits::Limits;
 #[command(next_help_heading = "Clusters that are started to be compared")]
 pub struct TopologyArgs {
     /// Clusters to start and compare, each with the same cores: `1e1pd` (any `NeMpd`), `dp2` (any `dpN`: workers with
-    /// encoder and decoder), `colocated` (one such worker); `colocated:budget=N` sets its --encoder-token-budget
+    /// encoder and decoder), `elastic2` (any `elasticN`: the same, and the proxy shifts encodes among them), `colocated` (one such worker); `colocated:budget=N` sets its --encoder-token-budget
     #[arg(long = "topology", value_name = "NAME,…", env = "TRIPTYCH_TOPOLOGY", value_delimiter = ',')]
     pub topologies: Vec<Topology>,
     /// Cores of the workers of each cluster, as in `0-3`. Default: all that this process may use

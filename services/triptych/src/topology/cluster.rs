@@ -80,9 +80,7 @@ impl BenchCluster {
         let models = std::slice::from_ref(model);
         let name = topology.to_string().replace(':', "-");
         let (cores, side) = args.core_lists()?;
-        let shares = topology
-            .shares(&cores, quota::available())
-            .map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))?;
+        let shares = shares(args, topology, &cores)?;
         let ec = args.store_of(&name, dir)?;
         check_store(&ec).await?;
         let mut ports = Ports::default();
@@ -215,6 +213,15 @@ impl Process {
     }
 }
 
+/// Cores of each worker. Workers that compute nothing have all of them, as many as they are.
+fn shares(args: &TopologyArgs, topology: &Topology, cores: &CoreList) -> Result<Vec<CoreShare>, CliError> {
+    if args.models.compute.timed_by.is_some() {
+        return Ok(vec![CoreShare { cores: cores.clone(), quota: None }; topology.kinds().len()]);
+    }
+    let shares = topology.shares(cores, quota::available());
+    shares.map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))
+}
+
 /// File of the shared-memory slab, if the cluster has one of its own.
 fn slab_of(ec: &EcArg) -> Option<PathBuf> {
     let text = ec.setting.to_string();
@@ -261,7 +268,8 @@ fn plan(
         worker.ec = Some(ec_text.clone());
         children.push(worker);
     }
-    let proxy = proxy(&children, ec_text, endpoints);
+    let mut proxy = proxy(&children, ec_text, endpoints);
+    proxy.flags.extend(["--roles".into(), topology.roles().into()]);
     children.push(proxy);
     let store = ec.setting.to_string();
     Ok(ClusterPlan { children, endpoints, store_address: store.clone(), store })

@@ -2,14 +2,18 @@
 //! a child that comes back is found where it was.
 
 use super::args::UpArgs;
+use crate::args::cores::CoreShareArgs;
 use crate::args::{EcArg, ModelArgs};
 use crate::error::CliError;
 use crate::listen::{Ports, loopback};
 use crate::model::CheckedModel;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
+use tempfile::TempPath;
 use triptych_ec::EcSetting;
+use triptych_runtime::core_share::MAX_PLACES;
 
 /// The two addresses for users.
 #[derive(Clone, Copy, Debug)]
@@ -169,6 +173,28 @@ impl ClusterPlan {
         Ok(Self { children, endpoints, store: shown, store_address })
     }
 
+    /// Lets the workers divide the machine's cores through a file, which lives as long as the result. One worker alone has
+    /// them all.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] if the file cannot be made.
+    pub fn share_cores(&mut self) -> Result<Option<TempPath>, CliError> {
+        let computes = |child: &&mut ChildSpec| matches!(child.role, Role::Encoder | Role::Pd);
+        if self.children.iter_mut().filter(computes).count() < 2 {
+            return Ok(None);
+        }
+        let shared = Path::new("/dev/shm");
+        let folder = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+        let file = tempfile::Builder::new().prefix("triptych-cores-").tempfile_in(folder);
+        let file =
+            file.map_err(|e| CliError::failed("cannot make a file to share cores", &e))?.into_temp_path();
+        // Places beyond the last are not shared; so many workers on one machine have a core each at most.
+        for (place, worker) in (0..MAX_PLACES).zip(self.children.iter_mut().filter(computes)) {
+            worker.flags.extend(CoreShareArgs::flags_of(file.to_path_buf(), place));
+        }
+        Ok(Some(file))
+    }
+
     /// Number of children with the role.
     pub fn count(&self, role: Role) -> usize {
         self.children.iter().filter(|c| c.role == role).count()
@@ -285,6 +311,23 @@ mod tests {
             line.extend(child.ec.map(|ec| [OsString::from("--ec"), ec.into()]).into_iter().flatten());
             Cli::try_parse_from(line).unwrap();
         }
+    }
+
+    #[test]
+    fn workers_share_the_cores_each_at_a_place_of_its_own() {
+        let mut cluster = plan(&["--encoders", "2"]);
+        let file = cluster.share_cores().unwrap().expect("three workers");
+        let places: Vec<_> = cluster
+            .children
+            .iter()
+            .filter_map(|child| {
+                let [.., path, _, place] = child.flags.as_slice() else { return None };
+                (path.as_os_str() == file.as_os_str()).then(|| place.clone().into_string().unwrap())
+            })
+            .collect();
+        assert_eq!(places, ["0", "1", "2"]);
+        let mut alone = plan(&["--encoders", "0", "--with-encoder"]);
+        assert!(alone.share_cores().unwrap().is_none());
     }
 
     #[test]

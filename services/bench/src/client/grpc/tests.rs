@@ -91,7 +91,15 @@ async fn ask(model: &str) -> Reply {
     let target = GrpcTarget::new("fake", vec![channel().await], model.to_owned(), None).expect("no key");
     let content = ContentSource { media: Media::new(1), wording: Wording::DIGITS, seed: 1 };
     let at = Duration::ZERO;
-    let offered = Offered { index: 0, at, text_tokens: 5, output_tokens: 4, items: vec![], session: None };
+    let offered = Offered {
+        index: 0,
+        at,
+        text_tokens: 5,
+        output_tokens: 4,
+        items: vec![],
+        session: None,
+        blocks: None,
+    };
     target.prepare(&offered, &content)(Clock::started()).await
 }
 
@@ -121,8 +129,15 @@ fn a_lone_sound_is_written_down_and_everything_else_is_a_chat() {
     let image = crate::offered::OfferedItem { content: 1, shape: ItemShape::Image { width: 4, height: 4 } };
     let ask = |text_tokens, items: &[crate::offered::OfferedItem]| {
         let at = Duration::ZERO;
-        let offered =
-            Offered { index: 0, at, text_tokens, output_tokens: 4, items: items.to_vec(), session: None };
+        let offered = Offered {
+            index: 0,
+            at,
+            text_tokens,
+            output_tokens: 4,
+            items: items.to_vec(),
+            session: None,
+            blocks: None,
+        };
         request("m", &offered, &content)
     };
     let kind = |r: &v1::GenerateRequest| r.prompt.clone().and_then(|p| p.kind).expect("a prompt");

@@ -7,7 +7,7 @@ are those of the Rust crate `triptych-ec`; the tests hold each against the other
 
 from .errors import EcError, ObjectError, SettingError, StoreUnavailable, TooLarge
 from .items import EncodedItem
-from .keys import content_key, fingerprint
+from .keys import content_key, fingerprint, proxy_identifier, proxy_key
 from .objects import MacKeys, decode, encode, parse_head
 from .stores import Store, open_store
 
@@ -26,4 +26,6 @@ __all__ = [
     "fingerprint",
     "open_store",
     "parse_head",
+    "proxy_identifier",
+    "proxy_key",
 ]

@@ -5,6 +5,7 @@ Every part is framed by its length, so no two lists of parts hash the same bytes
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 
@@ -16,6 +17,7 @@ MODALITIES = ("image", "audio", "text", "video")
 """Kinds of items."""
 
 _OWNER_BYTES = 2
+_PROXY_IDENTIFIER = re.compile(r"triptych-([0-9a-f]{64})", re.ASCII)
 
 
 def framed_hash(context: str, parts: Iterable[bytes]) -> bytes:
@@ -39,3 +41,14 @@ def content_key(encoder: bytes, modality: str, item: bytes, *, options: str = ""
     owner = framed_hash("triptych owner of an object v1", [tenant_salt])
     key = framed_hash("triptych content key v1", parts)
     return key[: KEY_BYTES - _OWNER_BYTES] + owner[:_OWNER_BYTES]
+
+
+def proxy_key(identifier: str) -> bytes | None:
+    """The content key in an identifier that Triptych's proxy gives an item, `triptych-` and 64 hex digits."""
+    found = _PROXY_IDENTIFIER.fullmatch(identifier)
+    return bytes.fromhex(found[1]) if found else None
+
+
+def proxy_identifier(key: bytes) -> str:
+    """The identifier that Triptych's proxy gives the item with this content key."""
+    return f"triptych-{key.hex()}"

@@ -7,6 +7,7 @@ needs it, and after that as long as there is room. Knows no vLLM and no torch.
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -15,10 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from .errors import EcError, ObjectError
+from .expected import Expected
 from .items import EncodedItem
 from .metrics import Counters
 from .objects import MacKeys, decode
 from .stores.base import Store
+
+_logger = logging.getLogger("vllm.triptych_ec")
+# Below vLLM's own logger, whose handlers it gets.
 
 _PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.5
@@ -50,9 +55,7 @@ class Wanted:
 
     identifier: str
     key: bytes
-    n_tokens: int
-    dtype: str
-    fingerprint: bytes
+    expected: Expected
     can_encode: bool
     """The instance has the item's input, and need not wait for an object that nobody makes."""
 
@@ -109,7 +112,7 @@ class Loader:
             self._order.setdefault(request)
             since = entry.waiters.setdefault(request, now)
             if entry.loaded is not None:
-                fits = _fits(entry.loaded.item, wanted)
+                fits = wanted.expected.mismatch(entry.loaded.item) is None
                 return Status.READY if fits else Status.ABSENT
             if entry.in_flight:
                 return Status.PENDING
@@ -117,7 +120,7 @@ class Loader:
                 return Status.ABSENT
             if now < entry.next_try or not self._has_room(request, wanted):
                 return Status.PENDING
-            entry.in_flight, entry.n_tokens = True, wanted.n_tokens
+            entry.in_flight, entry.n_tokens = True, wanted.expected.n_tokens
         self._pool.submit(self._look, entry, wanted)
         return Status.PENDING
 
@@ -132,7 +135,7 @@ class Loader:
         """The oldest request may always read, so that requests never wait for each other's memory in a circle."""
         if next(iter(self._order)) == request:
             return True
-        pending = sum(e.n_tokens for e in self._entries.values() if e.in_flight) + wanted.n_tokens
+        pending = sum(e.n_tokens for e in self._entries.values() if e.in_flight) + wanted.expected.n_tokens
         pinned = sum(len(e.loaded.data) for e in self._entries.values() if e.loaded and e.waiters)
         return pinned + pending * self._row_bytes <= self._limits.budget_bytes
 
@@ -152,6 +155,12 @@ class Loader:
         with self._lock:
             entry = self._entries.get(identifier)
             return entry.loaded if entry else None
+
+    def outcome(self, identifier: str) -> str:
+        """The result of the last look at an item, for the log."""
+        with self._lock:
+            entry = self._entries.get(identifier)
+            return entry.outcome.value if entry and entry.outcome else "not asked"
 
     def forget(self, request: str, identifier: str | None = None) -> None:
         """The request needs this item no more; `None`: none of its items."""
@@ -215,7 +224,8 @@ class Loader:
             # Hidden, so that the next producer's object is stored.
             self._store.quarantine(wanted.key)
             return None, Outcome.DAMAGED
-        if not _fits(item, wanted):
+        if (reason := wanted.expected.mismatch(item)) is not None:
+            _logger.warning("item %s: the object is not what the model takes: %s", wanted.identifier, reason)
             return None, Outcome.MISMATCHED
         self._counters.add("triptych_ec_loaded_bytes_total", len(data))
         return LoadedObject(item, data, len(data) - len(rows)), Outcome.LOADED
@@ -230,7 +240,3 @@ class LoadLimits:
     max_object_bytes: int
     n_threads: int
 
-
-def _fits(item: EncodedItem, wanted: Wanted) -> bool:
-    expected = (wanted.fingerprint, wanted.n_tokens, wanted.dtype)
-    return (item.fingerprint, item.n_tokens, item.dtype) == expected

@@ -1,4 +1,4 @@
-"""The fingerprint of a vLLM model's encoder: what its outputs depend on, by the model's configuration and files."""
+"""A vLLM model's encoder by its configuration and files: its fingerprint, and the width of its rows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def model_fingerprint(vllm_config: Any, name: str) -> bytes:
         return fingerprint([*parts, b"sampled", *_samples(path)])
     commit = getattr(hf_config, "_commit_hash", None) or getattr(model, "revision", None)
     return fingerprint([*parts, b"hub", str(path).encode(), str(commit).encode()])
+
+
+def row_width(vllm_config: Any, modality: str) -> int | None:
+    """Values of a row that the model takes for an item, levels (DeepStack) included; `None`: the model does not say."""
+    model = vllm_config.model_config
+    width = model.get_hidden_size() if hasattr(model, "get_hidden_size") else None
+    if width is None:
+        return None
+    hf_config: Any = getattr(model, "hf_config", None)
+    vision: Any = getattr(hf_config, "vision_config", None)
+    levels = getattr(vision, "deepstack_visual_indexes", None) if modality in ("image", "video") else None
+    return width * (1 + len(levels or ()))
 
 
 def _json(value: Any) -> bytes:

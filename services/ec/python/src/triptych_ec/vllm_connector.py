@@ -22,16 +22,16 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.logger import init_logger
 
-from .extents import Extent, Grid, Windows
+from .extents import Extent
 from .items import EncodedItem
-from .keys import content_key
-from .loading import LoadedObject, Loader, LoadLimits, Status, Wanted
+from .loading import LoadedObject, Loader, LoadLimits, Status
 from .metrics import Counters
 from .model import model_fingerprint
 from .publishing import Claims, Publication, Publisher, PublishLimits, Settled
 from .settings import ConnectorSettings
 from .stores.base import Lease
 from .tensors import DTYPES, dtype_name, rows_of, tensor_of
+from .vllm_items import InputFields, ItemKeys, extent_of
 from .vllm_stats import EcStats, EcPromMetrics
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
-
-OPTIONS = "vllm mm identifier v1"
-"""The form of the item in a content key: vLLM's identifier in place of the item's bytes."""
 
 _MAX_PLANNED = 4096
 
@@ -169,9 +166,7 @@ class SchedulerHalf:
     def __init__(self, connector: TriptychECConnector) -> None:
         settings = connector.settings
         self._connector = connector
-        self._salt = settings.tenant_salt()
-        model: Any = connector._vllm_config.model_config
-        self._dtype = dtype_name(model.dtype)
+        self._keys = ItemKeys(connector._vllm_config, settings, connector._fingerprint)
         limits = LoadLimits(
             patience_s=settings.patience_s,
             budget_bytes=settings.host_cache_mib << 20,
@@ -219,10 +214,8 @@ class SchedulerHalf:
             # If the engine evicts it in this very step, it encodes it.
             self._absent.add(identifier)
             return True
-        key = self._needed[request].get(identifier) or self._key(identifier, feature.modality)
-        self._needed[request][identifier] = key
-        n_tokens = feature.mm_position.get_num_embeds()
-        wanted = Wanted(identifier, key, n_tokens, self._dtype, self._connector._fingerprint, can_encode)
+        wanted = self._keys.wanted(feature, can_encode)
+        key = self._needed[request].setdefault(identifier, wanted.key)
         status = self.loader.poll(request, wanted)
         if status is Status.READY:
             self.claims.forget(request, key)
@@ -230,11 +223,18 @@ class SchedulerHalf:
             return status is Status.READY
         self._absent.add(identifier)
         if not can_encode:
-            logger.warning("request %s: item %s is in no store, and its input is not here", request, identifier)
+            outcome = self.loader.outcome(identifier)
+            logger.warning("request %s: no rows for item %s (%s), and its input is not here", request, identifier, outcome)
             self._connector.counters.add("triptych_ec_unavailable_requests_total")
             self._unavailable.add(request)
             return False
-        return not self._connector.is_producer or self._claim(request, feature, key)
+        return not self._publishes(identifier) or self._claim(request, feature, key)
+
+    def _publishes(self, identifier: str) -> bool:
+        """True if this instance stores what it encodes for the item. Under a key of Triptych's proxy only an encoder
+        that the proxy asked does: others may have that key for the rows of a Triptych encoder."""
+        is_shared = self._keys.shared_key(identifier) is not None
+        return self._connector.is_producer and not (is_shared and self._connector.is_consumer)
 
     def _claim(self, request: str, feature: Any, key: bytes) -> bool:
         """True once the item may be encoded; its publication is planned then."""
@@ -292,46 +292,10 @@ class SchedulerHalf:
         taken, self._unavailable = self._unavailable, set()
         return taken
 
-    def _key(self, identifier: str, modality: str) -> bytes:
-        encoder = self._connector._fingerprint
-        return content_key(encoder, modality, identifier.encode(), options=OPTIONS, tenant_salt=self._salt)
-
     def close(self) -> None:
         """Ends the threads."""
         self.loader.close()
         self.claims.close()
-
-
-class InputFields:
-    """Which fields of an item are metadata, and which are the input of an encoder."""
-
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
-
-        self._resolver = PlaceholderMetadataResolver(vllm_config.model_config)
-
-    def can_encode(self, feature: Any) -> bool:
-        """True if the item came with its input, and not with metadata alone."""
-        if not feature.data:
-            return False
-        metadata = self._resolver.fields_for(feature.modality)
-        return any(value.data is not None for name, value in feature.data.items() if name not in metadata)
-
-    def response_params(self, features: list) -> dict[str, Any]:
-        """What vLLM's own connectors return for a consumer."""
-        from vllm.distributed.ec_transfer.ec_connector.utils import collect_ec_item_metadata
-
-        return collect_ec_item_metadata(features, self._resolver)
-
-
-def extent_of(feature: Any, n_tokens: int) -> Extent:
-    """The item's grid where the model has one, else a row of so many patches, or one window."""
-    for name in ("image_grid_thw", "video_grid_thw"):
-        value = feature.data.get(name) if feature.data else None
-        numbers = torch.as_tensor(value.data).flatten().tolist() if value is not None else []
-        if len(numbers) == 3 and all(0 < n < 1 << 32 for n in numbers):
-            return Grid(*map(int, numbers))
-    return Windows(1, 0) if feature.modality == "audio" else Grid(1, 1, n_tokens)
 
 
 class WorkerHalf:
@@ -340,6 +304,8 @@ class WorkerHalf:
     def __init__(self, connector: TriptychECConnector) -> None:
         settings = connector.settings
         self._connector = connector
+        model: Any = connector._vllm_config.model_config
+        self._dtype: torch.dtype = model.dtype
         self._planned: OrderedDict[str, Planned] = OrderedDict()
         limits = PublishLimits(
             queue_bytes=settings.publish_queue_mib << 20,
@@ -353,7 +319,7 @@ class WorkerHalf:
         """Adds the step's items to the cache; they were verified before."""
         for identifier, loaded in meta.loads.items():
             if identifier not in encoder_cache:
-                encoder_cache[identifier] = tensor_of(loaded, _device())
+                encoder_cache[identifier] = tensor_of(loaded, _device(), self._dtype)
 
     def start_save(self, encoder_cache: dict[str, torch.Tensor], meta: TriptychMetadata) -> None:
         """Remembers what is to be published, and publishes what was encoded in an earlier step."""

@@ -32,12 +32,13 @@ impl StepShape {
     pub fn of(step: &StepInput<'_>) -> Option<Self> {
         let n = step.token_ids.len();
         let decodes = step.embeds.is_empty() && step.adapters.is_empty();
-        let decodes = decodes && step.self_kv.query_start_loc.len() == n + 1;
-        let is_one_each = step.self_kv.query_start_loc.windows(2).all(|pair| pair[1] - pair[0] == 1);
+        let seqs = step.sequences();
+        let decodes = decodes && seqs.query_start_loc.len() == n + 1;
+        let is_one_each = seqs.query_start_loc.windows(2).all(|pair| pair[1] - pair[0] == 1);
         let max_keys = |lens: &[u32]| bucket(lens.iter().max().map_or(0, |len| *len as usize));
         (decodes && is_one_each && n > 0).then(|| Self {
             n_seqs: n.next_power_of_two(),
-            max_keys: max_keys(step.self_kv.seq_lens),
+            max_keys: max_keys(seqs.seq_lens),
             max_cross_keys: step.cross_kv.map(|kv| max_keys(kv.seq_lens)),
         })
     }

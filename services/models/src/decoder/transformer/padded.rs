@@ -1,6 +1,6 @@
 //! A step of decoding with rows of padding behind its own.
 
-use crate::decoder::StepInput;
+use crate::decoder::{GroupKv, StepInput};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::ops::{PADDING_SLOT, PagedBatch};
 
@@ -8,10 +8,15 @@ use triptych_kernels::ops::{PADDING_SLOT, PagedBatch};
 pub(super) struct PaddedStep {
     token_ids: Vec<u32>,
     positions: Vec<[u32; 3]>,
-    slot_mapping: Vec<u32>,
-    own: PaddedTables,
+    own: Vec<PaddedGroup>,
     cross: Option<PaddedTables>,
     state_slots: Option<Vec<u32>>,
+}
+
+/// Self-attention KV of a group.
+struct PaddedGroup {
+    slot_mapping: Vec<u32>,
+    tables: PaddedTables,
 }
 
 /// Block tables, in the layout of [`PagedBatch`].
@@ -28,12 +33,16 @@ impl PaddedStep {
         let n = step.token_ids.len();
         let padding = n..n_seqs.max(n);
         let first = spare_block * KV_BLOCK_TOKENS;
+        // Groups may share them: nobody reads what is written there.
         let slots = padding.clone().map(|row| u32::try_from(first + row - n).unwrap_or(u32::MAX));
+        let group = |of: &GroupKv<'_>| PaddedGroup {
+            slot_mapping: of.slot_mapping.iter().copied().chain(slots.clone()).collect(),
+            tables: PaddedTables::new(of.tables, padding.len()),
+        };
         Self {
             token_ids: step.token_ids.iter().copied().chain(padding.clone().map(|_| 0)).collect(),
             positions: step.positions.iter().copied().chain(padding.clone().map(|_| [0; 3])).collect(),
-            slot_mapping: step.slot_mapping.iter().copied().chain(slots).collect(),
-            own: PaddedTables::new(step.self_kv, padding.len()),
+            own: step.self_kv.iter().map(group).collect(),
             cross: step.cross_kv.map(|kv| PaddedTables::new(kv, padding.len())),
             state_slots: step
                 .state_slots
@@ -47,14 +56,23 @@ impl PaddedStep {
         self
     }
 
-    /// The padded form of the step that it was made of. It asks for no logits.
-    pub fn input<'a>(&'a self, step: &StepInput<'a>) -> StepInput<'a> {
+    /// The padded KV of each group of the step that it was made of.
+    pub fn groups<'a>(&'a self, step: &StepInput<'a>) -> Vec<GroupKv<'a>> {
+        let groups = self.own.iter().zip(step.self_kv);
+        let padded = groups.map(|(padded, of)| GroupKv {
+            slot_mapping: &padded.slot_mapping,
+            tables: padded.tables.view(of.tables),
+        });
+        padded.collect()
+    }
+
+    /// The padded form of the step that it was made of, with its groups. It asks for no logits.
+    pub fn input<'a>(&'a self, step: &StepInput<'a>, groups: &'a [GroupKv<'a>]) -> StepInput<'a> {
         let cross_kv = step.cross_kv.zip(self.cross.as_ref()).map(|(kv, padded)| padded.view(kv));
         StepInput {
             token_ids: &self.token_ids,
             positions: &self.positions,
-            slot_mapping: &self.slot_mapping,
-            self_kv: self.own.view(step.self_kv),
+            self_kv: groups,
             cross_kv,
             cross_rows: None,
             state_slots: self.state_slots.as_deref(),

@@ -27,7 +27,7 @@ impl<B: Backend> TransformerDecoder<B> {
             // A capture runs its forward, and states would be advanced before the replay.
             None => {
                 let stateless = PaddedStep::new(step, shape.n_seqs, self.graphs.spare_block).without_states();
-                self.capture(shape, &stateless.input(step), config)
+                self.capture(shape, &stateless.input(step, &stateless.groups(step)), config)
             }
         };
         let Some(mut graph) = graph else {
@@ -35,7 +35,7 @@ impl<B: Backend> TransformerDecoder<B> {
             self.graphs.graphs.insert(shape, None);
             return Ok(None);
         };
-        let (inputs, _) = self.graph_inputs(shape, &padded.input(step))?;
+        let (inputs, _) = self.graph_inputs(shape, &padded.input(step, &padded.groups(step)))?;
         let n_rows = step.token_ids.len();
         let ids = graph.arrays.ids;
         let x =
@@ -106,8 +106,10 @@ impl<B: Backend> TransformerDecoder<B> {
         let bounds = shape.bounds();
         let mut rooms = vec![n];
         rooms.extend(self.input_layer.rooms(n));
-        rooms.push(n);
-        rooms.extend(bounds.own.rooms(n));
+        for _ in step.self_kv {
+            rooms.push(n);
+            rooms.extend(bounds.own.rooms(n));
+        }
         if shape.max_cross_keys.is_some() {
             rooms.extend(bounds.cross.rooms(n));
         }

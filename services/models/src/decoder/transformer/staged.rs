@@ -2,7 +2,7 @@
 
 use super::adapters::StagedAdapters;
 use super::expert_rows::ExpertRows;
-use super::staged_step::{StagedStep, StepArrays, StepBounds};
+use super::staged_step::{StagedGroups, StagedStep, StepArrays, StepBounds};
 use super::{EmbedRows, StepInput, TransformerDecoder};
 use crate::decoder::cross_rows::CrossRows;
 use crate::error::ModelError;
@@ -44,16 +44,12 @@ impl<B: Backend> TransformerDecoder<B> {
         };
         let rows = input.positions.iter().map(|[t, ..]| *t);
         let positions = self.input_layer.stage(builder, rows, input.positions)?;
-        let slots = builder.indices(input.slot_mapping)?;
-        let own = match bounds {
-            Some(bounds) => builder.bounded_paged(input.self_kv, bounds.own)?,
-            None => builder.paged(input.self_kv)?,
-        };
+        let own = StagedGroups::stage(builder, input.self_kv, bounds.map(|bounds| bounds.own))?;
         let cross = match (bounds, input.cross_kv) {
             (Some(bounds), Some(kv)) => CrossRows::All(builder.bounded_paged(kv, bounds.cross)?),
             _ => CrossRows::stage(builder, input)?,
         };
-        let starts = input.self_kv.query_start_loc;
+        let starts = input.sequences().query_start_loc;
         let states = match (input.state_slots, bounds) {
             (None, _) => None,
             (Some(slots), None) => Some(builder.recurrent(starts, slots)?),
@@ -61,7 +57,7 @@ impl<B: Backend> TransformerDecoder<B> {
                 Some(builder.bounded_recurrent(starts, slots, bounds.own.max_seqlen_q)?)
             }
         };
-        Ok(StepArrays { ids, embeds, ahead, experts, positions, slots, own, cross, states })
+        Ok(StepArrays { ids, embeds, ahead, experts, positions, own, cross, states })
     }
 
     /// An error for a step whose parts do not fit each other.
@@ -77,14 +73,18 @@ impl<B: Backend> TransformerDecoder<B> {
             }),
         };
         shape("positions", n_tokens, step.positions.len())?;
-        shape("slot_mapping", n_tokens, step.slot_mapping.len())?;
+        shape("groups of self_kv", self.kv.groups.n_groups(), step.self_kv.len())?;
+        let n_seqs = step.sequences().seq_lens.len();
+        for group in step.self_kv {
+            shape("slot_mapping", n_tokens, group.slot_mapping.len())?;
+            shape("sequences of a group", n_seqs, group.tables.seq_lens.len())?;
+        }
         let parts = self.spec.row_parts().get();
         let width = self.spec.stack.hidden * (1 + self.n_levels());
         for embed in step.embeds {
             shape("width of embeds", width, embed.rows.hidden().saturating_mul(parts))?;
             shape("parts of a row of embeds", 0, embed.rows.n_rows() % parts)?;
         }
-        let n_seqs = step.self_kv.seq_lens.len();
         let has_states = self.spec.stack.recurrent().is_some();
         shape("state_slots", has_states.into(), step.state_slots.is_some().into())?;
         if let Some(slots) = step.state_slots {

@@ -6,6 +6,7 @@
 
 use crate::error::ModelError;
 use crate::family::fairseq::DECODER_STACK;
+use crate::family::joined::{self, TextDecoder};
 use crate::family::{Config, bart};
 use crate::spec::*;
 
@@ -23,14 +24,6 @@ const fn names(head: &'static [&'static str]) -> DecoderNames {
 static TROCR: DecoderNames = names(&["decoder.output_projection"]);
 static MBART: DecoderNames = names(&["decoder.lm_head"]);
 
-/// A decoder, and the width of encoder rows that its configuration names.
-pub(super) struct TextDecoder {
-    /// Reads rows of its own width, or of the one named.
-    pub spec: DecoderSpec,
-    /// `cross_attention_hidden_size`.
-    pub reads: Option<usize>,
-}
-
 /// mBART's decoder.
 ///
 /// # Errors
@@ -45,11 +38,7 @@ pub(super) fn mbart(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
 /// # Errors
 /// As [`mbart`].
 pub(super) fn trocr(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
-    const READS: &str = "cross_attention_hidden_size";
-    let reads = match config.get(READS) {
-        Some(_) => Some(config.size(READS)?),
-        None => None,
-    };
+    let reads = joined::reads(config)?;
     let width = reads.map_or_else(|| config.size("d_model"), Ok)?;
     let mut spec = bart::decoder(config, bart::BART, width)?;
     spec.names = &TROCR;

@@ -4,9 +4,9 @@
 //! Quirks: its linear layers are stored inputs first; queries, keys and values of self-attention are one matrix, keys and
 //! values of cross-attention another; the inner width is four times the outer where the configuration does not say.
 
-use super::decoder::TextDecoder;
 use crate::error::ModelError;
 use crate::family::Config;
+use crate::family::joined::{self, TextDecoder};
 use crate::spec::*;
 use triptych_kernels::ops::AttentionShape;
 
@@ -64,21 +64,8 @@ pub(super) fn decoder(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
         names: &NAMES,
         stack,
     };
-    let reads = reads(config, spec.stack.hidden)?;
+    let reads = joined::reads_own(config, ("n_embd", spec.stack.hidden))?;
     Ok(TextDecoder { spec, reads })
-}
-
-/// The width of encoder rows that a configuration names: its cross-attention reads no other than its own.
-fn reads(config: &Config<'_>, hidden: usize) -> Result<Option<usize>, ModelError> {
-    const READS: &str = "cross_attention_hidden_size";
-    if config.get(READS).is_none() {
-        return Ok(None);
-    }
-    let width = config.size(READS)?;
-    match width == hidden {
-        true => Ok(Some(width)),
-        false => Err(config.unsupported(READS, width, format!("{hidden}, n_embd"))),
-    }
 }
 
 fn stack(config: &Config<'_>) -> Result<StackSpec, ModelError> {

@@ -1,17 +1,20 @@
-//! ViT, DeiT, BEiT and DINOv2: a row for each patch and learned rows before them, pre-norm layers.
+//! ViT, DeiT, BEiT and DINOv2 with and without registers: a row for each patch and learned rows before them, pre-norm layers.
 //!
 //! After <https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/vit/modeling_vit.py>,
-//! `deit/modeling_deit.py`, `beit/modeling_beit.py` and `dinov2/modeling_dinov2.py` beside it. Quirks: DeiT has a distillation row; BEiT has
+//! `deit/modeling_deit.py`, `beit/modeling_beit.py`, `dinov2/modeling_dinov2.py` and
+//! `dinov2_with_registers/modeling_dinov2_with_registers.py` beside it. Quirks: DeiT has a distillation row; BEiT has
 //! no bias on keys, scales what its layers add, knows places by a bias on scores and has a position table only
-//! if asked to, and no norm at the end if it pools by the mean; DINOv2 scales what its layers add. DINOv2's gated
-//! feed-forward, which its largest has, is refused. Poolers and mask tokens are left alone.
-//! A position table is read for the one size it was made for: nothing interpolates it.
+//! if asked to, and no norm at the end if it pools by the mean; DINOv2 scales what its layers add, and its largest has a gated
+//! feed-forward, whose inner width is two thirds of the configured one in whole eights; registers stand behind the class row and have
+//! no positions. Poolers and mask tokens are left alone. A position table is made for a square image of `image_size`; where the
+//! processor makes images of another size it is resampled, but for BEiT's.
 
 use crate::error::ModelError;
 use crate::family::Config;
 use crate::family::image_keys::{attention, channels, pair, patch_side};
 use crate::spec::*;
 use triptych_core::Modality;
+use triptych_kernels::ops::Activation;
 
 /// One of the architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,13 @@ pub(super) enum VitKind {
     Deit,
     Beit,
     Dinov2,
+    Dinov2WithRegisters,
+}
+
+impl VitKind {
+    fn is_dinov2(self) -> bool {
+        matches!(self, Self::Dinov2 | Self::Dinov2WithRegisters)
+    }
 }
 
 const fn names(stem: &'static [&'static str], stack: StackNames) -> EncoderNames {
@@ -65,7 +75,15 @@ const STEM: &[&str] = &["embeddings.patch_embeddings.projection", "embeddings.cl
 const DEIT_STEM: &[&str] = &[STEM[0], STEM[1], "embeddings.distillation_token"];
 
 static VIT: EncoderNames = names(STEM, STACK);
-static DINOV2: EncoderNames = names(STEM, stack_names(["norm1", "norm2"], &["mlp.fc1"], "mlp.fc2"));
+const REGISTERS_STEM: &[&str] = &[STEM[0], STEM[1], "embeddings.register_tokens"];
+
+const DINOV2_STACK: StackNames = stack_names(["norm1", "norm2"], &["mlp.fc1"], "mlp.fc2");
+const GATED_STACK: StackNames = stack_names(["norm1", "norm2"], &["mlp.weights_in"], "mlp.weights_out");
+
+static DINOV2: EncoderNames = names(STEM, DINOV2_STACK);
+static GATED_DINOV2: EncoderNames = names(STEM, GATED_STACK);
+static REGISTERS: EncoderNames = names(REGISTERS_STEM, DINOV2_STACK);
+static GATED_REGISTERS: EncoderNames = names(REGISTERS_STEM, GATED_STACK);
 static DEIT: EncoderNames = names(DEIT_STEM, STACK);
 
 const SCALES: [&str; 2] = ["lambda_1", "lambda_2"];
@@ -85,25 +103,30 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
     if grid.contains(&0) {
         return Err(config.unsupported("patch_size", side, "at most image_size"));
     }
-    let names = match kind {
-        VitKind::Deit => &DEIT,
-        VitKind::Dinov2 => &DINOV2,
-        VitKind::Vit | VitKind::Beit => &VIT,
+    if kind.is_dinov2() && grid[0] != grid[1] {
+        return Err(config.unsupported("image_size", format!("{image:?}"), "a square"));
+    }
+    let is_gated = kind.is_dinov2() && config.flag_or("use_swiglu_ffn", false)?;
+    let names = match (kind, is_gated) {
+        (VitKind::Deit, _) => &DEIT,
+        (VitKind::Dinov2, false) => &DINOV2,
+        (VitKind::Dinov2, true) => &GATED_DINOV2,
+        (VitKind::Dinov2WithRegisters, false) => &REGISTERS,
+        (VitKind::Dinov2WithRegisters, true) => &GATED_REGISTERS,
+        (VitKind::Vit | VitKind::Beit, _) => &VIT,
     };
-    let n_prefix = names.stem.len() - 1;
+    let n_registers = match kind {
+        VitKind::Dinov2WithRegisters => config.size_or("num_register_tokens", 4)?,
+        _ => 0,
+    };
+    let n_prefix = names.stem.len() - 1 + n_registers.saturating_sub(1);
     let extras = match kind {
         VitKind::Beit => beit_extras(config, grid)?,
-        VitKind::Dinov2 => EncoderExtras { scales: Some(DINOV2_SCALES), ..EncoderExtras::default() },
+        VitKind::Dinov2 | VitKind::Dinov2WithRegisters => {
+            EncoderExtras { scales: Some(DINOV2_SCALES), ..EncoderExtras::default() }
+        }
         VitKind::Vit | VitKind::Deit => EncoderExtras::default(),
     };
-    let width = match kind {
-        VitKind::Dinov2 => {
-            config.must_be_off("use_swiglu_ffn")?;
-            config.scaled_size("mlp_ratio", hidden)?
-        }
-        _ => config.size("intermediate_size")?,
-    };
-    let has_table = kind != VitKind::Beit || config.flag_or("use_absolute_position_embeddings", false)?;
     let bias = config.flag_or("qkv_bias", true)?;
     let bias = AttentionBias { q: bias, k: bias && kind != VitKind::Beit, v: bias, out: true };
     Ok(EncoderSpec {
@@ -113,22 +136,15 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
             grid,
             bias: true,
             n_prefix,
+            n_registers,
             flat_prefix: false,
         },
-        positions: match has_table {
-            true => Positions::Parameter { n_rows: grid[0] * grid[1] + n_prefix },
-            false => Positions::Absent,
-        },
+        positions: positions(config, kind, (grid, n_prefix))?,
         stack: StackSpec {
             hidden,
             n_layers: config.size("num_hidden_layers")?,
             attention: attention(config, hidden, "num_attention_heads", bias)?,
-            feed_forward: FeedForwardSpec {
-                width,
-                kind: FeedForwardKind::Plain,
-                activation: config.activation("hidden_act", "gelu")?,
-                bias: true,
-            },
+            feed_forward: feed_forward(config, kind, (hidden, is_gated))?,
             norm: NormSpec::layer(config.number("layer_norm_eps")?),
             input_norm: InputNorm::Absent,
             placement: NormPlacement::Pre,
@@ -139,6 +155,50 @@ pub(super) fn spec(config: &Config<'_>, kind: VitKind) -> Result<EncoderSpec, Mo
         extras,
         projector: None,
         names,
+    })
+}
+
+fn feed_forward(
+    config: &Config<'_>,
+    kind: VitKind,
+    (hidden, is_gated): (usize, bool),
+) -> Result<FeedForwardSpec, ModelError> {
+    let width = match kind.is_dinov2() {
+        true => config.scaled_size("mlp_ratio", hidden)?,
+        false => config.size("intermediate_size")?,
+    };
+    Ok(match is_gated {
+        true => FeedForwardSpec {
+            width: (width * 2 / 3).next_multiple_of(8),
+            kind: FeedForwardKind::GateUp,
+            activation: Activation::Silu,
+            bias: true,
+        },
+        false => FeedForwardSpec {
+            width,
+            kind: FeedForwardKind::Plain,
+            activation: config.activation("hidden_act", "gelu")?,
+            bias: true,
+        },
+    })
+}
+
+fn positions(
+    config: &Config<'_>,
+    kind: VitKind,
+    (grid, n_prefix): ([usize; 2], usize),
+) -> Result<Positions, ModelError> {
+    Ok(match kind {
+        VitKind::Beit if !config.flag_or("use_absolute_position_embeddings", false)? => Positions::Absent,
+        VitKind::Dinov2WithRegisters => Positions::Resampled(ResampledSpec {
+            from: grid,
+            to: grid,
+            n_placed: 1,
+            n_unplaced: n_prefix - 1,
+            filter: GridFilter::AntialiasedBicubic,
+            bare: true,
+        }),
+        _ => Positions::Parameter { n_rows: grid[0] * grid[1] + n_prefix },
     })
 }
 

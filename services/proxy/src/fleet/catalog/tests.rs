@@ -17,6 +17,8 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
         chat: None,
         adapter: None,
         adapts_encoder: false,
+        foreign: None,
+        is_resumable: true,
     };
     Known {
         id: WorkerId::new("w"),
@@ -100,7 +102,7 @@ fn the_edition_with_a_ready_encoder_is_chosen_during_a_rollout() {
     };
     let route = catalog.choose(None, &needs(&[Image])).unwrap();
     assert_eq!(route.fingerprint(Image), Some(Fingerprint::from_bytes([2; 32])));
-    let want = Want::Pd { model: ModelName::new("vl"), edition: route.served.edition, adapter: None };
+    let want = route.served.decoder();
     assert_eq!([0, 1, 2].map(|i| catalog.workers[i].can_do(&want)), [false, true, false]);
 }
 

@@ -9,6 +9,7 @@ from ..limits import MAX_OBJECT_BYTES
 from .base import Store
 from .disk import DiskStore
 from .remote import RemoteStore
+from .tls import TlsFiles
 
 ALLOWED = "`disk:DIR`, `redis://[user:password@]host[:port][/db][?ttl_s=N]`, `rediss://…` for TLS, `grpc://host:port`"
 
@@ -20,10 +21,12 @@ def is_authority(text: str) -> bool:
     return _AUTHORITY.fullmatch(text) is not None and int(text.rpartition(":")[2]) < 1 << 16
 
 
-def open_store(setting: str, *, max_bytes: int = MAX_OBJECT_BYTES, timeout_s: float = 10.0) -> Store:
+def open_store(
+    setting: str, *, max_bytes: int = MAX_OBJECT_BYTES, timeout_s: float = 10.0, tls: TlsFiles | None = None
+) -> Store:
     """Opens the store. A server that cannot be reached is no error: its operations are `StoreUnavailable` until it can.
 
-    Raises `SettingError` for a setting that cannot be used.
+    `tls`: for a store behind gRPC. Raises `SettingError` for a setting that cannot be used.
     """
     place = setting.strip()
     if place.startswith("disk:") and "?" in place:
@@ -34,7 +37,7 @@ def open_store(setting: str, *, max_bytes: int = MAX_OBJECT_BYTES, timeout_s: fl
         authority = place.removeprefix("grpc://")
         if not is_authority(authority):
             raise SettingError("`grpc://` needs a host and a port, as in `grpc://127.0.0.1:7400`")
-        return RemoteStore(authority, max_bytes=max_bytes, timeout_s=timeout_s)
+        return RemoteStore(authority, max_bytes=max_bytes, timeout_s=timeout_s, tls=tls)
     if place.startswith(("redis://", "rediss://")):
         from .redis import RedisStore
 

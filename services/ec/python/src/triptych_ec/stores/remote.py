@@ -14,6 +14,7 @@ from ..limits import CHUNK_BYTES, MAX_OBJECT_BYTES
 from ..objects import probe
 from .base import Held, Lease, Store
 from .schema import SERVICE, message
+from .tls import TlsFiles
 
 _MAX_MESSAGE_BYTES = 2 * CHUNK_BYTES
 _PROBE_S = 0.1
@@ -32,11 +33,18 @@ _OPTIONS = [
 class RemoteStore(Store):
     """The store behind gRPC at `host:port`. Connects at the first operation, and again when the connection is lost."""
 
-    def __init__(self, authority: str, *, max_bytes: int = MAX_OBJECT_BYTES, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        authority: str,
+        *,
+        max_bytes: int = MAX_OBJECT_BYTES,
+        timeout_s: float = 10.0,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._authority = authority
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(authority, options=_OPTIONS)
+        self._channel = _channel(authority, tls)
         self._put = self._channel.stream_unary(f"{SERVICE}/Put", _write, message("PutResult").FromString)
         self._get = self._channel.unary_stream(f"{SERVICE}/Get", _write, message("GetFrame").FromString)
         self._head = self._unary("Head", "HeadResponse")
@@ -148,6 +156,12 @@ class RemoteStore(Store):
 
     def _unavailable(self, op: str, e: grpc.RpcError) -> StoreUnavailable:
         return StoreUnavailable(self.describe(), op, f"{e.code().name}: {e.details()}")
+
+
+def _channel(authority: str, tls: TlsFiles | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(authority, options=_OPTIONS)
+    return grpc.secure_channel(authority, tls.credentials(), options=[*_OPTIONS, *tls.options()])
 
 
 def _write(request: Any) -> bytes:

@@ -147,7 +147,8 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "Beit" => Ok(ProcessorKind::Beit),
         "Donut" => Ok(ProcessorKind::Donut),
         "Nougat" => Ok(ProcessorKind::Nougat),
-        "CLIP" => Ok(ProcessorKind::Clip),
+        // BiT's, which DINOv2 has, is CLIP's by another name.
+        "CLIP" | "Bit" => Ok(ProcessorKind::Clip),
         "Siglip" => Ok(ProcessorKind::Siglip),
         "LlavaNext" => Ok(ProcessorKind::LlavaNext),
         "LlavaOnevision" => Ok(ProcessorKind::LlavaOneVision),
@@ -156,7 +157,7 @@ fn kind(file: &JsonFile) -> Result<ProcessorKind, ModelError> {
         "DeepseekOcr2" => Ok(ProcessorKind::DeepseekOcr2),
         _ => Err(file.wrong(
             key,
-            "ViTImageProcessor, or that of DeiT, Beit, Donut, Nougat, CLIP, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2, DeepseekOcr2 or Gemma3",
+            "ViTImageProcessor, or that of DeiT, Beit, Donut, Nougat, CLIP, Bit, Siglip, LlavaNext, LlavaOnevision, Idefics3, SmolVLM, GotOcr2, DeepseekOcr2 or Gemma3",
         )),
     }
 }

@@ -1,0 +1,227 @@
+//! Forwards that take the time of another machine and compute nothing: everything around them runs as it does with that
+//! machine, so what it costs can be measured where the machine is not.
+//!
+//! Rows of encoder output are zeros, and tokens are one after another of the vocabulary's printable middle; neither means
+//! anything. What forwards take is asked of [`ForwardTimes`].
+
+use crate::decoder::{Decoder, DecoderInfo, StepInput};
+use crate::encoder::Encoder;
+use crate::error::ModelError;
+use crate::preprocess::EncoderInput;
+use crate::sampling::{Choice, Choices, ChooseBatch, WholeRows};
+use std::fmt;
+use std::time::{Duration, Instant};
+use triptych_core::EncodedRows;
+
+/// Parts of a forward of the encoder, between which an engine on the same device may run.
+const PARTS: usize = 12;
+
+/// Sizes of an engine step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Prompt tokens.
+    pub prefill_tokens: u32,
+    /// Keys that those attend to, summed over the tokens.
+    pub prefill_context: u64,
+    /// Sequences that write a token.
+    pub decodes: u32,
+    /// Keys that those attend to.
+    pub decode_context: u64,
+}
+
+/// Times of forwards on some machine. Asked from the threads that compute.
+pub trait ForwardTimes: Send + Sync {
+    /// An engine step.
+    fn step(&self, sizes: StepSizes) -> Duration;
+
+    /// A forward of the encoder over items of so many output tokens.
+    fn encode(&self, tokens: &[u32]) -> Duration;
+
+    /// Projection of so many rows of encoder output.
+    fn project(&self, rows: usize) -> Duration;
+}
+
+/// Times of a process, set once at its start.
+#[derive(Clone, Copy)]
+pub struct TimedForwards(pub &'static dyn ForwardTimes);
+
+impl fmt::Debug for TimedForwards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TimedForwards")
+    }
+}
+
+/// The same times are the same object.
+impl PartialEq for TimedForwards {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for TimedForwards {}
+
+/// Waits until so long after a moment.
+fn wait_until(began: Instant, takes: Duration) {
+    std::thread::sleep(takes.saturating_sub(began.elapsed()));
+}
+
+/// A decoder of another's sizes.
+pub(super) struct TimedDecoder {
+    info: DecoderInfo,
+    times: TimedForwards,
+    n_chosen: u64,
+}
+
+impl TimedDecoder {
+    /// Takes the place of a decoder.
+    pub(super) fn new(decoder: &dyn Decoder, times: TimedForwards) -> Self {
+        Self { info: decoder.info(), times, n_chosen: 0 }
+    }
+
+    fn choose(&mut self, batch: &ChooseBatch) -> Choices {
+        let vocab = self.info.vocab;
+        let choice = |_| {
+            self.n_chosen += 1;
+            // Special tokens lie at the ends of a vocabulary.
+            let token = vocab as u64 / 4 + self.n_chosen % (vocab as u64 / 4).max(1);
+            Ok(Choice { token: token as u32, logprobs: None })
+        };
+        let choices = batch.choices.iter().map(choice).collect();
+        let values = vec![0.0; batch.whole.len() * vocab];
+        Choices { choices, rows: WholeRows::alone(values, vocab, &batch.whole) }
+    }
+}
+
+/// Sizes of a step: a sequence with one row is decoding.
+fn sizes(step: &StepInput<'_>) -> StepSizes {
+    let mut sizes = StepSizes::default();
+    let seqs = step.sequences();
+    for (rows, keys) in seqs.query_start_loc.windows(2).zip(seqs.seq_lens) {
+        let n = rows[1].saturating_sub(rows[0]);
+        let before = u64::from(keys.saturating_sub(n));
+        if n == 1 {
+            sizes.decodes += 1;
+            sizes.decode_context += u64::from(*keys);
+        } else {
+            sizes.prefill_tokens += n;
+            sizes.prefill_context += u64::from(n) * before + u64::from(n) * (u64::from(n) + 1) / 2;
+        }
+    }
+    sizes
+}
+
+impl Decoder for TimedDecoder {
+    fn info(&self) -> DecoderInfo {
+        self.info
+    }
+
+    fn allocate_kv(&mut self, _: usize, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn allocate_host(&mut self, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn copy_states(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn reset_states(&mut self, _: &[u32]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn project_cross(&mut self, _: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
+        wait_until(Instant::now(), self.times.0.project(slots.len()));
+        Ok(())
+    }
+
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
+        let began = Instant::now();
+        let takes = self.times.0.step(sizes(step));
+        let choices = self.choose(step.choose);
+        wait_until(began, takes);
+        Ok(choices)
+    }
+
+    fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn swap_out(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn swap_in(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+/// An encoder of another's width.
+pub(super) struct TimedEncoder {
+    hidden: usize,
+    times: TimedForwards,
+}
+
+impl TimedEncoder {
+    /// Takes the place of an encoder.
+    pub(super) fn new(encoder: &dyn Encoder, times: TimedForwards) -> Self {
+        Self { hidden: encoder.hidden(), times }
+    }
+}
+
+impl Encoder for TimedEncoder {
+    fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        let tokens: Vec<u32> = batch.iter().map(|input| input.n_tokens).collect();
+        let takes = self.times.0.encode(&tokens) / PARTS as u32;
+        let n_tokens = tokens.iter().map(|n| *n as usize).sum();
+        for share in crate::encoder::shares(n_tokens, PARTS) {
+            before(share);
+            wait_until(Instant::now(), takes);
+        }
+        Ok(tokens.iter().map(|n| vec![0.0; *n as usize * self.hidden]).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::GroupKv;
+    use triptych_kernels::ops::PagedBatch;
+
+    #[test]
+    fn a_step_is_known_by_its_sequences() {
+        // A chunk of three tokens after five, a sequence that decodes with nine keys, and a prompt of two.
+        let choose = ChooseBatch::default();
+        let step = StepInput {
+            token_ids: &[0; 6],
+            positions: &[[0; 3]; 6],
+            embeds: &[],
+            self_kv: &[GroupKv {
+                slot_mapping: &[0; 6],
+                tables: PagedBatch {
+                    query_start_loc: &[0, 3, 4, 6],
+                    table_start_loc: &[0, 1, 2, 3],
+                    block_tables: &[0, 1, 2],
+                    seq_lens: &[8, 9, 2],
+                },
+            }],
+            cross_kv: None,
+            cross_rows: None,
+            state_slots: None,
+            adapters: &[],
+            logit_rows: &[],
+            choose: &choose,
+        };
+        let expect = StepSizes { prefill_tokens: 5, prefill_context: 21 + 3, decodes: 1, decode_context: 9 };
+        assert_eq!(sizes(&step), expect);
+    }
+}

@@ -1,0 +1,101 @@
+//! Tables of loads, and who encodes.
+
+use super::*;
+use crate::fleet::score::EngineLoad;
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use triptych_core::WorkerId;
+
+const COST_US: u64 = 1000;
+
+fn ids(n: usize) -> Vec<WorkerId> {
+    (0..n).map(|i| WorkerId::new(format!("worker-{i}"))).collect()
+}
+
+/// An encoder worker with so much to do.
+fn encoder(id: &WorkerId, queued_us: u64) -> EncoderLoad<'_> {
+    EncoderLoad { id, queued_us, cost_us: COST_US, is_full: false, engine: None }
+}
+
+/// A PD worker with encoders.
+fn pd(id: &WorkerId, queued_us: u64, running: u64) -> EncoderLoad<'_> {
+    EncoderLoad { engine: Some(EngineLoad { running, waiting_us: 0 }), ..encoder(id, queued_us) }
+}
+
+fn choose(loads: &[EncoderLoad<'_>], home: Option<usize>) -> (usize, Reason) {
+    let choice = choose_elastic(loads, home, None, &mut StdRng::seed_from_u64(1)).unwrap();
+    (choice.index, choice.reason)
+}
+
+#[test]
+fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_the_margin() {
+    let ids = ids(2);
+    // Queue of the encoder worker, that of the PD worker, requests that run there, and who encodes.
+    for (queued, beside, running, expect) in [
+        (0, 0, 0, 0),
+        (COST_US / 4, 0, 0, 0),
+        (COST_US / 4 + 1, 0, 0, 1),
+        // Running requests take half of the cores, and a quarter of their delay counts.
+        (COST_US, 0, 1, 0),
+        (2 * COST_US, 0, 1, 1),
+        (3 * COST_US, 0, 8, 0),
+        (2 * COST_US, 2 * COST_US, 0, 0),
+    ] {
+        let loads = [encoder(&ids[0], queued), pd(&ids[1], beside, running)];
+        let reason = if expect == 1 { Reason::Spill } else { Reason::Only };
+        assert_eq!(choose(&loads, None), (expect, reason), "{queued} {beside} {running}");
+    }
+}
+
+#[test]
+fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
+    let ids = ids(2);
+    let busy = |running| [pd(&ids[0], 0, running), pd(&ids[1], 0, 0)];
+    assert_eq!(choose(&busy(0), Some(0)), (0, Reason::Favourite), "an item stays at its placement");
+    assert_eq!(choose(&busy(8), Some(0)), (1, Reason::Spill));
+    let short = [pd(&ids[0], COST_US / 4, 0), pd(&ids[1], 0, 0)];
+    assert_eq!(choose(&short, Some(0)), (0, Reason::Favourite), "and does if the gain is small");
+    let queue = [pd(&ids[0], 2 * COST_US, 0), pd(&ids[1], 0, 0)];
+    assert_eq!(choose(&queue, Some(0)), (1, Reason::Spill));
+    // A placement that is full takes nothing, and nobody else does if all are.
+    let mut full = queue;
+    full[0] = EncoderLoad { is_full: true, ..pd(&ids[0], 0, 0) };
+    assert_eq!(choose(&full, Some(0)), (1, Reason::Spill));
+    full[1].is_full = true;
+    assert_eq!(choose(&full, Some(0)).0, 0);
+}
+
+#[test]
+fn waiting_prompts_take_half_of_the_cores_until_they_are_read() {
+    let id = WorkerId::new("w");
+    let with =
+        |waiting_us| EncoderLoad { engine: Some(EngineLoad { running: 0, waiting_us }), ..encoder(&id, 0) };
+    assert_eq!([0, 300, 5000].map(|us| with(us).total_us()), [1000, 1300, 2000]);
+}
+
+#[test]
+fn nobody_encodes_where_nobody_can() {
+    assert_eq!(choose_elastic(&[], None, None, &mut StdRng::seed_from_u64(1)), None);
+    let id = WorkerId::new("w");
+    assert_eq!(
+        choose(&[encoder(&id, 0)], Some(7)),
+        (0, Reason::Only),
+        "a placement that is not able counts for nothing"
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_choice_flaps(queued in prop::collection::vec((0u64..20_000, 0u64..10), 2..6)) {
+        // What spilled is not better off at home again once it was given.
+        let ids = ids(queued.len());
+        let mut loads: Vec<_> = queued.iter().zip(&ids).map(|((us, n), id)| pd(id, *us, *n)).collect();
+        let (index, reason) = choose(&loads, Some(0));
+        if reason == Reason::Spill {
+            prop_assert!(loads[index].total_us() + COST_US / 4 < loads[0].total_us());
+            loads[0].queued_us = loads[0].queued_us.saturating_sub(COST_US / 8);
+            prop_assert_ne!(choose(&loads, Some(index)).0, 0);
+        }
+    }
+}

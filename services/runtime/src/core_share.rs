@@ -1,0 +1,216 @@
+//! Division of a host's cores among the processes that compute on it at a time.
+//!
+//! Each process has a place in one file: it writes there how many of its threads lead a computation, and when, and
+//! reads what the others wrote. Who computes has its share of the cores, who is idle lends
+//! them. Nothing is locked and nobody waits: a process looks again between two parts of its work, so for the length of
+//! such a part more threads than cores may run. A process that died while it computed counts for [`STALE`].
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Age at which a record that says "computing" is no longer believed.
+const STALE: Duration = Duration::from_secs(5);
+/// Bytes of a record.
+const RECORD_BYTES: usize = 16;
+/// Places in a file.
+pub const MAX_PLACES: u32 = 256;
+
+/// A process's word about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Record {
+    /// Threads that lead a computation.
+    n_leaders: u32,
+    /// Time of writing, in milliseconds since the epoch.
+    at_ms: u64,
+}
+
+impl Record {
+    fn to_bytes(self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[..4].copy_from_slice(&self.n_leaders.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.at_ms.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Self {
+        let [a, b, c, d, _, _, _, _, at @ ..] = *bytes;
+        Self { n_leaders: u32::from_le_bytes([a, b, c, d]), at_ms: u64::from_le_bytes(at) }
+    }
+
+    /// Leaders that compute at `now_ms`.
+    fn leaders(self, now_ms: u64) -> u64 {
+        let fresh = now_ms.abs_diff(self.at_ms) < u64::try_from(STALE.as_millis()).unwrap_or(u64::MAX);
+        if fresh { self.n_leaders.into() } else { 0 }
+    }
+}
+
+/// Cores for each leader of the process at `place`: an equal part, at least one, and what is left over to the first.
+fn cores_of(records: &[Record], place: usize, n_cores: usize, now_ms: u64) -> usize {
+    let leaders = |record: &Record| usize::try_from(record.leaders(now_ms)).unwrap_or(usize::MAX);
+    let total = records.iter().map(leaders).fold(0_usize, usize::saturating_add).max(1);
+    let before = records.iter().take(place).map(leaders).fold(0_usize, usize::saturating_add);
+    let left_over = n_cores % total;
+    (n_cores / total + usize::from(before < left_over)).max(1)
+}
+
+/// A process's place in the division. Clones share it.
+#[derive(Clone, Debug)]
+pub struct CoreShare(Arc<Place>);
+
+#[derive(Debug)]
+struct Place {
+    file: File,
+    place: u32,
+    n_cores: usize,
+    n_leaders: AtomicU32,
+    /// A failure of the file was logged.
+    failed: AtomicBool,
+}
+
+impl CoreShare {
+    /// Takes a place, from 0 to below [`MAX_PLACES`], in a file that is made if it is not there.
+    ///
+    /// # Errors
+    /// The file cannot be opened for reading and writing, or the place is out of range.
+    pub fn open(path: &Path, place: u32, n_cores: usize) -> io::Result<Self> {
+        if place >= MAX_PLACES {
+            let message = format!("place {place}: places are 0 to {}", MAX_PLACES - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let (n_leaders, failed) = (AtomicU32::new(0), AtomicBool::new(false));
+        let share = Self(Arc::new(Place { file, place, n_cores, n_leaders, failed }));
+        // An earlier process of this place may have died while it computed.
+        share.0.write(now_ms())?;
+        Ok(share)
+    }
+
+    /// Begins a computation that one thread leads; it ends when the result is dropped.
+    pub fn begin(&self) -> Computing {
+        self.0.n_leaders.fetch_add(1, Ordering::Relaxed);
+        Computing(Arc::clone(&self.0))
+    }
+}
+
+/// A computation under way.
+#[derive(Debug)]
+pub struct Computing(Arc<Place>);
+
+impl Computing {
+    /// Cores for this computation from now until it asks again.
+    pub fn cores(&self) -> usize {
+        let place = &*self.0;
+        let now_ms = now_ms();
+        match place.write(now_ms).and_then(|()| place.read()) {
+            Ok(records) => {
+                cores_of(&records, usize::try_from(place.place).unwrap_or(usize::MAX), place.n_cores, now_ms)
+            }
+            Err(error) => {
+                if !place.failed.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "cores are not shared with the other processes of this host");
+                }
+                place.n_cores
+            }
+        }
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        self.0.n_leaders.fetch_sub(1, Ordering::Relaxed);
+        // The record is stale soon if this fails.
+        let _ = self.0.write(now_ms());
+    }
+}
+
+impl Place {
+    fn write(&self, at_ms: u64) -> io::Result<()> {
+        let record = Record { n_leaders: self.n_leaders.load(Ordering::Relaxed), at_ms };
+        let at = u64::from(self.place) * RECORD_BYTES as u64;
+        self.file.write_all_at(&record.to_bytes(), at)
+    }
+
+    fn read(&self) -> io::Result<Vec<Record>> {
+        let mut bytes = [0; MAX_PLACES as usize * RECORD_BYTES];
+        let n = self.file.read_at(&mut bytes, 0)?;
+        Ok(bytes[..n].as_chunks().0.iter().map(Record::from_bytes).collect())
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_000_000;
+
+    fn cores(leaders: &[u32], place: usize, n_cores: usize) -> usize {
+        let records: Vec<Record> =
+            leaders.iter().map(|&n_leaders| Record { n_leaders, at_ms: NOW }).collect();
+        cores_of(&records, place, n_cores, NOW)
+    }
+
+    #[test]
+    fn who_computes_alone_has_every_core_and_all_together_have_no_more() {
+        assert_eq!(cores(&[1, 0, 0], 0, 8), 8);
+        assert_eq!((cores(&[1, 1], 0, 2), cores(&[1, 1], 1, 2)), (1, 1));
+        assert_eq!(
+            (cores(&[1, 1], 0, 3), cores(&[1, 1], 1, 3)),
+            (2, 1),
+            "what is left over goes to the first"
+        );
+        for n_cores in 1..20 {
+            for n in 1..=n_cores {
+                let leaders = vec![1; n];
+                let total: usize = (0..n).map(|place| cores(&leaders, place, n_cores)).sum();
+                assert_eq!(total, n_cores);
+            }
+        }
+        assert_eq!(cores(&[1, 1, 1], 2, 2), 1, "with fewer cores than processes each has one");
+        assert_eq!(cores(&[3, 1], 0, 8), 2, "each leader has a part");
+    }
+
+    #[test]
+    fn a_record_that_is_old_or_of_no_sense_takes_no_cores() {
+        let stale = NOW - u64::try_from(STALE.as_millis()).unwrap();
+        let records = |at_ms| [Record { n_leaders: 1, at_ms: NOW }, Record { n_leaders: 1, at_ms }];
+        assert_eq!(cores_of(&records(stale), 0, 2, NOW), 2);
+        assert_eq!(cores_of(&records(stale + 1), 0, 2, NOW), 1);
+        assert_eq!(cores_of(&records(u64::MAX), 0, 2, NOW), 2);
+        let many = [Record { n_leaders: u32::MAX, at_ms: NOW }; MAX_PLACES as usize];
+        assert_eq!(cores_of(&many, 255, 2, NOW), 1);
+        assert_eq!(cores_of(&[], 3, 2, NOW), 2, "a file that was cut");
+    }
+
+    #[test]
+    fn processes_see_each_other_through_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cores");
+        let open = |place| CoreShare::open(&path, place, 4).unwrap();
+        let (first, second) = (open(0), open(1));
+        let one = first.begin();
+        assert_eq!(one.cores(), 4);
+        let two = second.begin();
+        assert_eq!((two.cores(), one.cores()), (2, 2));
+        drop(two);
+        assert_eq!(one.cores(), 4);
+        let left = second.begin();
+        assert_eq!(left.cores(), 2);
+        std::mem::forget(left);
+        let again = open(1);
+        assert_eq!(one.cores(), 4, "a process that comes back has nothing under way");
+        let both = (again.begin(), again.begin());
+        assert_eq!((both.0.cores(), both.1.cores()), (1, 1));
+        assert!(CoreShare::open(&path, MAX_PLACES, 4).unwrap_err().to_string().contains("0 to 255"));
+        assert!(CoreShare::open(dir.path(), 0, 4).is_err());
+    }
+}

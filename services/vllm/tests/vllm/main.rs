@@ -1,0 +1,8 @@
+//! The proxy in front of vLLM: real HTTP to fake servers that answer in vLLM's published forms, or misbehave.
+
+mod cluster;
+mod encoder;
+mod fake;
+mod faults;
+mod items;
+mod text;
