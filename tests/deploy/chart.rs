@@ -220,6 +220,10 @@ fn proxies_reach_every_pod_with_vllm_and_it_reads_the_store_of_the_encoders() {
         assert!(settings.contains(&format!("    {name}: ")), "{name} is no setting of the connector");
     }
 
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        assert_eq!(text(&vllm[probe], "/httpGet/path"), "/health", "{probe}");
+    }
+
     let pool = of_kind(documents, "InferencePool").next().expect("a pool");
     let selected = &pool["spec"]["selector"]["matchLabels"];
     assert_eq!(selected["app.kubernetes.io/component"], "proxy");

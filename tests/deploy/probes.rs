@@ -16,10 +16,11 @@ enum Probe {
     Http { path: String },
 }
 
-/// Probes of all renderings, by component.
+/// Probes of our processes in all renderings, by component.
 fn probes() -> BTreeSet<(String, Probe)> {
     let deployments = rendered().values().flat_map(|documents| of_kind(documents, "Deployment"));
     let containers = deployments.map(|d| &d["spec"]["template"]["spec"]["containers"][0]);
+    let containers = containers.filter(|container| container["name"] != "vllm");
     let of = |container: &Value| -> Vec<(String, Probe)> {
         let component = text(container, "/name").to_owned();
         let all = ["startupProbe", "readinessProbe", "livenessProbe"].map(|kind| container[kind].clone());

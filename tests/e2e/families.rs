@@ -106,7 +106,7 @@ async fn check_text(cluster: &Cluster, case: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_models_answer_as_transformers_greedy_and_with_beams() {
-    let cases = ["bart_odd_heads", "nllb_600m", "marian_en_de", "t5_odd_heads"];
+    let cases = ["bart_odd_heads", "nllb_600m", "marian_en_de", "t5_odd_heads", "bert2bert"];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_text(&cluster, case).await;
@@ -161,8 +161,16 @@ async fn check_images(cluster: &Cluster, case: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_reach_decoders_through_cross_attention() {
-    let cases =
-        ["trocr_vit", "vit_gpt2", "donut_shifted", "nougat_margins", "florence_windows", "florence_original"];
+    let cases = [
+        "trocr_vit",
+        "vit_gpt2",
+        "vit_bert",
+        "registers_cropped_gated",
+        "donut_shifted",
+        "nougat_margins",
+        "florence_windows",
+        "florence_original",
+    ];
     let cluster = cluster_of(&cases).await;
     for case in cases {
         check_images(&cluster, case).await;

@@ -1,13 +1,19 @@
-"""Tensor names and shapes of published image encoders with a text decoder, as in `names.py`."""
+"""Tensor names and shapes of published image encoders with a text decoder, and of BERT and RoBERTa with themselves, as in
+`names.py`."""
 
 import torch
 from transformers import (
     BartConfig,
+    BertConfig,
+    Dinov2WithRegistersConfig,
     DonutSwinConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     Florence2Config,
     Florence2ForConditionalGeneration,
     GPT2Config,
     MBartConfig,
+    RobertaConfig,
     Swinv2Config,
     TrOCRConfig,
     ViTConfig,
@@ -21,6 +27,8 @@ from vision_more import published_name
 
 # Tables that stand under another name in the published files, and what no encoder-decoder computes with.
 LEFT_OUT = (".output_projection.", "lm_head.", "encoder.embed_tokens.", "language_model.decoder.embed_tokens.", ".pooler.")
+# The same of decoders of BERT and RoBERTa, whose heads are the token table.
+LEFT_OUT_OF_BERT = (".pooler.", "predictions.decoder.", "lm_head.decoder.")
 
 
 def pair(encoder, decoder):
@@ -52,6 +60,19 @@ def models():
     }
 
 
+def bert_models():
+    decoder = dict(is_decoder=True, add_cross_attention=True)
+    roberta = dict(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
+    text = lambda encoder, decoder: (EncoderDecoderModel, EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder))
+    return {
+        "bert2bert-base": text(BertConfig(), BertConfig(**decoder)),
+        "roberta2roberta-base": text(RobertaConfig(**roberta), RobertaConfig(**roberta, **decoder)),
+        # No such pair is published: the encoder is dinov2-with-registers-base, the decoder roberta-base.
+        "dinov2-with-registers-base-roberta": pair(
+            Dinov2WithRegistersConfig(image_size=518, patch_size=14), RobertaConfig(**roberta, **decoder)),
+    }
+
+
 def original(shapes):
     """Shapes of Florence-2 by the names of its authors' release."""
     shapes = {published_name(name): shape for name, shape in shapes.items()}
@@ -62,11 +83,13 @@ def original(shapes):
 
 def make():
     print("names_vision", flush=True)
-    for name, (kind, config) in models().items():
+    berts = bert_models()
+    for name, (kind, config) in (models() | berts).items():
+        left_out = LEFT_OUT_OF_BERT if name in berts else LEFT_OUT
         with torch.device("meta"):
             model = kind(config)
             state = revert_weight_conversion(model, model.state_dict())
-        shapes = {k: list(v.shape) for k, v in state.items() if not any(part in k for part in LEFT_OUT)}
+        shapes = {k: list(v.shape) for k, v in state.items() if not any(part in k for part in left_out)}
         if name == "florence-2-base":
             write_compact(ROOT / "names" / "florence-2-base-original.json", dict(sorted(original({k: list(v) for k, v in shapes.items()}).items())))
         write_compact(ROOT / "names" / f"{name}.json", dict(sorted(shapes.items())))

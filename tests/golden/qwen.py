@@ -50,6 +50,9 @@ from common import (
 
 MIN_VARIED = 10
 BEAM_TOKENS = 24
+# Most error of logits of the prompt of most images, in units of their size, where the decoder's weights have 8 bits or 4 and what
+# they read 8: a choice of experts that these change decides logits.
+MAX_COARSE = ((127, 0.1), (7, 0.56))
 # Least change of the last logits by zeroed pixels: less would let a wrong tower pass.
 MIN_SIGHT = 1.0
 N_MERGES = 60
@@ -246,7 +249,7 @@ QWEN3_5_MOE = [
     Shape("qwen3_5_moe_wide_shared", KIND3_5_MOE, 48, 4, 2, 3, 0, (2, 2, 2),
           dict(depth=2, hidden_size=24, intermediate_size=40, num_heads=2, num_position_embeddings=49,
                deepstack_visual_indexes=[]),
-          False, True, torch.float32, 1930,
+          False, True, torch.float32, 1939,
           ((), (), ("64x64",), ("64x96",), ("96x64",), ("64x64", "64x96"), ("96x64", "64x64"), ("64x96", "96x64")), 24,
           dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20),
           delta(2, 4, 8, 12, 4, 0.5, full_attention_interval=3)),
@@ -365,6 +368,10 @@ def build(shape, seed, tok):
     randomise(model, seed, gain=1.4, embed_std=0.6, quiet_rows=range(256 + N_MERGES, VOCAB),
               gains=[("q_proj", 1.8), ("k_proj", 1.8), ("v_proj", 1.5), ("o_proj", 2.0), ("merger.mlp.2", 3.0), ("linear_fc2", 3.0),
                      ("pos_embed", 4.0), *(expert_gains(shape.hidden, shape.experts["moe_intermediate_size"]) if shape.experts else ())])
+    if shape.kind is KIND3_5_MOE:
+        # All layers have experts, so that a choice of them counts more.
+        for name, p in model.named_parameters():
+            p.data *= 0.4 if "experts.down_proj" in name else 1
     if shape.recurrent:
         set_delta_rule(model)
     # A wide last norm spreads the logits, so that the two best are not within rounding of each other.
@@ -417,6 +424,28 @@ def run_prompt(model, proc, names, text):
                 gap=smallest_gap(torch.cat(made.logits)), sight=sight)
 
 
+def in_steps(x, n):
+    """Rows of `x` in as many steps on either side of zero."""
+    step = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / n
+    return (x / step).round() * step
+
+
+@torch.no_grad()
+def coarse_error(model, run, n):
+    """Error of the logits, in units of their size, where the decoder's weights have `n` steps on either side of zero."""
+    coarse = copy.deepcopy(model)
+    for name, module in (*coarse.model.language_model.named_modules(), ("lm_head", coarse.lm_head)):
+        if isinstance(module, torch.nn.Linear):
+            module.weight.copy_(in_steps(module.weight, n))
+            module.register_forward_pre_hook(lambda _, inputs: (in_steps(inputs[0], 127),))
+        elif name.endswith("experts"):
+            for p in module.parameters():
+                p.copy_(in_steps(p, n))
+    coarse.model.rope_deltas = None
+    logits = coarse(**run["inputs"]).logits[0]
+    return float((logits - run["logits"]).pow(2).mean().sqrt() / run["logits"].pow(2).mean().sqrt())
+
+
 def attempt(shape, seed, tok):
     config, model = build(shape, seed, tok)
     i = tok.token_to_id
@@ -435,6 +464,12 @@ def attempt(shape, seed, tok):
                 break
         else:
             return f"no text works for {names}"
+    if shape.kind is KIND3_5_MOE:
+        wide = max(runs, key=lambda run: len(run["names"]))
+        errors = [coarse_error(model, wide, n) for n, _ in MAX_COARSE]
+        print("  errors in 8 and 4 bits", *(f"{error:.2f}" for error in errors), flush=True)
+        if any(error > most for error, (_, most) in zip(errors, MAX_COARSE, strict=True)):
+            return "rounding changes the choice of experts"
     return seed, config, model, proc, runs
 
 

@@ -13,6 +13,9 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -22,6 +25,8 @@ from transformers import (
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlamaConfig,
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -33,10 +38,14 @@ from transformers import (
     PegasusForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLConfig,
@@ -45,10 +54,13 @@ from transformers import (
     SmolVLMForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
 
+from audio_chat import published_name as audio_name
 from common import ROOT, write_compact, write_tensors
 from internvl import published_name as internvl_name
 from llava import published_name as llava_name
@@ -142,6 +154,25 @@ def mel(model):
             {"rows": sampled(encoded[0], at), "logits": sampled(logits, [0, 5, 11])})
 
 
+def audio(model):
+    """A whole window of log-mel whose rows are among the tokens."""
+    n = 375 if isinstance(model, VoxtralForConditionalGeneration) else 750
+    shape = (128, 3000)
+    inputs = {"input_features": features(shape)[None].to(model.dtype)}
+    if isinstance(model, Qwen2AudioForConditionalGeneration):
+        inputs["feature_attention_mask"] = torch.ones(1, shape[1], dtype=torch.long)
+    kept = {}
+
+    def keep(_, arguments, named):
+        kept["rows"] = named["inputs_embeds"][0, 6:6 + n]
+
+    hook = model.model.language_model.register_forward_pre_hook(keep, with_kwargs=True)
+    tokens = torch.cat([ids(6, 5), torch.full((1, n), ITEM_TOKEN), ids(8, 9)], dim=1)
+    model(input_ids=tokens, **inputs)
+    hook.remove()
+    return with_items(model, kept["rows"], {"input": {"mel": shape}}, **inputs)
+
+
 def with_items(model, rows, given, **inputs):
     """The outputs of a prompt with `rows` of an item in its middle."""
     n = len(rows)
@@ -223,6 +254,13 @@ def qwen_vl():
                                          **decoder(4096, 12288, 32, 8)),
         vision_config=dict(depth=2, hidden_size=1152, intermediate_size=4304, num_heads=16, out_hidden_size=4096,
                            deepstack_visual_indexes=[0, 1])), patches)
+    yield Wide("qwen3_5_0_8b", Qwen3_5ForConditionalGeneration, Qwen3_5Config(
+        **MROPE, tie_word_embeddings=True, text_config=dict(
+            head_dim=256, linear_num_value_heads=16, layer_types=["linear_attention", "full_attention"],
+            rope_parameters={"rope_theta": 1e7, "rope_type": "default", "mrope_section": [11, 11, 10],
+                             "mrope_interleaved": True, "partial_rotary_factor": 0.25}, **decoder(1024, 3584, 8, 2)),
+        vision_config=dict(depth=2, hidden_size=768, intermediate_size=3072, num_heads=12, out_hidden_size=1024)), patches,
+        left_out=("lm_head.weight",))
     yield Wide("glm_ocr", GlmOcrForConditionalGeneration, GlmOcrConfig(
         image_token_id=ITEM_TOKEN, video_token_id=2001, image_start_token_id=2002, image_end_token_id=2003,
         video_start_token_id=2004, video_end_token_id=2005,
@@ -250,11 +288,26 @@ def towers():
         text_config=dict(head_dim=256, sliding_window=1024, layer_types=["sliding_attention", "full_attention"],
                          **decoder(2560, 10240, 8, 4)),
         vision_config=dict(image_size=896, **SIGLIP)), planes, llava_name, ("lm_head.weight",))
+    yield Wide("lighton_ocr_1b", LightOnOcrForConditionalGeneration, LightOnOcrConfig(
+        image_token_id=ITEM_TOKEN, text_config=dict(model_type="qwen3", head_dim=128, **decoder(1024, 3072, 16, 8)),
+        vision_config=dict(LightOnOcrConfig().vision_config.to_dict(), num_hidden_layers=2)), any_size,
+        left_out=("lm_head.weight",))
     yield Wide("pixtral_12b", LlavaForConditionalGeneration, LlavaConfig(
         image_token_index=ITEM_TOKEN, vision_feature_layer=-1, vision_feature_select_strategy="full",
         text_config=dict(model_type="mistral", head_dim=128, sliding_window=None, **decoder(5120, 14336, 32, 8)),
         vision_config=dict(model_type="pixtral", hidden_act="silu", image_size=1024, patch_size=16, num_hidden_layers=2)),
         any_size, pixtral_name)
+
+
+def audio_decoders():
+    yield Wide("qwen2_audio_7b", Qwen2AudioForConditionalGeneration, Qwen2AudioConfig(
+        audio_token_index=ITEM_TOKEN, tie_word_embeddings=False,
+        audio_config=dict(model_type="qwen2_audio_encoder", encoder_layers=2),
+        text_config=dict(model_type="qwen2", **decoder(4096, 11008, 32, 32))), audio, audio_name)
+    yield Wide("voxtral_mini_3b", VoxtralForConditionalGeneration, VoxtralConfig(
+        audio_token_id=ITEM_TOKEN, tie_word_embeddings=False,
+        audio_config=dict(model_type="voxtral_encoder", num_hidden_layers=2),
+        text_config=dict(model_type="llama", head_dim=128, **decoder(3072, 8192, 32, 8))), audio, audio_name)
 
 
 def text_decoders():
@@ -274,6 +327,10 @@ def encoder_decoders():
         d_model=1280, encoder_layers=2, decoder_layers=2, encoder_attention_heads=20, decoder_attention_heads=20,
         encoder_ffn_dim=5120, decoder_ffn_dim=5120, num_mel_bins=128, vocab_size=VOCAB, suppress_tokens=None,
         begin_suppress_tokens=None, **TWO), mel, left_out=("proj_out.weight",))
+    bert = dict(num_hidden_layers=2, vocab_size=VOCAB)
+    yield Wide("bert2bert_base", EncoderDecoderModel, EncoderDecoderConfig.from_encoder_decoder_configs(
+        BertConfig(**bert), BertConfig(**bert, is_decoder=True, add_cross_attention=True)), seq2seq,
+        left_out=("predictions.decoder.weight", "predictions.decoder.bias", "pooler.dense.weight", "pooler.dense.bias"))
     yield Wide("bart_large", BartForConditionalGeneration, BartConfig(**bart_line(1024, (2, 2), 16, 4096, VOCAB), **TWO), seq2seq,
                left_out=SEQ2SEQ)
     yield Wide("pegasus_large", PegasusForConditionalGeneration, PegasusConfig(
@@ -285,7 +342,7 @@ def encoder_decoders():
         left_out=SEQ2SEQ[:2])
 
 
-CASES = [case for cases in (encoder_decoders, text_decoders, qwen_vl, towers) for case in cases()]
+CASES = [case for cases in (encoder_decoders, text_decoders, qwen_vl, towers, audio_decoders) for case in cases()]
 
 
 def filled(case):

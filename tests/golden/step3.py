@@ -68,16 +68,19 @@ def vision(hidden, heads, layers, ffn, output, side, patch):
                 hidden_act="quick_gelu", layer_norm_eps=1e-5)
 
 
-PROMPTS = ((), ("40x48",), ("104x150",), ("24x60",), ("40x48", "24x60"), ("20x100", "40x48"))
+# None of the first has windows, nor has a thin one; two or four; one below the other, and filled up with black; of an image that is
+# made smaller first.
+PROMPTS = ((), ("40x48",), ("52x75",), ("24x60",), ("40x48", "48x30"), ("8x48", "24x60"))
+SMALL_PROMPTS = ((), ("30x36",), ("40x56",), ("20x48",), ("30x170",), ("6x36", "20x48"))
 SHAPES = [
-    Shape("step3_dense_first", text(48, 4, 16, 24, 3, 72, 5, 2, 12, 20, "1,2"), vision(24, 2, 2, 40, 12, 13, 8), torch.float32,
+    Shape("step3_dense_first", text(48, 4, 16, 24, 3, 72, 5, 2, 12, 20, "1,2"), vision(24, 2, 2, 40, 12, 13, 4), torch.float32,
           9600, PROMPTS),
     # Weights of a token's experts add up to one; the last layer is dense; biases behind the convolutions.
     Shape("step3_renormalised", text(60, 3, 20, 40, 3, 88, 4, 3, 16, 12, "0, 1", norm_expert_weight=True),
-          vision(32, 4, 2, 48, 10, 26, 4), torch.bfloat16, 9700, PROMPTS, True),
+          vision(32, 4, 2, 48, 10, 26, 2), torch.bfloat16, 9700, PROMPTS, True),
     # More values between both matrices of queries than a row has; the context is scaled.
     Shape("step3_wide_queries", text(40, 2, 24, 48, 2, 64, 6, 1, 16, 16, "1", rope_scaling={
-        "rope_type": "linear", "factor": 2.0}), vision(16, 2, 3, 28, 8, 13, 6), torch.float16, 9800, PROMPTS),
+        "rope_type": "linear", "factor": 2.0}), vision(16, 2, 3, 28, 8, 13, 3), torch.float16, 9800, SMALL_PROMPTS),
 ]
 
 
@@ -286,6 +289,7 @@ class Step3(PreTrainedModel, GenerationMixin):
         self.vit_downsampler2 = nn.Conv2d(c["output_hidden_size"], 2 * c["output_hidden_size"], 3, 2, 1)
         self.vit_large_projector = nn.Linear(2 * c["output_hidden_size"], t["hidden_size"], bias=config.projector_bias)
         self.model.get_image_features = self.get_image_features
+        self.seen = None
         self.post_init()
 
     def rows(self, pixels):
@@ -297,11 +301,15 @@ class Step3(PreTrainedModel, GenerationMixin):
 
     def get_image_features(self, pixel_values, pixel_values_local=None, num_local_patches=None, **_):
         """Of each image the rows of its windows, then those of the whole."""
+        # Without a cache of the decoder, the images of a prompt come again with each token.
+        if self.seen and self.seen[0] is pixel_values and self.seen[1] is pixel_values_local:
+            return self.seen[2]
         whole, out = self.rows(pixel_values), []
         parts = self.rows(pixel_values_local).split(num_local_patches.tolist()) if pixel_values_local is not None else None
         for i, rows in enumerate(whole):
             out.append(torch.cat([parts[i].flatten(0, 1), rows]) if parts else rows)
-        return types.SimpleNamespace(pooler_output=out)
+        self.seen = pixel_values, pixel_values_local, types.SimpleNamespace(pooler_output=out)
+        return self.seen[2]
 
     def prepare_inputs_for_generation(self, input_ids, pixel_values=None, pixel_values_local=None, num_local_patches=None, **_):
         return dict(input_ids=input_ids, pixel_values=pixel_values, pixel_values_local=pixel_values_local,

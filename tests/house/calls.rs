@@ -30,6 +30,7 @@ const REFUSED: [Refused; 4] = [
             "services/ec/src/store/shm/slab.rs",
             // Its work is to take time.
             "services/bench/src/overhead/null_workers.rs",
+            "services/models/src/compute/timed.rs",
         ],
         why: "a wait is a wait for something: a channel, a timer, a condition",
     },
@@ -40,6 +41,9 @@ const REFUSED: [Refused; 4] = [
             "services/core/src/clock.rs",
             // They measure.
             "kernels/src/cpu/peak.rs",
+            "kernels/src/cpu/pool/workers.rs",
+            // Its forwards take as long as they are told.
+            "services/models/src/compute/timed.rs",
         ],
         why: "time is an argument here",
     },

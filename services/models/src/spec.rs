@@ -12,8 +12,8 @@ mod positions;
 mod projector;
 mod recurrent;
 mod sam;
+mod square_views;
 mod stem;
-mod two_sizes;
 mod work;
 
 pub use experts::*;
@@ -24,8 +24,8 @@ pub use positions::*;
 pub use projector::*;
 pub use recurrent::*;
 pub use sam::*;
+pub use square_views::*;
 pub use stem::*;
-pub use two_sizes::*;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use triptych_core::Modality;

@@ -42,7 +42,7 @@ pub struct MapAxes {
     pub images: Vec<u32>,
 }
 
-/// What all cells have in common.
+/// Settings that all cells have in common.
 #[derive(Clone, Debug)]
 pub struct MapSettings {
     /// Curves of a worker.

@@ -20,7 +20,7 @@ const RECORD_BYTES: usize = 16;
 /// Places in a file.
 pub const MAX_PLACES: u32 = 256;
 
-/// What a process wrote about itself.
+/// A process's word about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// Threads that lead a computation.
@@ -203,7 +203,9 @@ mod tests {
         assert_eq!((two.cores(), one.cores()), (2, 2));
         drop(two);
         assert_eq!(one.cores(), 4);
-        std::mem::forget(second.begin().cores());
+        let left = second.begin();
+        assert_eq!(left.cores(), 2);
+        std::mem::forget(left);
         let again = open(1);
         assert_eq!(one.cores(), 4, "a process that comes back has nothing under way");
         let both = (again.begin(), again.begin());

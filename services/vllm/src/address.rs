@@ -59,7 +59,7 @@ pub enum AddressError {
         option: &'static str,
         /// As given.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
 }

@@ -4,6 +4,7 @@ mod chat;
 mod sampling;
 
 use crate::address::VllmAddress;
+use crate::failure::no_field;
 use crate::items::AskedItem;
 use serde_json::{Map, Value, json};
 use triptych_core::prompt::{Prompt, TextOrTokens};
@@ -105,12 +106,6 @@ pub(crate) fn tokenize(request: v1::TokenizeRequest) -> Result<Map<String, Value
     }
     body.remove("tool_choice");
     Ok(body)
-}
-
-/// A field of a request that vLLM has nothing for.
-pub(crate) fn no_field(param: &str, what: &str) -> Failure {
-    Failure::invalid(format!("workers of this model run vLLM, which cannot be asked for {what}"))
-        .with_param(param)
 }
 
 #[cfg(test)]

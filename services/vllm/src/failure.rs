@@ -132,6 +132,12 @@ impl ServerError {
     }
 }
 
+/// A field of a request that vLLM has nothing for.
+pub(crate) fn no_field(param: &str, what: &str) -> Failure {
+    Failure::invalid(format!("workers of this model run vLLM, which cannot be asked for {what}"))
+        .with_param(param)
+}
+
 fn shortened(text: &str) -> String {
     text.chars().take(MAX_MESSAGE).collect()
 }
@@ -176,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_went_wrong_in_a_server_is_for_the_operator() {
-        let failure = failure(500, r#"{"error": {"message": "/home/gpu/secret"}}"#);
+        let failure = failure(500, r#"{"error": {"message": "secret of the host"}}"#);
         assert!(!failure.message.contains("secret"), "{}", failure.message);
         assert!(failure.detail.unwrap().contains("secret"));
     }

@@ -120,3 +120,32 @@ impl VllmServer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use triptych_core::limits::Limits;
+    use triptych_ec::settings::MemorySetting;
+    use triptych_ec::{EcSetting, open};
+
+    #[tokio::test]
+    async fn a_call_has_the_requests_id_and_its_trace() {
+        let store = open(&EcSetting::Memory(MemorySetting::default()), &Limits::default()).await.unwrap();
+        let http = HttpClient::new(None).unwrap();
+        let server = VllmServer::new("vllm+http://gpu:1".parse().unwrap(), http, store);
+        let mut metadata = MetadataMap::new();
+        let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        metadata.insert("traceparent", trace.parse().unwrap());
+        metadata.insert("triptych-other", "x".parse().unwrap());
+        let id = RequestId::from_bits(7).to_string();
+        let (first, second) =
+            (server.headers(&id, &metadata).unwrap(), server.headers(&id, &metadata).unwrap());
+        assert_eq!((first["traceparent"].to_str().unwrap(), first.len()), (trace, 2));
+        assert!(first["x-request-id"].to_str().unwrap().starts_with(&id));
+        assert_ne!(
+            first["x-request-id"], second["x-request-id"],
+            "a second attempt is another request to vLLM"
+        );
+        assert!(server.headers("x\r\ny", &metadata).is_err());
+    }
+}

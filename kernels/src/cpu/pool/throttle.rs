@@ -14,7 +14,7 @@ const SHORTEST: Duration = Duration::from_millis(40);
 /// Longest time until a trial: with a window for each, trials take 2 % of the time.
 const LONGEST: Duration = Duration::from_millis(640);
 
-/// What an op took.
+/// Time of an op.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpTime {
     /// Threads that it might use, its caller included.

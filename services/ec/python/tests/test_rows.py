@@ -28,8 +28,13 @@ from triptych_ec.vllm_items import OPTIONS
 TOLERANCES = {"float32": 2e-5, "bfloat16": 0.06}
 """Largest difference of rows of a type, over their root mean square: some roundings of the largest values in each layer."""
 
-CASES = [("qwen2-vl", "float32", []), ("qwen2.5-vl", "float32", []), ("qwen3-vl", "float32", [])]
-CASES += [("qwen3-vl", "bfloat16", []), ("qwen2-vl", "bfloat16", ["--ec-rows", "int8"])]
+CASES = [
+    pytest.param("qwen2-vl", "float32", [], id="qwen2-vl-f32"),
+    pytest.param("qwen2.5-vl", "float32", [], id="qwen2.5-vl-f32"),
+    pytest.param("qwen3-vl", "float32", [], id="qwen3-vl-f32"),
+    pytest.param("qwen3-vl", "bfloat16", [], id="qwen3-vl-bf16"),
+    pytest.param("qwen2-vl", "bfloat16", ["--ec-rows", "int8"], id="qwen2-vl-int8"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ mod mel_chunks;
 mod offsets;
 mod prefixed;
 mod sam;
+mod square_views;
 mod swin;
 mod tiles;
-mod two_sizes;
 mod wave;
 mod windows;
 
@@ -31,12 +31,12 @@ use mel::{MelRows, MelShape, MelStem};
 use mel_chunks::{MelChunkRows, MelChunkStem};
 use prefixed::{PrefixedPatchStem, PrefixedRows, PrefixedShape};
 use sam::{SamRows, SamStem};
+use square_views::{SquareViewRows, SquareViewsStem};
 use swin::{SwinRows, SwinStem};
 use tiles::{StagedTiles, TileStem};
 pub(super) use tiles::{gated_tiles, table_of};
 use triptych_kernels::ops::{Activation, Indices, StageBuilder};
 use triptych_kernels::{Backend, KernelError};
-use two_sizes::{TwoSizesRows, TwoSizesStem};
 use wave::{PackedWave, WaveRows, WaveStem};
 
 /// The stem of an encoder, with its weights.
@@ -51,7 +51,7 @@ pub(super) enum Stem<B: Backend> {
     Captioned(Box<CaptionedStem<B>>),
     Tiles(Box<TileStem<B>>),
     Sam(Box<SamStem<B>>),
-    TwoSizes(TwoSizesStem<B>),
+    SquareViews(SquareViewsStem<B>),
 }
 
 /// A stem whose arrays for a run are in a step.
@@ -67,7 +67,7 @@ pub(super) enum StagedStem<'a, B: Backend> {
     Captioned(&'a CaptionedStem<B>, CaptionedRows),
     Tiles(&'a TileStem<B>, StagedTiles),
     Sam(&'a SamStem<B>, Box<SamRows>),
-    TwoSizes(&'a TwoSizesStem<B>, TwoSizesRows),
+    SquareViews(&'a SquareViewsStem<B>, SquareViewRows),
 }
 
 impl<B: Backend> Stem<B> {
@@ -119,8 +119,8 @@ impl<B: Backend> Stem<B> {
             StemSpec::Sam(ref sam) => {
                 Ok(Self::Sam(Box::new(SamStem::load(loader.backend(), weights, (sam, hidden))?)))
             }
-            StemSpec::TwoSizes(ref sizes) => {
-                Ok(Self::TwoSizes(TwoSizesStem::load(loader, spec.names.stem, (sizes, hidden))?))
+            StemSpec::SquareViews(ref sizes) => {
+                Ok(Self::SquareViews(SquareViewsStem::load(loader, spec.names.stem, (sizes, hidden))?))
             }
             StemSpec::Swin(ref pyramid) => {
                 Ok(Self::Shifted(SwinStem::load(loader, pyramid, &spec.names.stack)?))
@@ -151,7 +151,7 @@ impl<B: Backend> Stem<B> {
             Self::Captioned(stem) => StagedStem::Captioned(stem, stem.stage(builder, units)?),
             Self::Tiles(stem) => StagedStem::Tiles(stem, stem.stage(builder, units)?),
             Self::Sam(stem) => StagedStem::Sam(stem, Box::new(stem.stage(builder, units)?)),
-            Self::TwoSizes(stem) => StagedStem::TwoSizes(stem, stem.stage(builder, units)?),
+            Self::SquareViews(stem) => StagedStem::SquareViews(stem, stem.stage(builder, units)?),
         })
     }
 
@@ -172,7 +172,7 @@ impl<B: Backend> Stem<B> {
             | Self::Shifted(_)
             | Self::Captioned(_)
             | Self::Sam(_)
-            | Self::TwoSizes(_) => self.stage(builder, units),
+            | Self::SquareViews(_) => self.stage(builder, units),
             Self::Prefixed(_) => self.stage(builder, &filled(units, room.max_units)),
             Self::Tiles(stem) => Ok(StagedStem::Tiles(stem, stem.stage_in(builder, units, room.max_units)?)),
             Self::Wave(stem) => Ok(StagedStem::PackedWave(stem, stem.stage_packed(builder, units, room)?)),
@@ -197,7 +197,9 @@ impl<B: Backend> Stem<B> {
             Self::Captioned(stem) => (concatenated(), (n_patches, stem.channels())),
             Self::Tiles(stem) => stem.features(units, room.max_units),
             // Tokens are staged; the others' forwards are not captured.
-            Self::MelChunks(_) | Self::Tokens(_) | Self::Sam(_) | Self::TwoSizes(_) => (Vec::new(), (0, 0)),
+            Self::MelChunks(_) | Self::Tokens(_) | Self::Sam(_) | Self::SquareViews(_) => {
+                (Vec::new(), (0, 0))
+            }
         };
         values.resize(dims.0 * dims.1, 0.0);
         (values, dims)
@@ -234,9 +236,11 @@ impl<B: Backend> StagedStem<'_, B> {
             (Self::Captioned(stem, rows), input) => stem.forward(backend, step, input, rows),
             (Self::Tiles(stem, rows), input) => stem.forward(backend, step, input, *rows),
             (Self::Sam(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
-            (Self::TwoSizes(stem, rows), StemInput::Units(units)) => stem.forward(backend, step, units, rows),
+            (Self::SquareViews(stem, rows), StemInput::Units(units)) => {
+                stem.forward(backend, step, units, rows)
+            }
             (
-                Self::MelChunks(..) | Self::Wave(..) | Self::Sam(..) | Self::TwoSizes(..),
+                Self::MelChunks(..) | Self::Wave(..) | Self::Sam(..) | Self::SquareViews(..),
                 StemInput::Rows(_),
             )
             | (Self::PackedWave(..), StemInput::Units(_)) => {

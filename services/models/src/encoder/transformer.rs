@@ -314,7 +314,7 @@ impl<B: Backend> TransformerEncoder<B> {
             }
             StemSpec::Swin(_) | StemSpec::Captioned(_) => Some(GraphUnits::OneGrid),
             StemSpec::Tiles(tiles) => Some(GraphUnits::Fixed(tiles.image_rows().max(1))),
-            StemSpec::MelChunks(_) | StemSpec::Sam(_) | StemSpec::TwoSizes(_) => None,
+            StemSpec::MelChunks(_) | StemSpec::Sam(_) | StemSpec::SquareViews(_) => None,
         }
     }
 

@@ -127,7 +127,7 @@ pub(super) fn units<'a>(
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
         (
-            StemSpec::Sam(_) | StemSpec::TwoSizes(_),
+            StemSpec::Sam(_) | StemSpec::SquareViews(_),
             Features::Views { patches, sides, rows },
             Extent::Grid { .. },
         ) => {

@@ -105,7 +105,7 @@ impl Family {
             StemSpec::PrefixedPatches { .. }
             | StemSpec::Swin(_)
             | StemSpec::Sam(_)
-            | StemSpec::TwoSizes(_) => Arc::new(canvas(dir, spec)?),
+            | StemSpec::SquareViews(_) => Arc::new(canvas(dir, spec)?),
             StemSpec::Tokens { vocab, max_tokens, .. } => {
                 Arc::new(TextProcessor::new(tokenizer.clone(), vocab, max_tokens))
             }
@@ -272,7 +272,7 @@ fn tile_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], u32) {
 /// Patches of a part, down and across, and output rows of a part and of a whole image.
 fn view_rows(spec: Option<&EncoderSpec>) -> ([u32; 2], [u32; 2]) {
     let sides = match spec.map(|encoder| &encoder.stem) {
-        Some(StemSpec::TwoSizes(stem)) => stem.sides,
+        Some(StemSpec::SquareViews(stem)) => stem.sides,
         _ => [0; 2],
     };
     let n_rows = |side| spec.and_then(|encoder| encoder.image_tokens([side; 2])).unwrap_or_default() as u32;

@@ -84,7 +84,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let vision = config.section("vision_config", "vision_config.")?;
     let decoder = decoder(&text)?;
     let encoder = encoder(config, &vision, decoder.stack.hidden)?;
-    let StemSpec::TwoSizes(stem) = &encoder.stem else {
+    let StemSpec::SquareViews(stem) = &encoder.stem else {
         return Ok(ModelSpec { encoder: Some(encoder), decoder });
     };
     for (key, side) in ["patch_token_len", "image_token_len"].into_iter().zip(stem.sides) {
@@ -117,7 +117,7 @@ fn encoder(top: &Config<'_>, config: &Config<'_>, out: usize) -> Result<EncoderS
     let side = image_keys::patch_side(config)?;
     Ok(EncoderSpec {
         modality: Modality::Image,
-        stem: StemSpec::TwoSizes(TwoSizesSpec {
+        stem: StemSpec::SquareViews(SquareViewsSpec {
             patch: [image_keys::channels(config, "num_channels")?, side, side],
             sides: sides(config, side)?,
             n_prefix: N_CLASS_ROWS,

@@ -22,7 +22,7 @@ pub struct SelfAttention<B: Backend> {
     shape: AttentionShape,
 }
 
-/// What makes queries of all heads of the fewer values that are packed in their place.
+/// The second matrix of queries, which makes those of all heads of the fewer values that are packed in their place.
 struct LowRankQuery<B: Backend> {
     rank: usize,
     norm: B::Norm,

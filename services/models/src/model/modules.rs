@@ -17,7 +17,7 @@ impl Model {
     pub fn encoder_modules(&self) -> Result<EncoderModules, ModelError> {
         let spec = self.spec.encoder.as_ref();
         let takes = |spec: &&EncoderSpec| {
-            !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_) | StemSpec::TwoSizes(_))
+            !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_) | StemSpec::SquareViews(_))
                 && spec.extras.second.is_none()
         };
         let Some(spec) = spec.filter(takes) else {

@@ -1,6 +1,6 @@
 //! The stem of an encoder: its features to its first rows.
 
-use super::{CaptionedSpec, SamSpec, SwinSpec, TilesNames, TwoSizesSpec};
+use super::{CaptionedSpec, SamSpec, SquareViewsSpec, SwinSpec, TilesNames};
 
 /// Features to rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ pub enum StemSpec {
     Sam(Box<SamSpec>),
     /// Patches of squares of two sizes behind learned rows. The stem's names are the patches, the row, a bare parameter
     /// `[1, hidden]`, and the table of positions, that of the row first.
-    TwoSizes(TwoSizesSpec),
+    SquareViews(SquareViewsSpec),
 }
 
 impl StemSpec {
@@ -78,7 +78,7 @@ impl StemSpec {
             Self::Swin(spec) => spec.rows(grid),
             Self::Captioned(spec) => spec.image_rows(grid),
             Self::Sam(spec) => spec.patch_rows(grid).map(|n| 2 * n),
-            Self::TwoSizes(spec) => spec.rows(grid),
+            Self::SquareViews(spec) => spec.rows(grid),
         }
     }
 
@@ -102,7 +102,7 @@ impl StemSpec {
             Self::Swin(spec) => Some(spec.patch[2]),
             Self::Captioned(_) => Some(1),
             Self::Sam(spec) => Some(spec.patch[2]),
-            Self::TwoSizes(spec) => Some(spec.patch[2]),
+            Self::SquareViews(spec) => Some(spec.patch[2]),
         }
     }
 
@@ -124,7 +124,7 @@ impl StemSpec {
             Self::Swin(spec) => spec.patch.iter().product(),
             Self::Captioned(spec) => spec.tower.channels(),
             Self::Sam(spec) => spec.patch.iter().product(),
-            Self::TwoSizes(spec) => spec.patch.iter().product(),
+            Self::SquareViews(spec) => spec.patch.iter().product(),
         }
     }
 }

@@ -11,7 +11,7 @@ use triptych_kernels::{CpuBackend, Precision};
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{Encoder, TransformerEncoder};
 use triptych_models::preprocess::{EncoderInput, Features, TileRows};
-use triptych_models::spec::{EncoderSpec, StemSpec};
+use triptych_models::spec::{EncoderSpec, MelWindows, StemSpec};
 
 /// Cases of the gate: one of each way of an item into a decoder, the lightest.
 const LIGHT: [&str; 4] = ["whisper_large_v3", "bart_large", "glm_ocr", "smolvlm_2_2b"];
@@ -50,11 +50,16 @@ impl Wide {
         }
         if given.get("mel").is_some() {
             let shape = shape("mel");
-            return EncoderInput {
-                extent: Extent::windows(1, 0),
-                n_tokens: shape[1] as u32 / 2,
-                features: Features::Mel(values(&shape)),
+            let (mel, n_frames) = (values(&shape), shape[1] as u32);
+            let item: Option<[u32; 2]> = serde_json::from_value(self.case.json["item"].clone()).ok();
+            let features = match encoder.stem {
+                StemSpec::Mel { windows: MelWindows::Masked, .. } => {
+                    Features::MaskedMel { mel, n_valid: n_frames }
+                }
+                _ => Features::Mel(mel),
             };
+            let n_tokens = item.map_or(n_frames / 2, |[_, n]| n);
+            return EncoderInput { extent: Extent::windows(1, 0), n_tokens, features };
         }
         let n_tokens = self.numbers::<[u32; 2]>("item")[1];
         if given.get("patches").is_some() {
@@ -168,4 +173,9 @@ heavy!(
     internvl3_8b,
     gemma_3_4b,
     pixtral_12b,
+    lighton_ocr_1b,
+    qwen3_5_0_8b,
+    qwen2_audio_7b,
+    voxtral_mini_3b,
+    bert2bert_base,
 );

@@ -38,13 +38,17 @@ fn merge(config: &mut Value, more: Value) {
     config.extend(more);
 }
 
-/// Loads both stages; `shared` is what both read, `unread` what neither does.
 fn check(name: &str, config: &Value, shared: &[&str], unread: &[&str]) {
+    check_stages((name, Modality::Text), config, shared, unread);
+}
+
+/// Loads both stages; `shared` is what both read, `unread` what neither does.
+fn check_stages((name, modality): (&str, Modality), config: &Value, shared: &[&str], unread: &[&str]) {
     let (dir, shapes) = hollow(name);
     let config = Config::new("config.json", config);
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     let encoder_spec = spec.encoder.as_ref().expect("an encoder");
-    assert_eq!(encoder_spec.modality, Modality::Text);
+    assert_eq!(encoder_spec.modality, modality);
     let taken = |load: &dyn Fn(&Weights, &FootprintBackend)| -> BTreeSet<String> {
         let weights = Weights::survey(dir.path()).expect("a header");
         load(&weights, &FootprintBackend::new(Precision::F32).expect("a CPU"));
@@ -191,4 +195,58 @@ fn umt5_small() {
 fn byt5_small() {
     let more = json!({ "feed_forward_proj": GATED, "tie_word_embeddings": false });
     check("byt5-small", &t5("t5", [1472, 12, 4, 6, 3584, 384], more), &["shared.weight"], &[]);
+}
+
+/// A section of BERT-base's shape.
+fn bert(model_type: &str, more: Value) -> Value {
+    let mut config = json!({
+        "model_type": model_type, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "vocab_size": 30522,
+        "max_position_embeddings": 512, "type_vocab_size": 2, "pad_token_id": 0, "position_embedding_type": "absolute",
+    });
+    merge(&mut config, more);
+    config
+}
+
+fn roberta(more: Value) -> Value {
+    let mut config = bert("roberta", more);
+    merge(
+        &mut config,
+        json!({
+            "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+        }),
+    );
+    config
+}
+
+fn of_decoders() -> Value {
+    json!({ "is_decoder": true, "add_cross_attention": true })
+}
+
+#[test]
+fn bert2bert_base() {
+    let sections = [bert("bert", json!({})), bert("bert", of_decoders())];
+    let config = json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
+    check("bert2bert-base", &config, &[], &[]);
+}
+
+#[test]
+fn roberta2roberta_base() {
+    let sections = [roberta(json!({})), roberta(of_decoders())];
+    let config = json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
+    check("roberta2roberta-base", &config, &[], &[]);
+}
+
+#[test]
+fn dinov2_with_registers_base_and_roberta() {
+    let encoder = json!({
+        "model_type": "dinov2_with_registers", "hidden_act": "gelu", "hidden_size": 768, "image_size": 518,
+        "layer_norm_eps": 1e-6, "layerscale_value": 1.0, "mlp_ratio": 4, "num_attention_heads": 12, "num_channels": 3,
+        "num_hidden_layers": 12, "num_register_tokens": 4, "patch_size": 14, "qkv_bias": true, "use_swiglu_ffn": false,
+    });
+    let decoder = roberta(of_decoders());
+    let config = json!({ "model_type": "vision-encoder-decoder", "encoder": encoder, "decoder": decoder });
+    let mask = ["encoder.embeddings.mask_token"];
+    check_stages(("dinov2-with-registers-base-roberta", Modality::Image), &config, &[], &mask);
 }

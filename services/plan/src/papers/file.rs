@@ -24,7 +24,7 @@ pub struct Paper {
     pub title: String,
     /// Address of the publication, pinned.
     pub source: String,
-    /// What was measured, in a sentence or two.
+    /// The measurement, in a sentence or two.
     pub lead: String,
     /// SLO of the goodput.
     pub slo: String,
@@ -38,7 +38,7 @@ pub struct Paper {
     pub clusters: Vec<PaperCluster>,
     /// Loads, and what was found.
     pub workloads: Vec<PaperWorkload>,
-    /// What the publication does not tell, and what was taken instead.
+    /// Facts that the publication does not tell, and those that were taken instead.
     pub untold: Vec<String>,
     /// Reading of the comparison, written by hand.
     pub reading: Vec<String>,
@@ -217,7 +217,7 @@ impl PaperCluster {
     pub fn workers(&self) -> (usize, usize) {
         match self.topology.workers {
             Workers::Disaggregated { n_encoders, n_pds } => (n_encoders, n_pds),
-            Workers::Colocated { n } => (0, n),
+            Workers::Colocated { n } | Workers::Elastic { n } => (0, n),
         }
     }
 }

@@ -59,7 +59,7 @@ pub struct BoundArgs {
           default_value_t = EncodePolicy::default().attempt_time.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub encode_attempt_timeout: u64,
-    /// Who encodes where PD workers hold encoders (--with-encoder): `auto`, whoever is predicted to be done first, what runs
+    /// Workers that encode where PD workers hold encoders (--with-encoder): `auto`, the one predicted to be done first, what runs
     /// there counted; `fixed`, encoder workers, and PD workers only where there are none or none is able
     #[arg(long, value_name = "ROLES", env = "TRIPTYCH_ROLES", default_value_t = Roles::default())]
     pub roles: Roles,

@@ -61,7 +61,7 @@ fn ids_of_tokens_stand_beside_their_log_probabilities_where_they_are_told() {
 #[test]
 fn an_answer_without_its_end_is_lost_and_an_error_in_it_has_its_code() {
     let open = choice(json!({"content": "a"}), json!({}));
-    assert!(matches!(read(&[open.clone()]).1, Err(CallError::Lost(_))));
+    assert!(matches!(read(std::slice::from_ref(&open)).1, Err(CallError::Lost(_))));
     let failed = choice(json!({"content": ""}), json!({"finish_reason": "error"}));
     let (pieces, end) = read(&[open, failed]);
     assert_eq!(pieces.len(), 1);

@@ -1,7 +1,7 @@
 //! Conversations as vLLM's messages. Calls of tools are read from the answer's text by the proxy, so `tool_choice` is always none:
 //! the template shows tools to the model all the same.
 
-use super::no_field;
+use crate::failure::no_field;
 use crate::items::AskedItem;
 use serde_json::{Map, Value, json};
 use triptych_core::Failure;

@@ -1,6 +1,6 @@
 //! Sampling parameters as vLLM has them. What a request leaves open stays open: vLLM takes the model's defaults.
 
-use super::no_field;
+use crate::failure::no_field;
 use serde_json::{Map, Value, json};
 use triptych_core::Failure;
 use triptych_proto::v1;

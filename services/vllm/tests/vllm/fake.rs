@@ -79,7 +79,7 @@ impl Vllm {
         *self.record.models.lock().unwrap() = Some(models);
     }
 
-    /// What it was asked of the model so far.
+    /// Requests of the model so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.record.asked.lock().unwrap().clone()
     }

@@ -44,7 +44,7 @@ pub struct SlidingWindowsProcessor {
 impl SlidingWindowsProcessor {
     /// For an encoder of squares of two sizes; `None` for any other.
     pub fn new(spec: &EncoderSpec) -> Option<Self> {
-        let StemSpec::TwoSizes(stem) = &spec.stem else { return None };
+        let StemSpec::SquareViews(stem) = &spec.stem else { return None };
         let sides = stem.sides.map(|side| side as u32);
         let patch = stem.patch[2] as u32;
         let settings = CanvasSettings {

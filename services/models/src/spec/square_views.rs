@@ -3,7 +3,7 @@
 /// Patches of squares of two sizes, behind copies of a learned row. Positions are stored for the larger, and resampled for the
 /// smaller (bicubic).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TwoSizesSpec {
+pub struct SquareViewsSpec {
     /// Dimensions of a patch as its weight is stored: channels, height, width.
     pub patch: [usize; 3],
     /// Patches on a side of a part of an image, and on a side of a whole one, which is that of stored positions.
@@ -12,7 +12,7 @@ pub struct TwoSizesSpec {
     pub n_prefix: usize,
 }
 
-impl TwoSizesSpec {
+impl SquareViewsSpec {
     /// Rows of a view; `None` for a grid that is neither that of a part nor that of a whole image.
     pub fn rows(&self, grid: [usize; 2]) -> Option<usize> {
         let is_view = self.sides.iter().any(|side| grid == [*side; 2]);

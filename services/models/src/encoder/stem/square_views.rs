@@ -9,29 +9,29 @@ use crate::encoder::units::EncodeUnit;
 use crate::error::ModelError;
 use crate::layers::{LinearShape, Loader};
 use crate::preprocess::image::resample_grid;
-use crate::spec::TwoSizesSpec;
+use crate::spec::SquareViewsSpec;
 use triptych_core::DType;
 use triptych_kernels::ops::{Activation, Indices, StageBuilder, WeightView};
 use triptych_kernels::{Backend, KernelError};
 
-/// The stem of [`StemSpec::TwoSizes`](crate::spec::StemSpec::TwoSizes).
-pub(crate) struct TwoSizesStem<B: Backend> {
+/// The stem of [`StemSpec::SquareViews`](crate::spec::StemSpec::SquareViews).
+pub(crate) struct SquareViewsStem<B: Backend> {
     projection: B::Linear,
     // The learned row with its position, then the positions of a part, then those of a whole image.
     positions: B::Table,
-    spec: TwoSizesSpec,
+    spec: SquareViewsSpec,
     hidden: usize,
 }
 
 /// Places of the rows of a run.
-pub(crate) struct TwoSizesRows {
+pub(crate) struct SquareViewRows {
     /// Of the patches.
     patches: Indices,
     /// Row of the table for each row.
     positions: Indices,
 }
 
-impl<B: Backend> TwoSizesStem<B> {
+impl<B: Backend> SquareViewsStem<B> {
     /// Loads the projection of patches, the learned row and the positions, by their names in this order.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl<B: Backend> TwoSizesStem<B> {
     pub fn load(
         loader: &Loader<'_, B>,
         names: &[&str],
-        (spec, hidden): (&TwoSizesSpec, usize),
+        (spec, hidden): (&SquareViewsSpec, usize),
     ) -> Result<Self, ModelError> {
         let name = |i: usize| names.get(i).copied().unwrap_or_default();
         let [channels, height, width] = spec.patch;
@@ -70,7 +70,7 @@ impl<B: Backend> TwoSizesStem<B> {
         &self,
         builder: &mut StageBuilder,
         units: &[EncodeUnit<'_>],
-    ) -> Result<TwoSizesRows, KernelError> {
+    ) -> Result<SquareViewRows, KernelError> {
         let [part, _] = self.spec.sides;
         let (mut patches, mut positions) = (Vec::new(), Vec::new());
         for unit in units {
@@ -81,7 +81,7 @@ impl<B: Backend> TwoSizesStem<B> {
             patches.extend(row..row + n_patches as u32);
             positions.extend(first as u32..(first + n_patches) as u32);
         }
-        Ok(TwoSizesRows { patches: builder.indices(&patches)?, positions: builder.indices(&positions)? })
+        Ok(SquareViewRows { patches: builder.indices(&patches)?, positions: builder.indices(&positions)? })
     }
 
     /// Rows of all units, concatenated: `[Σ n_rows, hidden]`.
@@ -93,7 +93,7 @@ impl<B: Backend> TwoSizesStem<B> {
         backend: &B,
         step: &B::Step,
         units: &[EncodeUnit<'_>],
-        rows: &TwoSizesRows,
+        rows: &SquareViewRows,
     ) -> Result<B::Tensor, ModelError> {
         let n_values = self.spec.patch.iter().product();
         let patches = patch_rows(backend, StemInput::Units(units), n_values)?;
