@@ -227,16 +227,14 @@ fn of_decoders() -> Value {
 #[test]
 fn bert2bert_base() {
     let sections = [bert("bert", json!({})), bert("bert", of_decoders())];
-    let config =
-        json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
+    let config = json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
     check("bert2bert-base", &config, &[], &[]);
 }
 
 #[test]
 fn roberta2roberta_base() {
     let sections = [roberta(json!({})), roberta(of_decoders())];
-    let config =
-        json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
+    let config = json!({ "model_type": "encoder-decoder", "encoder": sections[0], "decoder": sections[1] });
     check("roberta2roberta-base", &config, &[], &[]);
 }
 

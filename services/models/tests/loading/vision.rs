@@ -16,17 +16,40 @@ fn set(dir: &Path, file: &str, pointer: &str, value: Value) {
     std::fs::write(&path, json.to_string()).expect("a written file");
 }
 
+/// Fails unless a value of a case's configuration is refused by its key.
+fn check_key(case: &str, pointer: &str, value: Value, expect: &str) {
+    let dir = without_weights(case);
+    set(dir.path(), "config.json", pointer, value);
+    let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
+    let error = Model::open(&source).expect_err("refused").to_string();
+    let key = pointer.trim_start_matches('/').replace('/', ".");
+    assert!(error.starts_with(&format!("config.json: {key} is ")), "{error}");
+    assert!(error.contains(expect), "{error}");
+}
+
+#[test]
+fn unsupported_settings_of_dinov2_and_bert_are_refused_by_key() {
+    let check = check_key;
+    check("dinov2_trocr", "/encoder/image_size", json!([32, 40]), "a square");
+    check("registers_larger", "/encoder/num_register_tokens", 0.into(), "expected");
+    check("vit_bert", "/decoder/is_decoder", false.into(), "expected true");
+    check("vit_bert", "/decoder/add_cross_attention", false.into(), "expected true");
+    check("vit_bert", "/decoder/position_embedding_type", "relative_key".into(), "expected absolute");
+    check("vit_bert", "/decoder/cross_attention_hidden_size", 40.into(), "24, hidden_size");
+    check(
+        "deit_roberta_projected",
+        "/decoder/max_position_embeddings",
+        2.into(),
+        "more than 298, pad_token_id + 1",
+    );
+    check("bert2bert", "/encoder/model_type", "albert".into(), "bert, roberta");
+    check("bert2bert", "/decoder/model_type", "gpt2".into(), "bert, roberta");
+    check("bert2bert", "/encoder/is_decoder", true.into(), "expected false");
+}
+
 #[test]
 fn unsupported_settings_are_refused_by_key() {
-    let check = |case: &str, pointer: &str, value: Value, expect: &str| {
-        let dir = without_weights(case);
-        set(dir.path(), "config.json", pointer, value);
-        let source = ModelSource { dir: dir.path().to_owned(), name: None, format: RANDOM, packed: None };
-        let error = Model::open(&source).expect_err("refused").to_string();
-        let key = pointer.trim_start_matches('/').replace('/', ".");
-        assert!(error.starts_with(&format!("config.json: {key} is ")), "{error}");
-        assert!(error.contains(expect), "{error}");
-    };
+    let check = check_key;
     check(
         "trocr_vit",
         "/encoder/model_type",
@@ -51,21 +74,6 @@ fn unsupported_settings_are_refused_by_key() {
     check("florence_windows", "/vision_config/patch_prenorm", json!([true]), "2 truth values");
     check("florence_windows", "/vision_config/num_groups", json!([3, 4]), "a divisor of 8");
     check("florence_windows", "/vision_config/patch_stride", json!([4, 0]), "numbers from 1");
-    check("dinov2_trocr", "/encoder/image_size", json!([32, 40]), "a square");
-    check("registers_larger", "/encoder/num_register_tokens", 0.into(), "expected");
-    check("vit_bert", "/decoder/is_decoder", false.into(), "expected true");
-    check("vit_bert", "/decoder/add_cross_attention", false.into(), "expected true");
-    check("vit_bert", "/decoder/position_embedding_type", "relative_key".into(), "expected absolute");
-    check("vit_bert", "/decoder/cross_attention_hidden_size", 40.into(), "24, hidden_size");
-    check(
-        "deit_roberta_projected",
-        "/decoder/max_position_embeddings",
-        2.into(),
-        "more than 298, pad_token_id + 1",
-    );
-    check("bert2bert", "/encoder/model_type", "albert".into(), "bert, roberta");
-    check("bert2bert", "/decoder/model_type", "gpt2".into(), "bert, roberta");
-    check("bert2bert", "/encoder/is_decoder", true.into(), "expected false");
     check("swinv2_padded", "/encoder/window_size", 65.into(), "up to 64");
     check("swinv2_padded", "/encoder/pretrained_window_sizes", json!([1, 0, 0]), "0 or 2 and more");
     check("swinv2_padded", "/encoder/pretrained_window_sizes", json!([0]), "3 sizes");
