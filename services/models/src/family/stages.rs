@@ -34,17 +34,8 @@ impl Family {
         spec: &EncoderSpec,
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn Preprocess>, ModelError> {
-        match spec.extras.tiling {
-            Some(TilingSpec::AnyResolution { .. }) => {
-                return Ok(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?));
-            }
-            Some(TilingSpec::AspectRatio | TilingSpec::AspectRatioWithin { .. }) => {
-                return Ok(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?));
-            }
-            Some(TilingSpec::PanAndScan) => return Ok(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
-            Some(TilingSpec::Split) => return Ok(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
-            Some(TilingSpec::Views) => return Ok(Arc::new(ViewsProcessor::from_dir(dir, spec)?)),
-            Some(TilingSpec::SlidingWindows) | None => {}
+        if let Some(tiled) = tiled(dir, spec)? {
+            return Ok(tiled);
         }
         if let Some(windows) = SlidingWindowsProcessor::new(spec) {
             return Ok(Arc::new(windows));
@@ -169,9 +160,8 @@ impl Family {
                 };
                 Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::qwen(times), limits)?)
             }
-            Self::Step3 => {
-                let (grid, n_rows) = view_rows(spec.encoder.as_ref());
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::step3(grid, n_rows), limits)?)
+            Self::Step3 | Self::Idefics3 | Self::SmolVlm | Self::Gemma3 => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &self.tiled_placeholder(spec), limits)?)
             }
             Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
             Self::DeepseekOcr2 | Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
@@ -190,14 +180,6 @@ impl Family {
                 Arc::new(chat.with_string_contents())
             }
             Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
-            Self::Idefics3 | Self::SmolVlm => {
-                let (grid, n_rows) = tile_rows(spec.encoder.as_ref());
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::idefics(grid, n_rows), limits)?)
-            }
-            Self::Gemma3 => {
-                let (grid, n_rows) = tile_rows(spec.encoder.as_ref());
-                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::gemma(grid, n_rows), limits)?)
-            }
             Self::VisionEncoderDecoder
             | Self::EncoderDecoder
             | Self::Florence2
@@ -210,16 +192,50 @@ impl Family {
             | Self::BlenderbotSmall
             | Self::T5
             | Self::Mt5
-            | Self::Umt5 => {
-                let limits = Seq2SeqLimits {
-                    modality: spec.encoder.as_ref().map_or(Modality::Text, |encoder| encoder.modality),
-                    vocab: spec.decoder.vocab,
-                    max_context: spec.decoder.max_context,
-                };
-                Arc::new(Seq2SeqPrompt::from_dir(dir, tokenizer, limits)?)
-            }
+            | Self::Umt5 => Arc::new(Seq2SeqPrompt::from_dir(dir, tokenizer, seq2seq_limits(spec))?),
         })
     }
+
+    /// The place of the rows of an image's tiles.
+    fn tiled_placeholder(self, spec: &ModelSpec) -> PlaceholderSpec {
+        let encoder = spec.encoder.as_ref();
+        match self {
+            Self::Step3 => {
+                let (grid, n_rows) = view_rows(encoder);
+                PlaceholderSpec::step3(grid, n_rows)
+            }
+            Self::Gemma3 => {
+                let (grid, n_rows) = tile_rows(encoder);
+                PlaceholderSpec::gemma(grid, n_rows)
+            }
+            _ => {
+                let (grid, n_rows) = tile_rows(encoder);
+                PlaceholderSpec::idefics(grid, n_rows)
+            }
+        }
+    }
+}
+
+fn seq2seq_limits(spec: &ModelSpec) -> Seq2SeqLimits {
+    Seq2SeqLimits {
+        modality: spec.encoder.as_ref().map_or(Modality::Text, |encoder| encoder.modality),
+        vocab: spec.decoder.vocab,
+        max_context: spec.decoder.max_context,
+    }
+}
+
+/// The processor of an encoder that reads tiles of an image; `None` for another.
+fn tiled(dir: &Path, spec: &EncoderSpec) -> Result<Option<Arc<dyn Preprocess>>, ModelError> {
+    Ok(Some(match spec.extras.tiling {
+        Some(TilingSpec::AnyResolution { .. }) => Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::AspectRatio | TilingSpec::AspectRatioWithin { .. }) => {
+            Arc::new(AspectRatioProcessor::from_dir(dir, spec)?)
+        }
+        Some(TilingSpec::PanAndScan) => Arc::new(PanAndScanProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::Split) => Arc::new(SplitProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::Views) => Arc::new(ViewsProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::SlidingWindows) | None => return Ok(None),
+    }))
 }
 
 /// The processor of an encoder that reads a canvas. Canvases of a fixed size are checked here, so that a processor and an
