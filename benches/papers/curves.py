@@ -102,15 +102,20 @@ A100 = {
     "row_bytes": 2560 * 4 * 2, "publish_us": 4_000.0, "load_us": 4_000.0,
 }
 
+# [blog] plots: data parallelism with a short text ends 17.5, 13.2, 10.7 and 9 requests/s with 1 to 4 images: on each of four cards an
+# image takes 72 ms more, of which 20 ms are its 400 prompt tokens. What the 52 ms are besides an encode of 22 ms it does not tell.
+A100_DP = {**A100, "host": "A100 80 GB, with the 52 ms that an image costs vLLM's data parallelism", "encode_us": 0.0,
+           "encode_image_us": 52_000.0}
+
 # 1080p: [qwen3vl] 1920x1080 in units of 32 is 60x34 = 2040 tokens. [pr12263] 650 034 vision tokens of 64 requests agree with five
 # such images a request.
 H20 = {
     "model": "Qwen3-VL-235B-A22B-Instruct-FP8", "precision": "int8",
     "host": "four H20 with tensor parallelism, of SGLang's blog and pull request",
     "image_tokens": 2040, "image_pixels": 1920 * 1080, "image_bytes": 500_000,
-    # [pr12263] colocate ends 0.26 requests/s of five images: 3.85 s a request, less 0.75 s of prompt and answer below: 0.62 s an
-    # image, its preprocessing with it.
-    "encode_us": 0.0, "encode_image_us": 620_000.0, "preprocess_us": 100.0, "encode_parts": 27,
+    # [pr12263] colocate ends 0.26 requests/s of five images: 3.85 s a request, less 1.6 s of prompt and answer by what is below:
+    # 0.45 s an image, its preprocessing with it.
+    "encode_us": 0.0, "encode_image_us": 450_000.0, "preprocess_us": 100.0, "encode_parts": 27,
     # [sglang] no figure. 22 GB of active weights in FP8 at 60 % of four [h20], and 94 layers' reductions: assumed.
     "step_us": 15_000.0,
     # 22 G active weights, 44 GFLOP a token at 60 % of four [h20] in FP8.
@@ -130,5 +135,5 @@ H20_ENCODER = {**H20, "host": "one H20, of SGLang's blog and pull request"}
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    for name, terms in {"a100-qwen3-vl-4b": A100, "h20x4-qwen3-vl-235b": H20, "h20-qwen3-vl-235b": H20_ENCODER}.items():
+    for name, terms in {"a100-qwen3-vl-4b": A100, "a100-qwen3-vl-4b-dp": A100_DP, "h20x4-qwen3-vl-235b": H20, "h20-qwen3-vl-235b": H20_ENCODER}.items():
         (here / f"{name}.json").write_text(json.dumps(curves(terms), indent=1) + "\n")

@@ -271,7 +271,11 @@ fn encoder_settings(
     let mut processor = match modality {
         Modality::Text => String::new(),
         // Its two sizes are in the configuration.
-        Modality::Image if encoder.extras.second.is_some() => RESAMPLING.to_owned(),
+        Modality::Image
+            if encoder.extras.second.is_some() || matches!(encoder.stem, StemSpec::SquareViews(_)) =>
+        {
+            RESAMPLING.to_owned()
+        }
         Modality::Image => {
             format!("{}\n{RESAMPLING}", JsonFile::processor(dir, ItemProcessor::Image)?.value())
         }

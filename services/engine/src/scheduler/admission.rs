@@ -9,6 +9,7 @@ use crate::blocks::{BlockPool, KvTables, OutOfBlocks, blocks_for};
 use crate::config::PrefixCache;
 use crate::plan::BlockMove;
 use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
+use crate::states::StateSlot;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use triptych_core::AdapterId;
@@ -37,6 +38,10 @@ struct Room {
 struct Allocation {
     branches: Vec<BranchKv>,
     moves: Vec<BlockMove>,
+    /// Tokens that it is admitted with, a multiple of a block's.
+    n_admitted: usize,
+    /// Checkpoint that its recurrent states begin with.
+    checkpoint: Option<StateSlot>,
 }
 
 impl Scheduler {
@@ -84,48 +89,18 @@ impl Scheduler {
         }
         // Counted only for those that might run: most of a long queue is not looked at, or waits for items.
         let n_running = self.n_running();
-        let Self { sequences, pool, cross, states, config, counts, .. } = self;
-        let Some(sequence) = sequences.get_mut(&queue_key) else { return AdmitOutcome::WaitsForItem };
-        let Ok(readable_now) = sequence.readable(sequence.n_computed(), cross) else {
-            return AdmitOutcome::WaitsForItem;
-        };
-        if n_running + sequence.n_run_slots() > config.max_sequences {
+        let Some(sequence) = self.sequences.get(&queue_key) else { return AdmitOutcome::WaitsForItem };
+        if n_running + sequence.n_run_slots() > self.config.max_sequences {
             return AdmitOutcome::NoRoom;
         }
+        let allocation = match self.allocate(queue_key, builder) {
+            Ok(allocation) => allocation,
+            Err(outcome) => return outcome,
+        };
+        let Allocation { mut branches, moves, n_admitted, checkpoint } = allocation;
+        let Self { sequences, cross, states, counts, .. } = self;
+        let Some(sequence) = sequences.get_mut(&queue_key) else { return AdmitOutcome::WaitsForItem };
         let has_states = states.total() > 0;
-        let mut checkpoint = None;
-        let room = |sequence: &Sequence, n_computed, n_tokens| Room {
-            n_tokens,
-            chunk_end: builder.latest_end(sequence, n_computed),
-        };
-        let mut n_admitted = readable_now;
-        let allocation = if let SequenceStatus::Swapped(branches) = &sequence.status {
-            swap_in(pool, branches, room(sequence, sequence.n_computed(), readable_now))
-        } else {
-            let prefix_cache = if sequence.is_scored() { PrefixCache::Off } else { config.prefix_cache };
-            let cached = match (has_states, prefix_cache) {
-                (true, PrefixCache::On) => {
-                    let (cached, found) = find_checkpoint(pool, states, sequence);
-                    checkpoint = found;
-                    cached
-                }
-                _ => find_cached(pool, sequence, prefix_cache),
-            };
-            let n_cached = cached.n_room();
-            let readable = sequence.readable(n_cached, cross).unwrap_or(0);
-            if readable <= n_cached {
-                sequence.blocked_at = Some(readable_now);
-                return AdmitOutcome::WaitsForItem;
-            }
-            let n_common = match sequence.n_branches() {
-                1 => 0,
-                _ if has_states => cached.n_blocks(),
-                _ => sequence.n_common_blocks(),
-            };
-            n_admitted = readable;
-            take_blocks(sequence, cached, n_common, room(sequence, n_cached, readable))
-        };
-        let Ok(Allocation { mut branches, moves }) = allocation else { return AdmitOutcome::NoRoom };
         // On this return the self-attention blocks are given back.
         if builder.projection_room() == 0 && sequence.cross_keys().any(|key| !cross.contains(&key)) {
             return AdmitOutcome::ProjectionsFull;
@@ -146,11 +121,44 @@ impl Scheduler {
             builder.moves.extend(moves);
             builder.moved.push(sequence.id());
         }
-        let n_admitted = blocks_for(n_admitted) * KV_BLOCK_TOKENS;
         sequence.status = SequenceStatus::Running(DeviceKv { branches, n_admitted, cross, spare_states });
         sequence.blocked_at = None;
         self.plan_first_rows(queue_key, builder, now);
         AdmitOutcome::Admitted
+    }
+
+    /// Self-attention blocks of a waiting sequence, and the checkpoint that its recurrent states begin with.
+    fn allocate(&mut self, queue_key: QueueKey, builder: &PlanBuilder) -> Result<Allocation, AdmitOutcome> {
+        let Self { sequences, pool, cross, states, config, .. } = self;
+        let sequence = sequences.get_mut(&queue_key).ok_or(AdmitOutcome::WaitsForItem)?;
+        let n_computed = sequence.n_computed();
+        let readable_now = sequence.readable(n_computed, cross).map_err(|_| AdmitOutcome::WaitsForItem)?;
+        if let SequenceStatus::Swapped(branches) = &sequence.status {
+            let chunk_end = builder.latest_end(sequence, n_computed);
+            return swap_in(pool, branches, Room { n_tokens: readable_now, chunk_end })
+                .map_err(|OutOfBlocks { .. }| AdmitOutcome::NoRoom);
+        }
+        let has_states = states.total() > 0;
+        let prefix_cache = if sequence.is_scored() { PrefixCache::Off } else { config.prefix_cache };
+        let (cached, checkpoint) = match (has_states, prefix_cache) {
+            (true, PrefixCache::On) => find_checkpoint(pool, states, sequence),
+            _ => (find_cached(pool, sequence, prefix_cache), None),
+        };
+        let n_cached = cached.n_room();
+        let readable = sequence.readable(n_cached, cross).unwrap_or(0);
+        if readable <= n_cached {
+            sequence.blocked_at = Some(readable_now);
+            return Err(AdmitOutcome::WaitsForItem);
+        }
+        let n_common = match sequence.n_branches() {
+            1 => 0,
+            _ if has_states => cached.n_blocks(),
+            _ => sequence.n_common_blocks(),
+        };
+        let room = Room { n_tokens: readable, chunk_end: builder.latest_end(sequence, n_cached) };
+        let taken = take_blocks(sequence, cached, n_common, room);
+        let taken = taken.map_err(|OutOfBlocks { .. }| AdmitOutcome::NoRoom)?;
+        Ok(Allocation { checkpoint, ..taken })
     }
 
     fn has_adapter(&self, queue_key: QueueKey) -> bool {
@@ -226,7 +234,7 @@ fn take_blocks(
     let others: Vec<BranchKv> = (1..sequence.n_branches()).map(other).collect::<Result<_, _>>()?;
     let mut branches = vec![BranchKv { tables: first, n_computed: n_cached, state: None }];
     branches.extend(others);
-    Ok(Allocation { branches, moves: Vec::new() })
+    Ok(Allocation { branches, moves: Vec::new(), n_admitted: room.n_admitted(), checkpoint: None })
 }
 
 /// Blocks for the tokens of `room` of a swapped sequence.
@@ -239,10 +247,16 @@ fn swap_in(pool: &BlockPool, swapped: &[BranchKv], room: Room) -> Result<Allocat
         room.take(&mut tables, swapped.len())?;
         branches.push(BranchKv { tables, n_computed: branch.n_computed, state: None });
     }
-    Ok(Allocation { branches, moves: pairs.into_iter().map(BlockMove::In).collect() })
+    let moves = pairs.into_iter().map(BlockMove::In).collect();
+    Ok(Allocation { branches, moves, n_admitted: room.n_admitted(), checkpoint: None })
 }
 
 impl Room {
+    /// Its tokens, up to the end of a block.
+    fn n_admitted(self) -> usize {
+        blocks_for(self.n_tokens) * KV_BLOCK_TOKENS
+    }
+
     /// Grows the tables of one of `n_branches` branches. Several have all their blocks from the start, since some rely on others
     /// to compute them.
     fn take(self, tables: &mut KvTables, n_branches: usize) -> Result<(), OutOfBlocks> {

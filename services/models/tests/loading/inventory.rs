@@ -46,6 +46,16 @@ fn a_table_that_is_the_head_too_takes_memory_once() {
 }
 
 #[test]
+fn layers_without_a_window_hold_what_is_behind_the_windows_of_others() {
+    // Keys and values of 2 heads of 32 values in 3 layers, of which one has no window.
+    let kv = inventory(&golden("gemma3_narrow_window")).expect("an inventory").kv;
+    assert_eq!(kv.per_token.f32, 3 * 2 * 2 * 32 * 4);
+    let behind = kv.behind_window.expect("layers with a window");
+    assert_eq!((behind.window, behind.per_token.f32), (6, kv.per_token.f32 / 3));
+    assert_eq!(inventory(&golden(CASE)).expect("an inventory").kv.behind_window, None);
+}
+
+#[test]
 fn unused_and_missing_tensors_are_named() {
     let dir = without_weights(CASE);
     let mut more = tensors();

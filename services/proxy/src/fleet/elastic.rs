@@ -2,13 +2,16 @@
 //!
 //! Work moves, processes do not. An item has a home: the worker at which its request is placed, or the best of the encoder
 //! workers. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by
-//! more than the item's own cost. So encoder workers are a floor and not a wall, and so is a placement: a worker that writes
+//! more than a part of the item's own cost. So encoder workers are a floor and not a wall, and so is a placement: a worker that writes
 //! no answers takes encodes of those that do. The margin is an amount of work and no pause: nothing is remembered, and no
 //! mode can flap. Functions of what is known of each worker, without clock, locks or network.
 
 use super::score::{Choice, EncoderLoad, PlacementLoad, Reason, choose_encoder, choose_placement};
 use rand::Rng;
 use triptych_core::ContentKey;
+
+/// The part of an item's cost by which another worker must be better than its home.
+const MARGIN_PARTS: u64 = 4;
 
 /// Chooses among encoder workers and PD workers with encoders. `home`: the index of the placement, if the request has one.
 pub fn choose_elastic(
@@ -42,7 +45,7 @@ fn spilled(loads: &[EncoderLoad<'_>], home: Choice) -> Choice {
     let others = loads.iter().enumerate().filter(|(i, load)| *i != home.index && !load.is_full);
     let best = others.min_by_key(|(_, load)| load.total_us());
     match best {
-        Some((index, load)) if load.total_us().saturating_add(at_home.cost_us) < bound => {
+        Some((index, load)) if load.total_us().saturating_add(at_home.cost_us / MARGIN_PARTS) < bound => {
             Choice { index, reason: Reason::Spill }
         }
         _ => home,
@@ -64,8 +67,9 @@ pub struct PlacementSite<'a> {
 pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<usize> {
     let load = |(i, site): (usize, &PlacementSite<'_>)| {
         let others = sites.iter().enumerate().filter(|(other, _)| *other != i);
-        let elsewhere =
-            others.map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us)).min();
+        let elsewhere = others
+            .map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us / MARGIN_PARTS))
+            .min();
         let encoded_us = site.encode.total_us().min(elsewhere.unwrap_or(u64::MAX));
         // Encodes that are there already share the cores with the prompt, wherever the request's own are.
         let before = encoded_us.max(site.encode.queued_us);

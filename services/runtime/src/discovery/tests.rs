@@ -61,6 +61,18 @@ async fn a_name_is_resolved_periodically_and_keeps_its_addresses_while_the_resol
     assert!(!present.has_changed().unwrap());
 }
 
+#[tokio::test(start_paused = true)]
+async fn addresses_of_a_name_may_be_those_of_vllm_servers() {
+    let resolver = scripted(vec![Ok(vec!["10.0.0.1:7".parse().unwrap(), "[fd00::1]:7".parse().unwrap()])]);
+    let dns =
+        Dns::with_resolver(Role::Pd, "pds:7", resolver).with_affixes("vllm+http://", "?items=none".into());
+    let discovery = Discovery::start(vec![Box::new(dns)]);
+    let mut present = discovery.present();
+    present.changed().await.unwrap();
+    let seen = addresses(&present.borrow_and_update());
+    assert_eq!(seen, ["pd@vllm+http://10.0.0.1:7?items=none", "pd@vllm+http://[fd00::1]:7?items=none"]);
+}
+
 #[derive(Default)]
 struct Counting(Mutex<Vec<&'static str>>);
 

@@ -19,7 +19,7 @@ impl TimedArg {
     /// Reads a file of curves.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that names the mistake.
     pub fn read(file: &str) -> Result<Self, String> {
         let text = std::fs::read_to_string(file).map_err(|e| e.to_string())?;
         let curves = CostCurves::read(&text).map_err(|e| e.to_string())?;

@@ -29,18 +29,18 @@ fn choose(loads: &[EncoderLoad<'_>], home: Option<usize>) -> (usize, Reason) {
 }
 
 #[test]
-fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_an_encode() {
+fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_the_margin() {
     let ids = ids(2);
     // Queue of the encoder worker, that of the PD worker, requests that run there, and who encodes.
     for (queued, beside, running, expect) in [
         (0, 0, 0, 0),
-        (COST_US, 0, 0, 0),
-        (COST_US + 1, 0, 0, 1),
-        // Running requests take half of the cores and are delayed.
+        (COST_US / 4, 0, 0, 0),
+        (COST_US / 4 + 1, 0, 0, 1),
+        // Running requests take half of the cores, and each is delayed by the item.
         (2 * COST_US, 0, 1, 0),
         (3 * COST_US, 0, 1, 1),
-        (3 * COST_US, 0, 8, 0),
-        (3 * COST_US, 2 * COST_US, 0, 0),
+        (9 * COST_US, 0, 8, 0),
+        (2 * COST_US, 2 * COST_US, 0, 0),
     ] {
         let loads = [encoder(&ids[0], queued), pd(&ids[1], beside, running)];
         let reason = if expect == 1 { Reason::Spill } else { Reason::Only };
@@ -53,8 +53,9 @@ fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
     let ids = ids(2);
     let busy = |running| [pd(&ids[0], 0, running), pd(&ids[1], 0, 0)];
     assert_eq!(choose(&busy(0), Some(0)), (0, Reason::Favourite), "an item stays at its placement");
-    assert_eq!(choose(&busy(1), Some(0)), (0, Reason::Favourite), "and does if the gain is small");
     assert_eq!(choose(&busy(8), Some(0)), (1, Reason::Spill));
+    let short = [pd(&ids[0], COST_US / 4, 0), pd(&ids[1], 0, 0)];
+    assert_eq!(choose(&short, Some(0)), (0, Reason::Favourite), "and does if the gain is small");
     let queue = [pd(&ids[0], 2 * COST_US, 0), pd(&ids[1], 0, 0)];
     assert_eq!(choose(&queue, Some(0)), (1, Reason::Spill));
     // A placement that is full takes nothing, and nobody else does if all are.
@@ -92,8 +93,8 @@ proptest! {
         let mut loads: Vec<_> = queued.iter().zip(&ids).map(|((us, n), id)| pd(id, *us, *n)).collect();
         let (index, reason) = choose(&loads, Some(0));
         if reason == Reason::Spill {
-            prop_assert!(loads[index].total_us() + COST_US < loads[0].total_us());
-            loads[0].queued_us = loads[0].queued_us.saturating_sub(COST_US / 4);
+            prop_assert!(loads[index].total_us() + COST_US / 4 < loads[0].total_us());
+            loads[0].queued_us = loads[0].queued_us.saturating_sub(COST_US / 8);
             prop_assert_ne!(choose(&loads, Some(index)).0, 0);
         }
     }
