@@ -105,6 +105,8 @@ class Faults:
 
     def __init__(self, running, n_requests):
         self.running, self.noted, self.threads = running, [], []
+        # One after the other: two that restart a process would leave one behind.
+        self.one = threading.Lock()
         at = {0.1: self.kill_encoder, 0.3: self.delete_objects, 0.45: self.damage_objects, 0.6: self.restart_redis,
               0.75: self.kill_encoder, 0.9: self.damage_objects}
         self.due = {max(int(share * n_requests), 1): fault for share, fault in at.items()}
@@ -118,7 +120,8 @@ class Faults:
 
     def do(self, fault, n_ended):
         try:
-            what = fault()
+            with self.one:
+                what = fault()
         except OSError as e:
             what = f"not done: {e}"
         self.noted.append({"after": n_ended, "fault": fault.__name__, "what": what})

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -150,6 +151,8 @@ def cell(args, name, what, work):
 
 def main():
     args = arguments()
+    # So that what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args.binary, args.model = binary(args), model(args)
     args.drill_model = ROOT / "tests/models/shapes-qwen2-vl"
     args.scratch = CACHE / "scratch"

@@ -24,8 +24,8 @@ use triptych_bench::workload::Workload;
 
 /// Shares of encoders around the one at which both kinds have as much to do.
 const AROUND: [f64; 3] = [0.75, 1.0, 1.3];
-/// Fewest requests of a run, and as many for each worker.
-const REQUESTS: (usize, usize) = (200, 10);
+/// Most requests of a run.
+const MAX_REQUESTS: usize = 1 << 20;
 
 /// Axes of a map. Every combination is a cell.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub struct MapSettings {
     pub size: String,
     /// Output tokens.
     pub output: u32,
+    /// Length of a run: many times that of a request, or requests under way at its end are a backlog.
+    pub span: Duration,
 }
 
 /// A map, whole or in parts.
@@ -161,7 +163,7 @@ impl MapSettings {
             budget: Budget::Workers(place.workers),
             front: FrontCores::Own,
             prompt: self.curves.prompt,
-            effort: effort(place.workers),
+            effort: self.effort(),
         };
         let means = Means::of(&demand, &self.curves).ok_or(PlanError::Empty)?;
         let goodput = |shape| {
@@ -181,6 +183,17 @@ impl MapSettings {
         Ok(MapCell { place: place.clone(), disaggregated: best.0, goodput: best.1, colocated })
     }
 
+    fn effort(&self) -> Effort {
+        Effort {
+            requests: MAX_REQUESTS,
+            longest: self.span,
+            seeds: 1,
+            tolerance: 0.08,
+            tunes: false,
+            what_if: false,
+        }
+    }
+
     /// Numbers of encoders near the one at which both kinds have as much to do.
     fn encoders(&self, workers: usize, means: &Means) -> BTreeSet<usize> {
         let one =
@@ -190,16 +203,5 @@ impl MapSettings {
         let balanced = share * workers as f64;
         let most = workers.saturating_sub(1).max(1);
         AROUND.iter().map(|part| ((balanced * part).round() as usize).clamp(1, most)).collect()
-    }
-}
-
-fn effort(workers: usize) -> Effort {
-    Effort {
-        requests: REQUESTS.0.max(REQUESTS.1 * workers),
-        longest: Duration::MAX,
-        seeds: 1,
-        tolerance: 0.08,
-        tunes: false,
-        what_if: false,
     }
 }

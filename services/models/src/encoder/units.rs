@@ -87,15 +87,8 @@ pub(super) fn units<'a>(
             StemSpec::Captioned(spec),
             Features::Captioned { patches, tokens },
             &Extent::Grid { t: 1, h, w },
-        ) => {
-            let grid = [h as usize, w as usize];
-            let n_rows = captioned_rows(spec, grid, [patches.len(), tokens.len()])?;
-            if n_rows != input.n_tokens as usize {
-                return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
-            }
-            let values = UnitValues::Both(patches, tokens);
-            Ok(vec![EncodeUnit::plain(item, [1, 1, n_rows], grid, values)])
-        }
+        ) => captioned_unit(spec, (item, input), [h as usize, w as usize], (patches, tokens))
+            .map(|unit| vec![unit]),
         (
             &StemSpec::Mel { n_mels, n_frames, .. },
             Features::Mel(_) | Features::MaskedMel { .. },
@@ -136,6 +129,20 @@ pub(super) fn units<'a>(
         }
         _ => Err(shape("features", vec![], vec![])),
     }
+}
+
+/// The unit of an image and its text.
+fn captioned_unit<'a>(
+    spec: &CaptionedSpec,
+    (item, input): (usize, &EncoderInput),
+    grid: [usize; 2],
+    (patches, tokens): (&'a [f32], &'a [u32]),
+) -> Result<EncodeUnit<'a>, KernelError> {
+    let n_rows = captioned_rows(spec, grid, [patches.len(), tokens.len()])?;
+    if n_rows != input.n_tokens as usize {
+        return Err(shape("image and text", vec![input.n_tokens as usize], vec![n_rows]));
+    }
+    Ok(EncodeUnit::plain(item, [1, 1, n_rows], grid, UnitValues::Both(patches, tokens)))
 }
 
 /// The units of a video whose grid was checked: its frames, which do not attend to each other, so that a long video is no large

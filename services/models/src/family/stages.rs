@@ -34,8 +34,14 @@ impl Family {
         spec: &EncoderSpec,
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Arc<dyn Preprocess>, ModelError> {
-        if let Some(processor) = of_squares(dir, spec)? {
-            return Ok(processor);
+        if let Some(tiled) = tiled(dir, spec)? {
+            return Ok(tiled);
+        }
+        if let Some(windows) = SlidingWindowsProcessor::new(spec) {
+            return Ok(Arc::new(windows));
+        }
+        if let Some(two_sizes) = TwoSizesProcessor::new(spec) {
+            return Ok(Arc::new(two_sizes));
         }
         Ok(match spec.stem {
             StemSpec::Captioned(ref captioned) => {
@@ -126,13 +132,6 @@ impl Family {
     ) -> Result<Arc<dyn PromptBuilder>, ModelError> {
         let tokenizer = tokenizer.clone();
         let limits = PromptLimits { vocab: spec.decoder.vocab, max_context: spec.decoder.max_context };
-        if let Some(placeholder) = self.placeholder(spec.encoder.as_ref()) {
-            let chat = ChatVl::from_dir(dir, tokenizer, &placeholder, limits)?;
-            return Ok(match self {
-                Self::InternVlChat => Arc::new(chat.with_string_contents()),
-                _ => Arc::new(chat),
-            });
-        }
         Ok(match self {
             Self::Whisper => Arc::new(WhisperPrompt::from_dir(dir, tokenizer)?),
             Self::Moonshine => Arc::new(MoonshinePrompt::from_dir(dir, tokenizer, moonshine::WAVE)?),
@@ -148,67 +147,95 @@ impl Family {
             | Self::Qwen3Moe
             | Self::Gemma2
             | Self::Gemma3Text => Arc::new(ChatText::from_dir(dir, tokenizer, limits)?),
-            // Those with an encoder to cross-attend to.
-            _ => {
-                let limits = Seq2SeqLimits {
-                    modality: spec.encoder.as_ref().map_or(Modality::Text, |encoder| encoder.modality),
-                    vocab: spec.decoder.vocab,
-                    max_context: spec.decoder.max_context,
+            Self::Qwen2Vl
+            | Self::Qwen25Vl
+            | Self::Qwen3Vl
+            | Self::Qwen3VlMoe
+            | Self::Qwen35
+            | Self::Qwen35Moe => {
+                let times = match self {
+                    Self::Qwen2Vl => FrameTimes::Counted,
+                    Self::Qwen25Vl => FrameTimes::PerSecond,
+                    _ => FrameTimes::Written,
                 };
-                Arc::new(Seq2SeqPrompt::from_dir(dir, tokenizer, limits)?)
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::qwen(times), limits)?)
             }
+            Self::Step3 | Self::Idefics3 | Self::SmolVlm | Self::Gemma3 => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &self.tiled_placeholder(spec), limits)?)
+            }
+            Self::GlmOcr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::GLM, limits)?),
+            Self::DeepseekOcr2 | Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &llava_placeholder(spec.encoder.as_ref()), limits)?)
+            }
+            Self::LightOnOcr => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::LIGHTON_OCR, limits)?)
+            }
+            Self::Qwen2Audio => {
+                Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_AUDIO, limits)?)
+            }
+            Self::Qwen3Asr => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::QWEN_ASR, limits)?),
+            Self::Voxtral => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::VOXTRAL, limits)?),
+            Self::InternVlChat => {
+                let chat = ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?;
+                Arc::new(chat.with_string_contents())
+            }
+            Self::InternVl => Arc::new(ChatVl::from_dir(dir, tokenizer, &PlaceholderSpec::INTERNVL, limits)?),
+            Self::VisionEncoderDecoder
+            | Self::EncoderDecoder
+            | Self::Florence2
+            | Self::Bart
+            | Self::MBart
+            | Self::M2M100
+            | Self::Pegasus
+            | Self::Marian
+            | Self::Blenderbot
+            | Self::BlenderbotSmall
+            | Self::T5
+            | Self::Mt5
+            | Self::Umt5 => Arc::new(Seq2SeqPrompt::from_dir(dir, tokenizer, seq2seq_limits(spec))?),
         })
     }
 
-    /// The place of an item's rows among the tokens; `None` of a family whose decoder cross-attends to them, or reads none.
-    fn placeholder(self, encoder: Option<&EncoderSpec>) -> Option<PlaceholderSpec> {
-        Some(match self {
-            Self::Qwen2Vl => PlaceholderSpec::qwen(FrameTimes::Counted),
-            Self::Qwen25Vl => PlaceholderSpec::qwen(FrameTimes::PerSecond),
-            Self::Qwen3Vl | Self::Qwen3VlMoe | Self::Qwen35 | Self::Qwen35Moe => {
-                PlaceholderSpec::qwen(FrameTimes::Written)
-            }
+    /// The place of the rows of an image's tiles.
+    fn tiled_placeholder(self, spec: &ModelSpec) -> PlaceholderSpec {
+        let encoder = spec.encoder.as_ref();
+        match self {
             Self::Step3 => {
                 let (grid, n_rows) = view_rows(encoder);
                 PlaceholderSpec::step3(grid, n_rows)
-            }
-            Self::GlmOcr => PlaceholderSpec::GLM,
-            Self::DeepseekOcr2 | Self::Mistral3 | Self::Llava | Self::LlavaNext | Self::LlavaOneVision => {
-                llava_placeholder(encoder)
-            }
-            Self::LightOnOcr => PlaceholderSpec::LIGHTON_OCR,
-            Self::Qwen2Audio => PlaceholderSpec::QWEN_AUDIO,
-            Self::Qwen3Asr => PlaceholderSpec::QWEN_ASR,
-            Self::Voxtral => PlaceholderSpec::VOXTRAL,
-            Self::InternVl | Self::InternVlChat => PlaceholderSpec::INTERNVL,
-            Self::Idefics3 | Self::SmolVlm => {
-                let (grid, n_rows) = tile_rows(encoder);
-                PlaceholderSpec::idefics(grid, n_rows)
             }
             Self::Gemma3 => {
                 let (grid, n_rows) = tile_rows(encoder);
                 PlaceholderSpec::gemma(grid, n_rows)
             }
-            _ => return None,
-        })
+            _ => {
+                let (grid, n_rows) = tile_rows(encoder);
+                PlaceholderSpec::idefics(grid, n_rows)
+            }
+        }
     }
 }
 
-/// The processor of an encoder that reads an image in tiles, or at two sizes; `None` of any other.
-fn of_squares(dir: &Path, spec: &EncoderSpec) -> Result<Option<Arc<dyn Preprocess>>, ModelError> {
-    Ok(match spec.extras.tiling {
-        Some(TilingSpec::AnyResolution { .. }) => {
-            Some(Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?))
-        }
+fn seq2seq_limits(spec: &ModelSpec) -> Seq2SeqLimits {
+    Seq2SeqLimits {
+        modality: spec.encoder.as_ref().map_or(Modality::Text, |encoder| encoder.modality),
+        vocab: spec.decoder.vocab,
+        max_context: spec.decoder.max_context,
+    }
+}
+
+/// The processor of an encoder that reads tiles of an image; `None` for another.
+fn tiled(dir: &Path, spec: &EncoderSpec) -> Result<Option<Arc<dyn Preprocess>>, ModelError> {
+    Ok(Some(match spec.extras.tiling {
+        Some(TilingSpec::AnyResolution { .. }) => Arc::new(AnyResolutionProcessor::from_dir(dir, spec)?),
         Some(TilingSpec::AspectRatio | TilingSpec::AspectRatioWithin { .. }) => {
-            Some(Arc::new(AspectRatioProcessor::from_dir(dir, spec)?))
+            Arc::new(AspectRatioProcessor::from_dir(dir, spec)?)
         }
-        Some(TilingSpec::PanAndScan) => Some(Arc::new(PanAndScanProcessor::from_dir(dir, spec)?)),
-        Some(TilingSpec::Split) => Some(Arc::new(SplitProcessor::from_dir(dir, spec)?)),
-        Some(TilingSpec::Views) => Some(Arc::new(ViewsProcessor::from_dir(dir, spec)?)),
-        Some(TilingSpec::SlidingWindows) => SlidingWindowsProcessor::new(spec).map(|own| Arc::new(own) as _),
-        None => TwoSizesProcessor::new(spec).map(|own| Arc::new(own) as _),
-    })
+        Some(TilingSpec::PanAndScan) => Arc::new(PanAndScanProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::Split) => Arc::new(SplitProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::Views) => Arc::new(ViewsProcessor::from_dir(dir, spec)?),
+        Some(TilingSpec::SlidingWindows) | None => return Ok(None),
+    }))
 }
 
 /// The processor of an encoder that reads a canvas. Canvases of a fixed size are checked here, so that a processor and an

@@ -211,6 +211,9 @@ mod tests {
         assert_eq!(mixed.max_tokens(2, 16, 5000), 0);
         assert_eq!(KvCacheGroups::FULL.max_tokens(7, 16, 5000), 224);
         assert_eq!(mixed.without_windows().n_blocks(1600, 16), 150);
+        // Gemma 3 (4B) that decodes at 32768 tokens: a sixth of the blocks.
+        let gemma = groups(&[0, 1024, 1024, 1024, 1024, 1024, 1024]);
+        assert_eq!((gemma.n_blocks(32768, 1), gemma.without_windows().n_blocks(32768, 1)), (1222, 7168));
         assert!(mixed.has_windows() && !mixed.without_windows().has_windows());
         assert_eq!((KvCacheGroups::of(&[]), KvCacheGroups::of(&[None; MAX_KV_GROUPS + 1])), (None, None));
     }

@@ -28,6 +28,7 @@ fn sections(paper: &SimulatedPaper) -> Vec<Section> {
     let list = |items: &[String]| items.iter().map(|item| format!("- {item}")).collect::<Vec<_>>().join("\n");
     let hosts: Vec<String> = paper.read.curves.iter().flatten().map(|c| c.measured.host.clone()).collect();
     let mut hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    hosts.sort_unstable();
     hosts.dedup();
     let figures = Section {
         heading: content.title.clone(),

@@ -104,7 +104,7 @@ impl<'a> StoredSweep<'a> {
 
     /// Curves of workers with as many cores as each worker of the topology had.
     fn curves<'b>(&self, inputs: &'b PlanInputs) -> Option<&'b Arc<CostCurves>> {
-        let threads = self.n_cores() / self.topology.kinds().len().max(1);
+        let threads = (self.n_cores() / self.topology.kinds().len().max(1)).max(1);
         inputs.curves.iter().find(|c| c.threads == threads)
     }
 

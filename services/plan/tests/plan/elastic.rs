@@ -1,6 +1,6 @@
 //! Elastic roles in the simulator: the router's own choices.
 
-use crate::made::{FAST, Load, SLOW, image, one, pool};
+use crate::made::{FAST, Load, Prices, SLOW, image, one, pool};
 use std::time::Duration;
 use triptych_bench::outcome::{End, Outcome};
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole, PoolSpec};
@@ -9,7 +9,7 @@ use triptych_proxy::Roles;
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// PD workers with encoders, one item in a batch.
-fn both(workers: usize, prices: crate::made::Prices) -> PoolSpec {
+fn both(workers: usize, prices: Prices) -> PoolSpec {
     let mut encoder = EncoderSpec::default();
     encoder.batch.max_items = 1;
     let role = PoolRole::Both { pd: PdSpec::default(), encoder, encoder_budget: EncoderBudget::Automatic };
@@ -56,10 +56,12 @@ fn a_single_image_is_encoded_where_it_is_read() {
 
 #[test]
 fn a_burst_at_an_encoder_worker_spills_to_a_pd_worker_that_holds_encoders() {
+    // Prompts are read in a tenth of the time that their images take to encode.
+    let prices = Prices { prefill_token: 100.0, ..SLOW };
     let of = |roles| {
         let mut encoder = EncoderSpec::default();
         encoder.batch.max_items = 1;
-        let pools = vec![pool("encoder", 1, PoolRole::Encoder(encoder), SLOW), both(1, SLOW)];
+        let pools = vec![pool("encoder", 1, PoolRole::Encoder(encoder), prices), both(1, prices)];
         let burst = (0..8).map(|i| one(i, 0, 5, vec![image(i, 400)]));
         let run = simulate(&cluster(pools, roles), burst, 1).unwrap();
         (mean_ttft(&run), run.pools[1].n_encoded)

@@ -1,13 +1,20 @@
 //! Cells of a map: who is ahead where it can be told beforehand.
 
 use std::sync::Arc;
+use std::time::Duration;
 use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::maps::{Map, MapAxes, MapSettings};
 use triptych_plan::planner::WorkerSettings;
 
 fn settings(costs: Costs) -> MapSettings {
     let worker = WorkerSettings { batch_tokens: 1024, ..WorkerSettings::default() };
-    MapSettings { curves: Arc::new(curves_of(&costs)), worker, size: "448x448".into(), output: 8 }
+    MapSettings {
+        curves: Arc::new(curves_of(&costs)),
+        worker,
+        size: "448x448".into(),
+        output: 8,
+        span: Duration::from_secs(8),
+    }
 }
 
 #[test]

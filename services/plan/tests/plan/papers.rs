@@ -70,13 +70,16 @@ fn a_page_has_each_figure_beside_its_simulation() {
     }
 }
 
+/// A change of a paper's file.
+type Change = fn(&mut serde_json::Value);
+
 #[test]
 fn wrong_files_are_refused_by_what_is_wrong() {
     let dir = tempfile::tempdir().expect("a folder");
-    let refused = |change: fn(&mut serde_json::Value)| {
+    let refused = |change: Change| {
         ReadPaper::read(&made(dir.path(), change)).expect_err("a bad file").to_string()
     };
-    let cases: [(fn(&mut serde_json::Value), &str); 8] = [
+    let cases: [(Change, &str); 8] = [
         (|p| p["clusters"] = serde_json::json!([]), "fewer than two"),
         (|p| p["rates"] = serde_json::json!([2.0, 1.0]), "do not ascend"),
         (|p| p["n_requests"] = 0.into(), "n_requests is 0"),

@@ -28,10 +28,6 @@ const PRESSURE_US: f64 = 20_000.0;
 /// As full as a cache is taken to be at most, so that full ones can still be compared.
 const FULL: f64 = 0.99;
 
-/// A microsecond that running requests lose weighs as much as this part of one of the request that is routed: of their time
-/// per token a delay is a small part, of a time to first token the whole.
-const DELAY_PARTS: u64 = 4;
-
 /// The reason for which a worker was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -108,13 +104,13 @@ impl EncoderLoad<'_> {
         self.queued_us.saturating_add(self.cost_us)
     }
 
-    /// The same on the cores of an engine, which takes half of them while it has work, and the delay of the requests that run
-    /// there.
+    /// The same on the cores of an engine, which takes half of them while it has work, and the delay of all requests that run
+    /// there: a microsecond of theirs weighs as much as one of the item's.
     pub fn total_us(&self) -> u64 {
         let alone = self.completion_us();
         let Some(engine) = self.engine else { return alone };
         let taken = if engine.running > 0 { alone } else { alone.min(engine.waiting_us) };
-        let delay = engine.running.saturating_mul(self.cost_us) / DELAY_PARTS;
+        let delay = engine.running.saturating_mul(self.cost_us);
         alone.saturating_add(taken).saturating_add(delay)
     }
 }

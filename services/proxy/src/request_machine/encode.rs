@@ -55,7 +55,7 @@ enum Stage {
     /// The end is predicted.
     Admitting,
     /// Workers are asked.
-    Attempting(Attempts),
+    Attempting(Box<Attempts>),
     /// It has ended.
     Ended,
 }
@@ -288,7 +288,7 @@ impl InFlightEncode {
         let lease = self.lease.filter(|_| self.n_lost_leases < MAX_LOST_LEASES);
         let fence = lease.map_or(0, |lease| lease.token);
         let (attempts, choose) = Attempts::new(self.policy, fence, self.deadline, around.now);
-        self.stage = Stage::Attempting(attempts);
+        self.stage = Stage::Attempting(Box::new(attempts));
         actions.push(choose);
     }
 

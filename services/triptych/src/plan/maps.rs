@@ -5,6 +5,7 @@ use crate::error::CliError;
 use clap::Args;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use triptych_bench::slo::Slo;
 use triptych_plan::maps::{Map, MapAxes, MapSettings, draw};
 use triptych_plan::planner::WorkerSettings;
@@ -49,6 +50,9 @@ pub struct MapArgs {
     /// Output tokens of an encoder batch
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_tokens: u32,
+    /// Seconds of each simulated run: a short one takes requests that are under way at its end for a backlog
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=3600))]
+    pub seconds: u32,
     /// Folder for `map.json` and `map.svg`. Cells that `map.json` has already are not made again: one that was interrupted
     /// goes on
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -78,6 +82,7 @@ pub fn run(args: &MapArgs) -> Result<(), CliError> {
         },
         size: args.size.clone(),
         output: args.output_tokens,
+        span: Duration::from_secs(u64::from(args.seconds)),
     };
     let axes = MapAxes {
         workers: args.workers.iter().copied().map(size).collect(),

@@ -36,10 +36,10 @@ fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_the_margin() 
         (0, 0, 0, 0),
         (COST_US / 4, 0, 0, 0),
         (COST_US / 4 + 1, 0, 0, 1),
-        // Running requests take half of the cores, and a quarter of their delay counts.
-        (COST_US, 0, 1, 0),
-        (2 * COST_US, 0, 1, 1),
-        (3 * COST_US, 0, 8, 0),
+        // Running requests take half of the cores, and each is delayed by the item.
+        (2 * COST_US, 0, 1, 0),
+        (3 * COST_US, 0, 1, 1),
+        (9 * COST_US, 0, 8, 0),
         (2 * COST_US, 2 * COST_US, 0, 0),
     ] {
         let loads = [encoder(&ids[0], queued), pd(&ids[1], beside, running)];
