@@ -74,7 +74,7 @@ PROMPTS = ((), ("40x48",), ("52x75",), ("24x60",), ("40x48", "48x30"), ("8x48", 
 SMALL_PROMPTS = ((), ("30x36",), ("40x56",), ("20x48",), ("30x170",), ("6x36", "20x48"))
 SHAPES = [
     Shape("step3_dense_first", text(48, 4, 16, 24, 3, 72, 5, 2, 12, 20, "1,2"), vision(32, 2, 2, 48, 12, 13, 4), torch.float32,
-          9604, PROMPTS),
+          9604, PROMPTS, many_rows=1),
     # Weights of a token's experts add up to one; the last layer is dense; biases behind the convolutions.
     Shape("step3_renormalised", text(60, 3, 20, 40, 3, 88, 4, 3, 16, 12, "0, 1", norm_expert_weight=True),
           vision(32, 4, 2, 48, 10, 26, 2), torch.bfloat16, 9700, PROMPTS, True),

@@ -119,15 +119,8 @@ pub(super) fn units<'a>(
             let unit = |v| EncodeUnit::plain(item, grid_rows, grid, UnitValues::Floats(v));
             Ok(patches.chunks_exact(of_tile.max(1)).map(unit).collect())
         }
-        (
-            StemSpec::Sam(_) | StemSpec::SquareViews(_),
-            Features::Views { patches, sides, rows },
-            Extent::Grid { .. },
-        ) => {
-            let units = view_units(&spec.stem, item, (patches, sides))?;
-            let n_rows = units.iter().filter_map(|unit| spec.image_tokens(unit.patches)).sum();
-            check_rows(spec, [n_rows, input.n_tokens as usize], rows)?;
-            Ok(units)
+        (StemSpec::Sam(_) | StemSpec::SquareViews(_), Features::Views { patches, sides, rows }, _) => {
+            checked_views(spec, (item, input), (patches, sides, rows))
         }
         (stem, Features::Patches(values), &Extent::Grid { t: 1, h, w }) => {
             let patches = [h as usize, w as usize];
@@ -268,6 +261,18 @@ fn check_rows(
         true => Ok(()),
         false => Err(shape("rows of tiles", vec![n_known, n_tokens], vec![rows.n_rows()])),
     }
+}
+
+/// The units of an image in views, whose output rows are as many as the item's.
+fn checked_views<'a>(
+    spec: &EncoderSpec,
+    (item, input): (usize, &EncoderInput),
+    (patches, sides, rows): (&'a [f32], &[u32], &TileRows),
+) -> Result<Vec<EncodeUnit<'a>>, KernelError> {
+    let units = view_units(&spec.stem, item, (patches, sides))?;
+    let n_rows = units.iter().filter_map(|unit| spec.image_tokens(unit.patches)).sum();
+    check_rows(spec, [n_rows, input.n_tokens as usize], rows)?;
+    Ok(units)
 }
 
 /// The units of an image in views, each of so many patches a side.

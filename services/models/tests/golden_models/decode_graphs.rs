@@ -11,7 +11,7 @@ use triptych_models::decoder::{DecodeGraphConfig, Decoder, DecoderInfo, StepInpu
 use triptych_models::sampling::Choices;
 
 /// A decoder of every kind of positions, heads, windows and cross-attention.
-const CASES: [&str; 21] = [
+const CASES: [&str; 22] = [
     "bart_odd_heads",
     "marian_en_de",
     "flan_t5",
@@ -20,6 +20,7 @@ const CASES: [&str; 21] = [
     "moonshine_narrow_rope_bf16",
     "trocr_vit",
     "vit_gpt2",
+    "vit_bert",
     "qwen2_vl_odd_heads",
     "qwen2_5_vl_window56",
     "qwen3_vl_wide_heads",

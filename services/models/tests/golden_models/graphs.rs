@@ -18,7 +18,7 @@ use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::spec::StemSpec;
 
 /// A model of every kind of encoder that is captured.
-const CASES: [(&str, Modality); 28] = [
+const CASES: [(&str, Modality); 30] = [
     ("whisper_en_odd_heads", Modality::Audio),
     ("moonshine_small_f32", Modality::Audio),
     ("moonshine_narrow_rope_bf16", Modality::Audio),
@@ -40,6 +40,7 @@ const CASES: [(&str, Modality); 28] = [
     ("trocr_vit", Modality::Image),
     ("trocr_beit", Modality::Image),
     ("vit_gpt2", Modality::Image),
+    ("registers_larger", Modality::Image),
     ("donut_odd_padded", Modality::Image),
     ("mllama_small_f32", Modality::Image),
     ("cogagent_chat", Modality::Image),
@@ -47,6 +48,7 @@ const CASES: [(&str, Modality); 28] = [
     ("florence_three_stages", Modality::Image),
     ("bart_odd_heads", Modality::Text),
     ("t5_odd_heads", Modality::Text),
+    ("roberta2roberta_projected", Modality::Text),
 ];
 
 /// Numbers of a seed.
