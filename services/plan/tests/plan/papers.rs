@@ -76,9 +76,8 @@ type Change = fn(&mut serde_json::Value);
 #[test]
 fn wrong_files_are_refused_by_what_is_wrong() {
     let dir = tempfile::tempdir().expect("a folder");
-    let refused = |change: Change| {
-        ReadPaper::read(&made(dir.path(), change)).expect_err("a bad file").to_string()
-    };
+    let refused =
+        |change: Change| ReadPaper::read(&made(dir.path(), change)).expect_err("a bad file").to_string();
     let cases: [(Change, &str); 8] = [
         (|p| p["clusters"] = serde_json::json!([]), "fewer than two"),
         (|p| p["rates"] = serde_json::json!([2.0, 1.0]), "do not ascend"),
