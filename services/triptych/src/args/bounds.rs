@@ -143,7 +143,7 @@ mod tests {
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template", "--roles", "fixed"];
+        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template", "--roles", "auto"];
         let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
         let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
-        assert_eq!((set.encodes().attempt_time, set.roles), (Duration::from_secs(8), Roles::Fixed));
+        assert_eq!((set.encodes().attempt_time, set.roles), (Duration::from_secs(8), Roles::Auto));
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);
         for wrong in [["--max-n", "17"], ["--max-beams", "0"], ["--max-head-kib", "7"], ["--roles", "x"]] {
