@@ -18,7 +18,7 @@ pub const LEFT_BEHIND: usize = 64;
 /// Times a job is begun anew under a newer lease; after that it is sent without one.
 pub const MAX_LOST_LEASES: u32 = 2;
 /// Times one item is encoded again because a PD worker did not find it.
-pub const RENEWALS_PER_ITEM: u32 = 2;
+pub const RENEWALS_PER_ITEM: u32 = 4;
 /// The longest wait of a complete answer for reports on items that were read already.
 pub const LAST_REPORTS: Duration = Duration::from_millis(250);
 
@@ -90,6 +90,15 @@ impl EncodePolicy {
 /// The pause after an attempt.
 pub fn backoff(attempt: u32) -> Duration {
     Duration::from_millis(50 << attempt.saturating_sub(1).min(4))
+}
+
+/// The pause before a request is sent after an item was encoded for it for the `n`-th time: a store that went
+/// away, and lost what it had, is given time to come back.
+pub fn renewal_pause(n: u32) -> Duration {
+    match n {
+        0 | 1 => Duration::ZERO,
+        _ => Duration::from_millis(500 << (n - 2).min(3)),
+    }
 }
 
 /// Time of a lease, of what its job usually takes.

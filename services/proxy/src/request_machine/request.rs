@@ -14,7 +14,7 @@ use super::event::{BrokenCall, RequestEvent};
 use super::failures::{broken_off, out_of_time, quarantined};
 use super::policy::{
     ATTEMPTS, IDLE_WAIT, LAST_REPORTS, RENEWALS_PER_ITEM, SETTLE_PAUSE, TRIAL_PAUSE, WORKER_WAIT, backoff,
-    item_patience,
+    item_patience, renewal_pause,
 };
 use super::surroundings::RequestSurroundings;
 use std::time::Instant;
@@ -306,9 +306,23 @@ impl RequestMachine {
     ) {
         match self.phase {
             Phase::Supplying => self.forward_if_supplied(around, actions),
-            Phase::Renewing(renewed) if renewed == idx.0 as usize => self.choose(around, actions),
+            Phase::Renewing(renewed) if renewed == idx.0 as usize => self.renewed(renewed, around, actions),
             Phase::Settling { .. } => self.finish_if_settled(actions),
             _ => {}
+        }
+    }
+
+    /// An item was encoded again: the request is sent, after a pause if that has happened before.
+    fn renewed(
+        &mut self,
+        item: usize,
+        around: &mut RequestSurroundings<'_>,
+        actions: &mut Vec<RequestAction>,
+    ) {
+        let pause = renewal_pause(self.items.get(item).map_or(0, |item| item.n_renewals));
+        match pause.is_zero() {
+            true => self.choose(around, actions),
+            false => self.phase = Phase::BackingOff { until: around.now + pause },
         }
     }
 
