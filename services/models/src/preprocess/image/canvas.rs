@@ -118,6 +118,28 @@ pub(super) fn patches(
     values
 }
 
+/// The same of values `[height, width, 3]` of 0 to 255, which fill the grid.
+pub(super) fn value_patches(
+    values: &[f32],
+    settings: &CanvasSettings,
+    grid: [usize; 2],
+    side: usize,
+) -> Vec<f32> {
+    let width = grid[1] * side;
+    let mut patches = Vec::with_capacity(values.len());
+    for (top, left) in (0..grid[0]).flat_map(|y| (0..grid[1]).map(move |x| (y * side, x * side))) {
+        for channel in 0..3 {
+            let (mean, std) = (settings.mean[channel], settings.std[channel]);
+            for y in top..top + side {
+                let first = (y * width + left) * 3 + channel;
+                let row = values.get(first..).unwrap_or_default().iter().step_by(3).take(side);
+                patches.extend(row.map(|value| (value * settings.rescale - mean) / std));
+            }
+        }
+    }
+    patches
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -45,6 +45,43 @@ pub(in crate::preprocess) fn resample(
     if image.size.height == target.height { image } else { down(&image, target.height, kernel) }
 }
 
+/// Values of the image at another size, `[height, width, 3]`, 0 to 255 and not rounded, as of processors that resize values. No
+/// pass is left out; one that keeps its length changes nothing.
+///
+/// `target` has pixels. O(pixels · weights of a window).
+pub(super) fn resample_values(image: &RgbPixels, target: ImageSize, filter: ResizeFilter) -> Vec<f32> {
+    let Some(kernel) = Kernel::of(filter).filter(|_| image.size != target) else {
+        let same = if image.size == target { image.clone() } else { nearest(image, target) };
+        return same.rgb.into_iter().map(f32::from).collect();
+    };
+    let ImageSize { width, height } = image.size;
+    let across = Side { from: width, to: target.width, kernel };
+    let windows: Vec<(usize, Vec<f64>)> = (0..target.width).map(|x| across.weights(x)).collect();
+    let mut wide = Vec::with_capacity(height as usize * windows.len() * 3);
+    for row in image.rgb.chunks(width as usize * 3) {
+        for (first, weights) in &windows {
+            wide.extend((0..3).map(|channel| {
+                let values = row[first * 3 + channel..].iter().step_by(3);
+                values.zip(weights).map(|(value, weight)| f64::from(*value) * weight).sum::<f64>() as f32
+            }));
+        }
+    }
+    let down = Side { from: height, to: target.height, kernel };
+    let stride = windows.len() * 3;
+    let mut out = Vec::with_capacity(target.height as usize * stride);
+    for y in 0..target.height {
+        let (first, weights) = down.weights(y);
+        let mut sums = vec![0.0; stride];
+        for (row, weight) in wide[first * stride..].chunks(stride).zip(&weights) {
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum += f64::from(*value) * weight;
+            }
+        }
+        out.extend(sums.into_iter().map(|sum| sum as f32));
+    }
+    out
+}
+
 /// A square grid of rows `[from · from, width]` at another size, `[to · to, width]`: the bicubic filter in f32, which torch's
 /// `interpolate` with `antialias` has too.
 pub(crate) fn resample_grid(rows: &[f32], [from, to]: [usize; 2], width: usize) -> Vec<f32> {

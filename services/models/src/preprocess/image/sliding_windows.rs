@@ -3,12 +3,13 @@
 //! Decode, upright, RGB → of a large or long image: its sides to multiples of a window, whatever its own shape, its windows line by
 //! line; then the image as a larger square → CLIP's colours. After `Step3VLImageProcessor` of vLLM 0.32
 //! (<https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/transformers_utils/processors/step3_vl.py>), which is that of
-//! <https://huggingface.co/stepfun-ai/step3>. No file of a model directory has its settings. It resizes normalised values, here
-//! bytes are: values differ by half of a step of 255.
+//! <https://huggingface.co/stepfun-ai/step3>. No file of a model directory has its settings. Views are resized in
+//! values, not in bytes.
 
 use super::canvas::{self, CanvasSettings, CanvasStep};
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
+use super::resample::resample_values;
 use super::settings::ResizeFilter;
 use crate::error::ItemError;
 use crate::preprocess::{EncoderInput, Features, Preprocess, TileRows, admit, check_options, contained};
@@ -60,6 +61,13 @@ impl SlidingWindowsProcessor {
         self.sides.map(|side| side * self.patch)
     }
 
+    /// Patches of a view that is made a square of so many patches on a side.
+    fn patches(&self, view: &RgbPixels, side: u32) -> Vec<f32> {
+        let size = ImageSize { width: side * self.patch, height: side * self.patch };
+        let values = resample_values(view, size, self.settings.filter);
+        canvas::value_patches(&values, &self.settings, [side as usize; 2], self.patch as usize)
+    }
+
     fn resized(
         &self,
         image: RgbPixels,
@@ -90,7 +98,7 @@ impl SlidingWindowsProcessor {
         self.resized(image, size, limits)
     }
 
-    /// Windows of an image, and their number down and across; `[0, 0]` if it has none.
+    /// Windows of an image, squares of any size, and their number down and across; `[0, 0]` if it has none.
     fn windows(&self, image: &RgbPixels, limits: &Limits) -> Result<(Vec<RgbPixels>, [u32; 2]), ItemError> {
         let Some(side) = self.window(image.size) else { return Ok((Vec::new(), [0, 0])) };
         let lengths = [image.size.width, image.size.height].map(|n| whole_windows(n, side));
@@ -105,12 +113,9 @@ impl SlidingWindowsProcessor {
         let resized = self.resized(image.clone(), lengths, limits)?;
         let window = ImageSize { width: side, height: side };
         let corners = (0..down).flat_map(|y| (0..across).map(move |x| [x, y]));
-        let [own, _] = self.pixels();
-        let cut = |corner: [u32; 2]| {
-            let window = canvas::cut(&resized, window, corner.map(|n| i64::from(n) * i64::from(side)));
-            self.resized(window, [own; 2], limits)
-        };
-        Ok((corners.map(cut).collect::<Result<_, _>>()?, [down, across]))
+        let cut =
+            |corner: [u32; 2]| canvas::cut(&resized, window, corner.map(|n| i64::from(n) * i64::from(side)));
+        Ok((corners.map(cut).collect(), [down, across]))
     }
 
     /// Pixels on a side of a window of an image of this size; `None` if it has none.
@@ -156,13 +161,12 @@ impl Preprocess for SlidingWindowsProcessor {
         let image = self.bounded(contained(modality, || decode::decode(bytes, limits))?, limits)?;
         let (mut views, arrangement) = self.windows(&image, limits)?;
         let n_windows = views.len() as u32;
-        let [side, whole] = self.pixels();
-        views.push(self.resized(image, [whole; 2], limits)?);
-        let sides: Vec<u32> = views.iter().map(|view| view.size.width / self.patch).collect();
-        let patches = views.iter().zip(&sides).flat_map(|(view, side)| {
-            canvas::patches(view, &self.settings, [*side as usize; 2], self.patch as usize)
-        });
-        let patches = patches.collect();
+        let [side, _] = self.pixels();
+        let [of_window, of_whole] = self.sides;
+        let mut sides = vec![of_window; views.len()];
+        views.push(image);
+        sides.push(of_whole);
+        let patches = views.iter().zip(&sides).flat_map(|(view, side)| self.patches(view, *side)).collect();
         let n_tokens = n_windows * self.n_rows[0] + self.n_rows[1];
         let [h, w] = arrangement.map(|n| n.max(1) * (side / self.patch));
         Ok(EncoderInput {
@@ -196,7 +200,7 @@ mod tests {
             let (windows, arrangement) = own.windows(&image, &limits).expect("windows");
             assert_eq!(arrangement, expect, "{width}x{height}");
             assert_eq!(windows.len() as u32, expect[0] * expect[1]);
-            assert!(windows.iter().all(|window| window.size == ImageSize { width: 504, height: 504 }));
+            assert!(windows.iter().all(|window| window.size.width == window.size.height));
         };
         check(500, 400, [0, 0]);
         check(727, 727, [0, 0]);

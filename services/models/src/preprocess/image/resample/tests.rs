@@ -84,3 +84,20 @@ fn weights_of_a_window_sum_up_to_one_and_stay_below_two() {
         }
     }
 }
+
+#[test]
+fn values_are_bytes_before_they_are_rounded() {
+    for (size, target) in [((37, 20), (11, 50)), ((5, 5), (5, 9)), ((1, 3), (4, 1)), ((8, 6), (8, 6))] {
+        let [size, target] = [size, target].map(|(width, height)| ImageSize { width, height });
+        let image = noise(size);
+        let values = resample_values(&image, target, ResizeFilter::Bilinear);
+        let bytes = resample(image, target, ResizeFilter::Bilinear).rgb;
+        assert_eq!(values.len(), bytes.len());
+        for (value, byte) in values.iter().zip(&bytes) {
+            // Each of two passes rounds by half a step.
+            assert!((value - f32::from(*byte)).abs() <= 1.01, "{size:?} {target:?}: {value} {byte}");
+        }
+        let is_rounded = values.iter().all(|value| value.fract() == 0.0);
+        assert_eq!(is_rounded, size == target);
+    }
+}
