@@ -182,6 +182,8 @@ fn inputs_and_numbers_of_rows_are_the_references() {
         let loaded = load(name);
         let tolerance = match loaded.modality() {
             Modality::Audio => MEL_TOLERANCE,
+            // Its processor resizes values, and so do we.
+            _ if name.starts_with("step3") => 1e-5,
             _ => PIXEL_TOLERANCE,
         };
         for (item, input) in &loaded.items {
