@@ -18,7 +18,8 @@ fn with_prefix(case: &Case, request: &Request) -> (Request, Vec<u32>) {
 
 #[test]
 fn a_prefix_that_is_found_again_changes_no_completion() {
-    for case in &cases() {
+    let (all, mut n_found) = (cases(), 0);
+    for case in &all {
         let plain: Vec<&Request> = case.requests.iter().filter(|r| r.is_plain()).collect();
         assert!(!plain.is_empty(), "{} has no request without forced tokens", case.name);
         let mut bench = Bench::new(case, EngineConfig { prefix_cache: PrefixCache::On, ..roomy() });
@@ -31,10 +32,14 @@ fn a_prefix_that_is_found_again_changes_no_completion() {
                 let tokens = bench.alone(case.arrival(&request, id, params.clone()));
                 assert_eq!(tokens, expected, "{} turn {turn}", case.name);
                 let n_cached = bench.seen[&id].finished().n_cached;
-                assert!(turn == 0 || n_cached >= 32, "{} turn {turn}: {n_cached} cached", case.name);
+                // A short context may have no room for a block of prompt and as much behind it.
+                let is_found = n_cached >= 32 || request.prompt.len() <= 32;
+                assert!(turn == 0 || is_found, "{} turn {turn}: {n_cached} cached", case.name);
+                n_found += usize::from(n_cached >= 32);
             }
         }
     }
+    assert!(n_found > 2 * all.len(), "{n_found} times in {} cases", all.len());
 }
 
 #[test]
