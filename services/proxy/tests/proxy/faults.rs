@@ -144,7 +144,7 @@ async fn an_item_that_is_never_found_ends_the_request_with_its_name() {
     let status = ask(&cluster.proxy, question(&[IMAGE])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.metadata().get("triptych-param").unwrap(), "items[0]");
-    assert_eq!((cluster.encoder.jobs().len(), cluster.pd.requests().len()), (3, 3));
+    assert_eq!((cluster.encoder.jobs().len(), cluster.pd.requests().len()), (5, 5));
     cluster.pd.script([]);
 }
 
