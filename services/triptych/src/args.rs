@@ -1,6 +1,8 @@
 //! Flags that several commands share, and the same flags written down again for child processes.
 //!
 //! Every flag of a role can also come from a `TRIPTYCH_*` variable; a flag wins over its variable.
+//!
+//! One file over 600 lines: a group of flags stands beside the words of its values and its way to a child.
 
 pub mod api;
 pub mod auth;
