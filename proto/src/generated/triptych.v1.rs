@@ -2151,6 +2151,9 @@ pub struct EncodeCost {
     /// p95 of measured over predicted time.
     #[prost(double, tag = "6")]
     pub p95_ratio: f64,
+    /// The tower; 0: the only one, or the first.
+    #[prost(uint32, tag = "7")]
+    pub tower: u32,
 }
 /// A model as one worker serves it.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2211,6 +2214,12 @@ pub mod worker_model {
         /// It reads text together with the item.
         #[prost(bool, tag = "3")]
         pub takes_prompt: bool,
+        /// Its number among the towers that read the same item, up to 7; 0: the only one, or the first.
+        #[prost(uint32, tag = "4")]
+        pub tower: u32,
+        /// Name of the tower; empty: there are no others.
+        #[prost(string, tag = "5")]
+        pub tower_name: ::prost::alloc::string::String,
     }
     /// Encoders of other workers, whichever they are.
     #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2264,6 +2273,9 @@ pub struct EncodeRequest {
     /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
     #[prost(bool, tag = "10")]
     pub item_is_embeddings: bool,
+    /// The tower that is to read the item; 0: the only one, or the first.
+    #[prost(uint32, tag = "11")]
+    pub tower: u32,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2323,7 +2335,7 @@ pub struct PdGenerateRequest {
     /// The prompt.
     #[prost(message, optional, tag = "3")]
     pub prompt: ::core::option::Option<Prompt>,
-    /// The encoder outputs; parts refer to them by index.
+    /// The encoder outputs, of each item one for each tower of the model, in their order; parts refer to items by index.
     #[prost(message, repeated, tag = "4")]
     pub items: ::prost::alloc::vec::Vec<EncodedItem>,
     /// Sampling parameters.

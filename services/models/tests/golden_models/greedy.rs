@@ -198,7 +198,7 @@ fn admit<'a>(
             starts_at,
             state_slot: (sequences.len() - 1 - i) as u32,
             whole_items: info.mutual_items,
-            embed_width: s.hidden * info.row_parts.get(),
+            embed_width: info.embedded_hidden,
         });
     }
     running
