@@ -189,7 +189,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::from(Modality::Image).into(),
         fingerprint: reference::fingerprint().as_bytes().to_vec().into(),
-        takes_prompt: false,
+        ..v1::worker_model::Encoder::default()
     };
     let model = v1::WorkerModel {
         name: MODEL.into(),

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
+use triptych_core::{EncoderId, Failure, FailureClass, ItemOptions, Modality};
 use triptych_models::error::ItemError;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 use triptych_runtime::watchdog::Watchdog;
@@ -96,7 +96,12 @@ impl PreprocessPool {
     ///
     /// # Errors
     /// Overloaded when all permits are taken, with the predicted time of half the queue as retry-after.
-    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> Result<Arc<JobPermit>, Failure> {
+    pub fn admit(
+        &self,
+        model: &str,
+        encoder: impl Into<EncoderId>,
+        bytes: usize,
+    ) -> Result<Arc<JobPermit>, Failure> {
         let full = |_| {
             let message = format!("the encoder has {} jobs already, its limit", self.max_jobs);
             let pause = (self.load.queued() / 2).clamp(RETRY_AFTER.0, RETRY_AFTER.1);
@@ -104,7 +109,7 @@ impl PreprocessPool {
         };
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
-        let load = self.load.admit(model, modality, bytes);
+        let load = self.load.admit(model, encoder, bytes);
         Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
     }
 

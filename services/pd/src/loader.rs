@@ -18,7 +18,7 @@ use std::time::SystemTime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::prompt::{ChatFormat, ToolSyntax};
-use triptych_core::{Fingerprint, Modality, ModelName, RowTypes};
+use triptych_core::{EncoderId, Fingerprint, ModelName, RowTypes};
 use triptych_engine::constraint::Constraints;
 use triptych_engine::{Engine, Pipelining, RowRetention, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
@@ -54,7 +54,7 @@ struct LoadedWeights {
     compute: Compute,
     decoder: Box<dyn Decoder>,
     /// Fingerprints of the encoders whose outputs it takes.
-    encoders: BTreeMap<Modality, Fingerprint>,
+    encoders: BTreeMap<EncoderId, Fingerprint>,
 }
 
 /// A model with an engine, before its thread is started.
@@ -64,7 +64,7 @@ pub struct LoadedDecoder {
     engine: Engine,
     /// Width of the logits.
     vocab: usize,
-    encoders: BTreeMap<Modality, Fingerprint>,
+    encoders: BTreeMap<EncoderId, Fingerprint>,
     /// Its adapters by name.
     adapters: Vec<(String, ServedAdapter)>,
     /// Layers of its encoder that adapters may have a part for.
@@ -225,8 +225,8 @@ impl DecoderLoader {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
-        let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
+        let fingerprint = |(id, _)| Ok((id, model.fingerprint_in(id, dtype, self.precision)?));
+        let encoders = model.encoders().map(fingerprint).collect::<Result<_, ModelError>>()?;
         let decoder = compute.load_decoder(&model)?;
         Ok(LoadedWeights { source: source.clone(), model, compute, decoder, encoders })
     }
@@ -311,6 +311,7 @@ impl LoadedDecoder {
             driver: Driver::spawn(model.name().as_str(), setup, died)?,
             meters,
             encoders,
+            tower_names: model.towers().map(|(_, name)| name).collect(),
             encoder_takes_prompt: model.preprocess().takes_prompt(),
             max_context: model.max_context(),
             created: SystemTime::now(),

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{Failure, FailureClass, Fingerprint, Modality};
+use triptych_core::{EncoderId, Failure, FailureClass, Fingerprint};
 use triptych_models::ModelSource;
 use triptych_models::lora::EncoderModules;
 use triptych_models::prompt::PromptBuilder;
@@ -46,7 +46,9 @@ pub struct ServedDecoder {
     /// Metrics.
     pub meters: PdMeters,
     /// Fingerprints of the encoders whose outputs it takes.
-    pub encoders: BTreeMap<Modality, Fingerprint>,
+    pub encoders: BTreeMap<EncoderId, Fingerprint>,
+    /// Names of the towers that read an item; one without a name where there are no others.
+    pub tower_names: Vec<&'static str>,
     /// True if its encoder reads text together with an item.
     pub encoder_takes_prompt: bool,
     /// Most tokens of the context.

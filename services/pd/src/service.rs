@@ -22,7 +22,9 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId};
+use triptych_core::{
+    EncodedItem, EncoderId, Extent, Failure, FailureClass, Fingerprint, RequestId, TenantId, TowerIdx,
+};
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_models::prompt::{OutputKind, PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
@@ -130,15 +132,17 @@ impl PdWorkerState {
     fn describe(&self) -> v1::DescribeResponse {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let encoder =
-            |m: &ServedDecoder, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
-                modality: v1::Modality::from(*modality).into(),
+            |m: &ServedDecoder, id: &EncoderId, fingerprint: &Fingerprint| v1::worker_model::Encoder {
+                modality: v1::Modality::from(id.modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.encoder_takes_prompt,
+                tower: id.tower.0.into(),
+                tower_name: m.tower_names.get(usize::from(id.tower.0)).copied().unwrap_or_default().into(),
             };
         let base = |(name, m): (&String, &Arc<ServedDecoder>)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
+            encoders: m.encoders.iter().map(|(id, f)| encoder(m, id, f)).collect(),
             max_context: count(m.max_context),
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
@@ -153,11 +157,7 @@ impl PdWorkerState {
         let of_adapter = |m: &ServedDecoder, (name, of): (String, ServedAdapter), base: &v1::WorkerModel| {
             v1::WorkerModel {
                 name,
-                encoders: of
-                    .encoders(&m.encoders)
-                    .iter()
-                    .map(|(modality, f)| encoder(m, modality, f))
-                    .collect(),
+                encoders: of.encoders(&m.encoders).iter().map(|(id, f)| encoder(m, id, f)).collect(),
                 adapts_encoder: of.encoder_part.is_some(),
                 parent: base.name.clone(),
                 adapter: of.id.as_bytes().to_vec().into(),
@@ -233,7 +233,7 @@ fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
 
 impl ServedDecoder {
     /// Fingerprints of the encoders whose outputs it takes, with an adapter or without.
-    fn encoders_with(&self, adapter: Option<&ServedAdapter>) -> BTreeMap<Modality, Fingerprint> {
+    fn encoders_with(&self, adapter: Option<&ServedAdapter>) -> BTreeMap<EncoderId, Fingerprint> {
         adapter.map_or_else(|| self.encoders.clone(), |adapter| adapter.encoders(&self.encoders))
     }
 
@@ -241,11 +241,14 @@ impl ServedDecoder {
     fn items(
         &self,
         wire: Vec<v1::EncodedItem>,
-        takes: &BTreeMap<Modality, Fingerprint>,
+        takes: &BTreeMap<EncoderId, Fingerprint>,
         limits: &Limits,
     ) -> Result<Vec<EncodedItem>, Failure> {
-        if wire.len() > limits.max_items {
-            let message = format!("{} items, the limit is {}", wire.len(), limits.max_items);
+        // Each tower has an output of an item.
+        let n_towers = self.tower_names.len().max(1);
+        if wire.len() > limits.max_items.saturating_mul(n_towers) {
+            let n_items = wire.len().div_ceil(n_towers);
+            let message = format!("{n_items} items, the limit is {}", limits.max_items);
             return Err(Failure::new(FailureClass::TooLarge, message).with_param("items"));
         }
         let items = wire.into_iter().map(EncodedItem::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -260,13 +263,18 @@ impl ServedDecoder {
             if let Extent::Windows { n_windows, .. } = item.extent {
                 self.check_live(n_windows as usize)?;
             }
-            let expected = takes.get(&item.modality);
+            let tower = TowerIdx((i % n_towers) as u8);
+            let expected = takes.get(&EncoderId { modality: item.modality, tower });
             if expected != Some(&item.fingerprint) {
                 let detail = format!("item of encoder {}, this worker takes {expected:?}", item.fingerprint);
                 return Err(
                     Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
                 );
             }
+        }
+        if !items.len().is_multiple_of(n_towers) {
+            let message = format!("{} encoder outputs for items that each have {n_towers}", items.len());
+            return Err(Failure::invalid(message).with_param("items"));
         }
         Ok(items)
     }

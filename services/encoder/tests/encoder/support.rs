@@ -13,7 +13,7 @@ use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::peer::PeerCacheSettings;
-use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings};
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings, TowerChoice};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -90,6 +90,7 @@ async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Wo
     let address = grpc.local_addr().expect("an address");
     let advertise = (advertised == Advertised::Here).then(|| address.to_string());
     let config = EncoderConfig {
+        towers: TowerChoice::default(),
         model_updates: None,
         worker_id: WorkerId::new("encoder-test"),
         grpc: grpc.into(),

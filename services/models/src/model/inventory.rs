@@ -44,6 +44,13 @@ impl BytesByPrecision {
         self.map(|bytes| bytes.saturating_mul(n))
     }
 
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |of: fn(&Self) -> usize| of(&self).saturating_add(of(&other));
+        Self::of([sum(|s| s.f32), sum(|s| s.bf16), sum(|s| s.int8), sum(|s| s.int4)])
+    }
+
     /// From one number for each precision, in the order of [`PRECISIONS`].
     fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
         Self { f32, bf16, int8, int4 }

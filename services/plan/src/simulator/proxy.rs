@@ -75,7 +75,7 @@ impl Proxy {
     }
 
     pub(super) fn of_item<'a>(&'a self, modality: Modality, bytes: u64) -> ItemSize<'a> {
-        ItemSize { model: &self.model, modality, bytes }
+        ItemSize { model: &self.model, encoder: modality.into(), bytes }
     }
 
     /// Workers that may encode: where roles are fixed and there are encoder workers, only those.

@@ -6,7 +6,6 @@ use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
 use crate::curves::{Costs, KvSizes};
 use std::collections::{HashMap, VecDeque};
-use std::num::NonZeroUsize;
 use std::rc::Rc;
 use triptych_core::ContentKey;
 use triptych_core::shape::KV_BLOCK_TOKENS;
@@ -223,7 +222,7 @@ fn decoder(kv: KvSizes) -> DecoderInfo {
         vocab,
         n_readable: vocab,
         encoder_hidden: 1,
-        row_parts: NonZeroUsize::MIN,
+        embedded_hidden: 1,
         max_context: kv.max_context,
         cross_attention: kv.cross_row_bytes > 0,
         cross_optional: true,

@@ -7,13 +7,15 @@ use super::foreign::Foreign;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
+use triptych_core::{
+    AdapterId, EncoderId, Failure, FailureClass, Fingerprint, Modality, ModelName, TowerIdx, WorkerId,
+};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_runtime::discovery::Role;
 
-/// The encoders that a model is served with.
-pub type Edition = BTreeMap<Modality, Fingerprint>;
+/// The encoders that a model is served with: of towers that read the same item each.
+pub type Edition = BTreeMap<EncoderId, Fingerprint>;
 
 /// True if a worker takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct Served {
     pub family: String,
     /// Its encoders.
     pub edition: Edition,
+    /// Names of its towers, where several read the same item.
+    pub tower_names: BTreeMap<EncoderId, String>,
     /// The kinds of items whose encoder reads text together with the item.
     pub prompted: BTreeSet<Modality>,
     /// Tokens the context holds; 0 where the worker does not say.
@@ -86,6 +90,17 @@ impl Served {
     /// The model that encoders are asked for: its own name, or its base model's. The fingerprint tells encoders of adapters apart.
     pub fn encoder_model(&self) -> &ModelName {
         self.adapter.as_ref().map_or(&self.name, |(base, _)| base)
+    }
+
+    /// The kinds of items that it reads.
+    pub fn modalities(&self) -> impl Iterator<Item = &Modality> {
+        let firsts = self.edition.keys().filter(|id| id.tower == TowerIdx::default());
+        firsts.map(|id| &id.modality)
+    }
+
+    /// True if it reads items of a kind.
+    pub fn reads(&self, modality: Modality) -> bool {
+        self.modalities().any(|known| *known == modality)
     }
 
     /// The name under which encoder workers announce its encoders: of an adapter that has some, its own.
@@ -115,8 +130,12 @@ impl TryFrom<v1::WorkerModel> for Served {
 
     fn try_from(m: v1::WorkerModel) -> Result<Self, WireError> {
         let encoder = |e: &v1::worker_model::Encoder| {
-            Ok((convert::modality(e.modality)?, convert::fingerprint(&e.fingerprint, "fingerprint")?))
+            let id = convert::encoder_id(e.modality, e.tower)?;
+            Ok((id, convert::fingerprint(&e.fingerprint, "fingerprint")?))
         };
+        let named = m.encoders.iter().filter(|e| !e.tower_name.is_empty());
+        let named = named.map(|e| Ok((convert::encoder_id(e.modality, e.tower)?, e.tower_name.clone())));
+        let tower_names = named.collect::<Result<_, WireError>>()?;
         let prompted = m.encoders.iter().filter(|e| e.takes_prompt);
         let edition = m.encoders.iter().map(encoder).collect::<Result<Edition, WireError>>()?;
         let foreign = m.foreign_encoders.map(|foreign| Foreign::read(foreign, &edition)).transpose()?;
@@ -125,6 +144,7 @@ impl TryFrom<v1::WorkerModel> for Served {
             name: ModelName::new(m.name),
             family: m.family,
             edition,
+            tower_names,
             foreign,
             is_resumable: !m.not_resumable,
             max_context: m.max_context,
@@ -179,9 +199,20 @@ pub struct Route {
 }
 
 impl Route {
-    /// The encoder of a modality.
+    /// The encoder of a modality; of several towers the first.
     pub fn fingerprint(&self, modality: Modality) -> Option<Fingerprint> {
-        self.served.edition.get(&modality).copied()
+        self.served.edition.get(&modality.into()).copied()
+    }
+
+    /// The towers that read items of a modality, in their order; one, where there are no others.
+    pub fn towers(&self, modality: Modality) -> impl Iterator<Item = (TowerIdx, Fingerprint)> {
+        let all = self.served.edition.range(EncoderId::all_of(modality));
+        all.map(|(id, fingerprint)| (id.tower, *fingerprint))
+    }
+
+    /// Name of a tower; empty: there are no others.
+    pub fn tower_name(&self, encoder: EncoderId) -> &str {
+        self.served.tower_names.get(&encoder).map_or("", String::as_str)
     }
 }
 
@@ -192,8 +223,8 @@ pub enum Want {
     Encoder {
         /// The model.
         model: ModelName,
-        /// The kind of item.
-        modality: Modality,
+        /// The encoder.
+        encoder: EncoderId,
         /// The fingerprint the key was made with.
         fingerprint: Fingerprint,
     },
@@ -226,10 +257,10 @@ impl Known {
     /// True if it serves what the work needs, well or not.
     pub fn serves(&self, want: &Want) -> bool {
         self.models.iter().any(|served| match want {
-            Want::Encoder { model, modality, fingerprint } => {
+            Want::Encoder { model, encoder, fingerprint } => {
                 self.is_encoder()
                     && served.encoder_model() == model
-                    && served.own_encoders().get(modality) == Some(fingerprint)
+                    && served.own_encoders().get(encoder) == Some(fingerprint)
             }
             Want::Pd { model, edition, adapter, is_foreign } => {
                 self.role == Role::Pd
@@ -277,7 +308,7 @@ impl Catalog {
         self.pds().any(|(pd, served)| {
             served.name == *name
                 && pd.health.takes_work()
-                && self.fit(served, served.edition.keys()) == Fit::Ready
+                && self.fit(served, served.modalities()) == Fit::Ready
         })
     }
 
@@ -287,11 +318,11 @@ impl Catalog {
         for (pd, needs) in self.pds() {
             let ours = self.encoders().filter(|(_, has)| has.foreign.is_none());
             for (encoder, has) in ours.filter(|(_, has)| has.name == *needs.encoders_name()) {
-                for (modality, wanted) in &needs.edition {
-                    if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
+                for (id, wanted) in &needs.edition {
+                    if let Some(other) = has.edition.get(id).filter(|f| *f != wanted) {
                         found.insert(Disagreement {
                             model: needs.name.clone(),
-                            modality: *modality,
+                            modality: id.modality,
                             encoder: (encoder.id.clone(), *other),
                             pd: (pd.id.clone(), *wanted),
                         });
@@ -344,13 +375,12 @@ impl Catalog {
 
     /// Fit of the encoder pool to the needs of a PD worker.
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
-        let fit_of = |modality: &Modality| {
-            let wanted = served.edition.get(modality);
+        let fit_of = |(id, wanted): (&EncoderId, &Fingerprint)| {
             let announced = self.encoders().filter(|(_, m)| m.name == *served.encoders_name());
-            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own_encoders().get(modality)?)));
+            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own_encoders().get(id)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
-                match (Some(fingerprint) == wanted, health.takes_work()) {
+                match (fingerprint == wanted, health.takes_work()) {
                     (true, true) => best = Fit::Ready,
                     (true, false) => best = best.max(Fit::Down),
                     (false, _) => others = true,
@@ -358,7 +388,12 @@ impl Catalog {
             }
             if best == Fit::Absent && others { Fit::Disagrees } else { best }
         };
-        needs.into_iter().map(fit_of).min().unwrap_or(Fit::Ready)
+        // A kind that it does not read is no fit; each tower of one that it reads must be there.
+        let fit_of_kind = |modality: &Modality| {
+            let towers = served.edition.range(EncoderId::all_of(*modality));
+            towers.map(fit_of).min().unwrap_or(Fit::Absent)
+        };
+        needs.into_iter().map(fit_of_kind).min().unwrap_or(Fit::Ready)
     }
 
     fn only_fitting(&self, needs: &BTreeSet<Modality>) -> Result<&ModelName, Failure> {
@@ -370,7 +405,7 @@ impl Catalog {
         let mut fitting: Vec<_> = models.values().filter(fits).collect();
         // A question without audio is hardly meant for a model that reads nothing but audio.
         if fitting.len() > 1 && !needs.contains(&Modality::Audio) {
-            fitting.retain(|m| !m.edition.keys().eq([&Modality::Audio]));
+            fitting.retain(|m| !m.modalities().eq([&Modality::Audio]));
         }
         match fitting[..] {
             [model] => Ok(&model.name),
@@ -422,7 +457,7 @@ impl Catalog {
             .values()
             .map(|m| match m.edition.is_empty() {
                 true => format!("{:?} (reads text)", m.name),
-                false => format!("{:?} (reads {})", m.name, words(m.edition.keys())),
+                false => format!("{:?} (reads {})", m.name, words(m.modalities())),
             })
             .collect();
         names.join(", ")
@@ -443,15 +478,15 @@ enum Fit {
 }
 
 fn reads_all(model: &Served, needs: &BTreeSet<Modality>) -> bool {
-    needs.iter().all(|m| model.edition.contains_key(m))
+    needs.iter().all(|m| model.reads(*m))
 }
 
 fn does_not_read(model: &Served, needs: &BTreeSet<Modality>) -> Failure {
     let reads = match model.edition.is_empty() {
         true => "text only".to_owned(),
-        false => words(model.edition.keys()),
+        false => words(model.modalities()),
     };
-    let alien = words(needs.iter().filter(|m| !model.edition.contains_key(m)));
+    let alien = words(needs.iter().filter(|m| !model.reads(**m)));
     Failure::invalid(format!("model {:?} reads {reads}, the request has {alien}", model.name))
         .with_param("model")
 }

@@ -6,7 +6,7 @@
 //! itself. Pure data: the fleet is looked at in [`super::pairing`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use triptych_core::{Fingerprint, Modality};
+use triptych_core::{EncoderId, Fingerprint, Modality};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1::worker_model::ForeignEncoders;
 
@@ -17,7 +17,7 @@ pub type Announced = (Fingerprint, String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     /// The worker itself, as an encoder: items that are named so are encoded where they are read.
-    own: BTreeMap<Modality, Fingerprint>,
+    own: BTreeMap<EncoderId, Fingerprint>,
     /// Families and items that are read by metadata.
     by_metadata: BTreeSet<(String, Modality)>,
     /// Items that are read by metadata of the encoder that is there.
@@ -31,7 +31,7 @@ impl Foreign {
     /// [`WireError`] of a kind of item that is none.
     pub fn read(
         announced: ForeignEncoders,
-        own: &BTreeMap<Modality, Fingerprint>,
+        own: &BTreeMap<EncoderId, Fingerprint>,
     ) -> Result<Self, WireError> {
         let by_metadata = announced.by_metadata.into_iter();
         let by_metadata = by_metadata.map(|of| Ok((of.family, convert::modality(of.modality)?)));
@@ -43,7 +43,7 @@ impl Foreign {
     }
 
     /// The worker itself, as an encoder.
-    pub fn own(&self) -> &BTreeMap<Modality, Fingerprint> {
+    pub fn own(&self) -> &BTreeMap<EncoderId, Fingerprint> {
         &self.own
     }
 
@@ -56,13 +56,13 @@ impl Foreign {
     pub fn pair(
         &mut self,
         encoders: &BTreeMap<Modality, BTreeSet<Announced>>,
-    ) -> BTreeMap<Modality, Fingerprint> {
+    ) -> BTreeMap<EncoderId, Fingerprint> {
         self.without_bytes.clear();
         let mut edition = self.own.clone();
         for (modality, announced) in encoders {
             let fingerprints: BTreeSet<_> = announced.iter().map(|(fingerprint, _)| fingerprint).collect();
             let (Some(fingerprint), 1) = (fingerprints.first(), fingerprints.len()) else { continue };
-            edition.insert(*modality, **fingerprint);
+            edition.insert((*modality).into(), **fingerprint);
             let families = announced.iter().map(|(_, family)| family);
             if families.into_iter().all(|family| self.by_metadata.contains(&(family.clone(), *modality))) {
                 self.without_bytes.insert(*modality);

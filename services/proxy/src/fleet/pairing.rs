@@ -3,7 +3,7 @@
 use super::catalog::{Catalog, Known, Served};
 use super::foreign::Announced;
 use std::collections::{BTreeMap, BTreeSet};
-use triptych_core::{Fingerprint, Modality, ModelName, WorkerId};
+use triptych_core::{EncoderId, Fingerprint, Modality, ModelName, WorkerId};
 use triptych_runtime::discovery::Role;
 
 /// A worker of another engine and the encoder of a kind of its items.
@@ -33,13 +33,16 @@ pub fn pair(catalog: &mut Catalog) {
     }
 }
 
-/// Encoders under the name of a model, by kind of item. One that reads text beside an item is for workers of ours.
+/// Encoders under the name of a model, by kind of item. One that reads text beside an item is for workers of ours, and so are
+/// towers that read the same item.
 fn announced(encoders: &[Known], served: &Served) -> BTreeMap<Modality, BTreeSet<Announced>> {
     let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     let models = encoders.iter().flat_map(|known| &known.models);
     for model in models.filter(|model| model.name == *served.encoder_model()) {
-        for (modality, fingerprint) in &model.edition {
-            if *modality != Modality::Text && !model.prompted.contains(modality) {
+        for (id, fingerprint) in &model.edition {
+            let EncoderId { modality, .. } = id;
+            let is_alone = !model.tower_names.contains_key(id);
+            if is_alone && *modality != Modality::Text && !model.prompted.contains(modality) {
                 found.entry(*modality).or_default().insert((*fingerprint, model.family.clone()));
             }
         }
@@ -53,12 +56,12 @@ pub fn pairings(catalog: &Catalog) -> BTreeSet<Pairing> {
     for known in &catalog.workers {
         for served in &known.models {
             let Some(foreign) = &served.foreign else { continue };
-            found.extend(served.edition.iter().map(|(modality, fingerprint)| Pairing {
+            found.extend(served.edition.iter().map(|(id, fingerprint)| Pairing {
                 worker: known.id.clone(),
                 model: served.name.clone(),
-                modality: *modality,
-                encoder: Some(*fingerprint).filter(|encoder| foreign.own().get(modality) != Some(encoder)),
-                has_bytes: foreign.reads_bytes(*modality),
+                modality: id.modality,
+                encoder: Some(*fingerprint).filter(|encoder| foreign.own().get(id) != Some(encoder)),
+                has_bytes: foreign.reads_bytes(id.modality),
             }));
         }
     }

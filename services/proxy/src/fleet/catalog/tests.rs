@@ -8,7 +8,7 @@ fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> K
     let served = |(name, edition): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
-        edition: edition.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32]))).collect(),
+        edition: edition.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32]))).collect(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,
@@ -178,7 +178,7 @@ fn items_go_to_encoders_that_have_the_adapter() {
         let base = known.models[0].clone();
         known.models.push(Served {
             name: ModelName::new(name),
-            edition: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
+            edition: [(Image.into(), Fingerprint::from_bytes([image; 32]))].into(),
             adapter: Some((base.name.clone(), id)),
             adapts_encoder,
             ..base
@@ -197,7 +197,7 @@ fn items_go_to_encoders_that_have_the_adapter() {
         let route = catalog.choose(Some(&ModelName::new(name)), &needs(&[Image])).unwrap();
         let fingerprint = route.fingerprint(Image).unwrap();
         let want =
-            Want::Encoder { model: route.served.encoder_model().clone(), modality: Image, fingerprint };
+            Want::Encoder { model: route.served.encoder_model().clone(), encoder: Image.into(), fingerprint };
         let able: Vec<bool> = encoders.iter().map(|known| known.can_do(&want)).collect();
         (fingerprint.as_bytes()[0], able)
     };

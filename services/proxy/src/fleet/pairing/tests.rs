@@ -13,7 +13,7 @@ fn model(family: &str, images: u8) -> v1::WorkerModel {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::Image.into(),
         fingerprint: vec![images; 32].into(),
-        takes_prompt: false,
+        ..v1::worker_model::Encoder::default()
     };
     v1::WorkerModel {
         name: "vl".into(),
@@ -56,8 +56,8 @@ fn check(encoders: &[(&str, u8)], expect: (u8, bool, &[&str])) {
     assert!(catalog.is_ready(), "{encoders:?}");
     let served =
         catalog.choose(Some(&ModelName::new("vl")), &BTreeSet::from([Modality::Image])).unwrap().served;
-    let fingerprint = served.edition[&Modality::Image];
-    let want = Want::Encoder { model: ModelName::new("vl"), modality: Modality::Image, fingerprint };
+    let fingerprint = served.edition[&Modality::Image.into()];
+    let want = Want::Encoder { model: ModelName::new("vl"), encoder: Modality::Image.into(), fingerprint };
     let able: Vec<_> =
         catalog.workers.iter().filter(|known| known.can_do(&want)).map(|known| known.id.as_str()).collect();
     let has_bytes = served.foreign.as_ref().unwrap().reads_bytes(Modality::Image);
@@ -87,7 +87,7 @@ fn a_request_that_was_routed_before_encoders_came_is_still_answered() {
     assert!(catalog.workers[1].can_do(&before));
     let of_another = Want::Pd {
         model: ModelName::new("vl"),
-        edition: [(Modality::Image, Fingerprint::from_bytes([9; 32]))].into(),
+        edition: [(Modality::Image.into(), Fingerprint::from_bytes([9; 32]))].into(),
         adapter: None,
         is_foreign: true,
     };

@@ -91,7 +91,7 @@ impl Paper {
     }
 
     fn target(origin: Origin) -> EncodeTarget {
-        EncodeTarget { model: ModelName::new("m"), wanted: wanted(1), origin }
+        EncodeTarget { model: ModelName::new("m"), wanted: wanted(1), tower_name: Default::default(), origin }
     }
 
     /// Runs an encode to its end.
