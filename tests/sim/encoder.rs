@@ -173,6 +173,7 @@ impl EncoderWorker for Encoder {
             token_us: PER_TOKEN.as_micros() as f64,
             tokens_per_byte: 1.0,
             p95_ratio: 1.5,
+            ..v1::EncodeCost::default()
         };
         let load = v1::WorkerLoad { capacity: 64, costs: vec![cost], ..Default::default() };
         Ok(Response::new(states(v1::WorkerState { load: Some(load), ..Default::default() })))

@@ -83,7 +83,7 @@ fn encoders(address: &VllmAddress, fingerprint: Fingerprint) -> Vec<Encoder> {
     let encoder = |modality: &triptych_core::Modality| Encoder {
         modality: v1::Modality::from(*modality).into(),
         fingerprint: fingerprint.as_bytes().to_vec().into(),
-        takes_prompt: false,
+        ..Encoder::default()
     };
     address.items.iter().map(encoder).collect()
 }

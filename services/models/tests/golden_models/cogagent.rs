@@ -175,8 +175,10 @@ fn matches_reference<B: Backend>(backend: &B) {
     for name in CASES {
         let case = Case::open(name);
         for (i, rows) in encode(&case, backend).iter().enumerate() {
-            let expected = case.values(&format!("image.{i}.rows")).1;
-            assert_logits_close(&format!("{name} {} image {i}", backend.name()), &rows.concat(), &expected);
+            for (rows, tower) in rows.iter().zip(["low", "high"]) {
+                let expected = case.values(&format!("image.{i}.{tower}_rows")).1;
+                assert_logits_close(&format!("{name} {} image {i} {tower}", backend.name()), rows, &expected);
+            }
         }
         for (own, expected) in known_logits(&case, backend, &["logits"]) {
             assert_logits_close(&format!("{name} {} logits", backend.name()), &own, &expected[0]);
@@ -233,10 +235,10 @@ fn images_become_the_pixels_of_the_reference() {
     for name in CASES {
         let case = Case::open(name);
         for (i, image) in images(&case).iter_mut().enumerate() {
-            // The file has all rows as narrow ones, one after another.
-            let n_values = case.values(&format!("image.{i}.rows")).1.len();
-            let own = image.iter().zip(widths(&case)).map(|(of, width)| of.n_tokens as usize * width);
-            assert_eq!(own.sum::<usize>(), n_values, "{name} image {i}");
+            for (own, (tower, width)) in image.iter().zip(["low", "high"].into_iter().zip(widths(&case))) {
+                let shape = case.values(&format!("image.{i}.{tower}_rows")).0;
+                assert_eq!(shape, [own.n_tokens as usize, width], "{name} image {i} {tower}");
+            }
             for (own, exact) in image.iter_mut().zip(exact_patches(&case, i)) {
                 assert_within(&format!("{name} image {i}"), max_error(values(own), &exact), PIXEL_TOLERANCE);
             }

@@ -32,5 +32,5 @@ pub(crate) fn made(seed: u8, at: Instant) -> Encoded {
 /// The output as it is looked for.
 pub(crate) fn wanted(seed: u8) -> Wanted {
     let EncodedItem { key, fingerprint, modality, .. } = item(seed);
-    Wanted { key, fingerprint, modality, tower: TowerIdx::default() }
+    Wanted { key, fingerprint, modality, tower: TowerIdx(seed % 2) }
 }
