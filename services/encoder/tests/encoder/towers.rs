@@ -8,7 +8,9 @@ use triptych_proto::v1;
 #[tokio::test]
 async fn a_worker_announces_and_encodes_the_towers_that_it_holds() {
     let mut announced = Vec::new();
-    for (towers, expect) in [("low", &[(0, "low")][..]), ("high", &[(1, "high")]), ("", &[(0, "low"), (1, "high")])] {
+    for (towers, expect) in
+        [("low", &[(0, "low")][..]), ("high", &[(1, "high")]), ("", &[(0, "low"), (1, "high")])]
+    {
         let worker = start_towers(TowersOf::named(towers)).await;
         let models = worker.describe().await.models;
         let encoders = &models[0].encoders;

@@ -1,7 +1,7 @@
 //! Sharing between sequences: cross-attention blocks of one input, and blocks of one prefix.
 
 use crate::bench::{Bench, roomy};
-use crate::case::{Case, Request, Span, cases};
+use crate::case::{Case, Request, cases};
 use triptych_engine::{EngineConfig, PrefixCache};
 
 /// Tokens of a prompt that is found again: more than a block.

@@ -214,6 +214,11 @@ impl Encoder {
         self.0.jobs.lock().unwrap().iter().map(|job| job.item.clone()).collect()
     }
 
+    /// The tower of each job.
+    pub fn towers(&self) -> Vec<u32> {
+        self.0.jobs.lock().unwrap().iter().map(|job| job.tower).collect()
+    }
+
     /// The prompt of each job's item.
     pub fn prompts(&self) -> Vec<Option<String>> {
         let jobs = self.0.jobs.lock().unwrap();

@@ -159,7 +159,7 @@ fn a_pd_worker_with_encoders_is_an_encoder_and_who_drains_takes_nothing() {
     let whole = |health| Known { encodes: true, ..pd(health, vl) };
     let want = Want::Encoder {
         model: ModelName::new("vl"),
-        modality: Image,
+        encoder: Image.into(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
     };
     assert!(Catalog { workers: vec![whole(Ready)] }.is_ready());
