@@ -87,7 +87,7 @@ async fn a_failure_of_a_tower_names_the_item() {
     let content = json!([image(b"cat"), image(b"half a dog"), {"type": "text", "text": "what is it?"}]);
     let (status, refused) = towers.post("/v1/chat/completions", content).await;
     assert_eq!(status, 400, "{refused}");
-    assert_eq!(refused["error"]["param"], "messages[0].content[1]", "{refused}");
+    assert_eq!(refused["error"]["param"], "messages[0].content[1].image_url", "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
