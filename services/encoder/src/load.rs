@@ -118,7 +118,8 @@ impl LoadTracker {
     fn ranks(&self, order: JobOrder) -> JobRanks {
         let table = self.table();
         let waiting = table.jobs.iter().filter(|(_, job)| job.stage == JobStage::Waiting);
-        let job = |(id, job): (&u64, &TrackedJob)| WaitingJob { id: *id, owner: job.owner, work: job.predicted };
+        let job =
+            |(id, job): (&u64, &TrackedJob)| WaitingJob { id: *id, owner: job.owner, work: job.predicted };
         let waiting: Vec<_> = waiting.map(job).collect();
         drop(table);
         JobRanks(ranks(order, &waiting))
@@ -415,7 +416,8 @@ mod tests {
         let (worker, drain, began) = (trained(), Drain::new(), Instant::now());
         let mut reported = worker.watch(drain.clone());
         assert_eq!(load(&reported.next().await.unwrap().unwrap()), (0, 0, 0));
-        let jobs: Vec<_> = (0..5).map(|_| worker.admit("m", Modality::Image, 10, JobOwner::default())).collect();
+        let jobs: Vec<_> =
+            (0..5).map(|_| worker.admit("m", Modality::Image, 10, JobOwner::default())).collect();
         assert_eq!(load(&reported.next().await.unwrap().unwrap()).1, 5, "five changes, one message");
         assert_eq!(began.elapsed(), MIN_INTERVAL);
         let again = reported.next().await.unwrap().unwrap();

@@ -93,7 +93,8 @@ impl RequestWork {
 /// Ranks of all waiting jobs, by their numbers.
 pub fn ranks(order: JobOrder, waiting: &[WaitingJob]) -> HashMap<u64, JobRank> {
     if order == JobOrder::Arrival {
-        let alone = |job: &WaitingJob| JobRank { priority: 0, due: Duration::ZERO, first: job.id, id: job.id };
+        let alone =
+            |job: &WaitingJob| JobRank { priority: 0, due: Duration::ZERO, first: job.id, id: job.id };
         return waiting.iter().map(|job| (job.id, alone(job))).collect();
     }
     let mut requests: HashMap<RequestId, RequestWork> = HashMap::new();
@@ -146,7 +147,11 @@ mod tests {
             ("the short request first", &[(1, 0, 0, 90), (2, 0, 0, 10)], &[1, 0]),
             ("items together", &[(1, 0, 0, 9), (2, 0, 0, 9), (1, 0, 0, 9), (2, 0, 0, 9)], &[0, 2, 1, 3]),
             ("one item before two", &[(1, 0, 0, 9), (1, 0, 0, 9), (2, 0, 0, 9)], &[2, 0, 1]),
-            ("the one that has begun", &[(1, 0, 0, 9), (1, 0, 0, 9), (2, 0, 1, 9), (2, 0, 1, 9)], &[0, 1, 2, 3]),
+            (
+                "the one that has begun",
+                &[(1, 0, 0, 9), (1, 0, 0, 9), (2, 0, 1, 9), (2, 0, 1, 9)],
+                &[0, 1, 2, 3],
+            ),
             ("the more urgent priority", &[(1, 0, 0, 1), (2, -1, 5, 99)], &[1, 0]),
             ("without a request, alone", &[(0, 0, 0, 9), (0, 0, 0, 3)], &[1, 0]),
         ];
@@ -165,7 +170,8 @@ mod tests {
     fn a_long_request_ages_to_the_front() {
         let (long, short) = (100, 10);
         let end = WORK_WEIGHT * (long - short);
-        let goes_first = |arrived: u32| in_order(JobOrder::LeastWorkLeft, &[(1, 0, 0, long), (2, 0, arrived, short)])[0];
+        let goes_first =
+            |arrived: u32| in_order(JobOrder::LeastWorkLeft, &[(1, 0, 0, long), (2, 0, arrived, short)])[0];
         assert_eq!([0, end - 1, end, end + 1].map(goes_first), [1, 1, 0, 0]);
     }
 

@@ -118,7 +118,8 @@ impl World<'_> {
         }
         let ticket = |id: &JobId| self.jobs.get(id).and_then(|job| job.ticket.as_ref());
         if encoder.ready.len() > 1
-            && let Some(ranks) = encoder.ready.iter().find_map(ticket).map(|job| job.ranks(encoder.spec.batch.order))
+            && let Some(ranks) =
+                encoder.ready.iter().find_map(ticket).map(|job| job.ranks(encoder.spec.batch.order))
         {
             let rank = |id: &JobId| ticket(id).and_then(|job| ranks.of(job));
             encoder.ready.make_contiguous().sort_by_cached_key(rank);

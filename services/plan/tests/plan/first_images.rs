@@ -4,16 +4,20 @@ use crate::made::{FAST, Load, apart, image, one, pool};
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::Outcome;
 use triptych_encoder::order::{JobOrder, WORK_WEIGHT};
+use triptych_engine::scheduler::AdmissionOrder;
 use triptych_plan::simulator::result::Simulation;
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole};
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
-/// A cluster with one encoder that takes its jobs in this order.
-fn ordered(mut cluster: ClusterSpec, order: JobOrder) -> ClusterSpec {
+/// A cluster whose encoders and engines take what waits in these orders.
+fn ordered(mut cluster: ClusterSpec, (jobs, prefills): (JobOrder, AdmissionOrder)) -> ClusterSpec {
     for pool in &mut cluster.pools {
         if let PoolRole::Encoder(encoder) | PoolRole::Both { encoder, .. } = &mut pool.role {
-            encoder.batch.order = order;
+            encoder.batch.order = jobs;
+        }
+        if let PoolRole::Pd(pd) | PoolRole::Both { pd, .. } = &mut pool.role {
+            pd.order = prefills;
         }
     }
     cluster
@@ -24,9 +28,11 @@ fn images(index: u64, at_ms: u64, n: u64) -> Offered {
     one(index, at_ms, 20, (0..n).map(|i| image(index * 100 + i, 500)).collect())
 }
 
+/// Times to the first token, by request.
 fn ttfts(run: &Simulation) -> Vec<f64> {
-    let ttft = |o: &Outcome| (o.tokens[0] - o.due).as_secs_f64();
-    run.outcomes.iter().map(ttft).collect()
+    let mut outcomes: Vec<&Outcome> = run.outcomes.iter().collect();
+    outcomes.sort_by_key(|outcome| outcome.index);
+    outcomes.into_iter().map(|o| (o.tokens[0] - o.due).as_secs_f64()).collect()
 }
 
 /// Mean and median.
@@ -38,7 +44,7 @@ fn mean_and_median(mut ttfts: Vec<f64>) -> (f64, f64) {
 
 /// Time to the first token of each request, in arrival order and by the least work left.
 fn both_orders(cluster: &ClusterSpec, offered: &[Offered]) -> [Vec<f64>; 2] {
-    [JobOrder::Arrival, JobOrder::LeastWorkLeft]
+    [(JobOrder::Arrival, AdmissionOrder::Arrival), (JobOrder::LeastWorkLeft, AdmissionOrder::LeastWorkLeft)]
         .map(|order| ttfts(&simulate(&ordered(cluster.clone(), order), offered.iter().cloned(), 1).unwrap()))
 }
 
@@ -69,23 +75,27 @@ fn of_eight_that_wait_the_short_ones_do_not_wait_for_the_long_ones() {
 /// Requests of 1 to 4 images at 70 % of what the encoder can do: the mean falls, and the slowest do not pay for it.
 #[test]
 fn under_a_steady_load_short_requests_gain_and_the_tail_stays() {
-    let offered: Vec<_> = Load { rate: 5.6, n: 800, text: 20, output: 1, images: 1, image_tokens: 500, pool: None }
-        .requests(3)
-        .map(|request| {
-            let of = images(request.index, 0, 1 + request.index * 7 % 4);
-            Offered { items: of.items, ..request }
-        })
-        .collect();
+    let offered: Vec<_> =
+        Load { rate: 5.6, n: 800, text: 20, output: 1, images: 1, image_tokens: 500, pool: None }
+            .requests(3)
+            .map(|request| {
+                let of = images(request.index, 0, 1 + request.index * 7 % 4);
+                Offered { items: of.items, ..request }
+            })
+            .collect();
     let [before, after] = both_orders(&apart(1, 3, FAST), &offered);
-    print_row("800 of 1 to 4 images, at 70 % load", [mean_and_median(before.clone()), mean_and_median(after.clone())]);
-    let p99 = |mut ttfts: Vec<f64>| {
+    print_row(
+        "800 of 1 to 4 images, at 70 % load",
+        [mean_and_median(before.clone()), mean_and_median(after.clone())],
+    );
+    let p95 = |mut ttfts: Vec<f64>| {
         ttfts.sort_by(f64::total_cmp);
-        ttfts[ttfts.len() * 99 / 100]
+        ttfts[ttfts.len() * 95 / 100]
     };
     let mean = |ttfts: &[f64]| ttfts.iter().sum::<f64>() / ttfts.len() as f64;
     assert!(mean(&after) < 0.97 * mean(&before), "{} s, {} s", mean(&before), mean(&after));
-    let (slowest, slowest_after) = (p99(before), p99(after));
-    assert!(slowest_after < 1.15 * slowest, "p99 {slowest} s, {slowest_after} s");
+    let (slow, slow_after) = (p95(before), p95(after));
+    assert!(slow_after < 1.1 * slow, "p95 {slow} s, {slow_after} s");
 }
 
 /// A request of eight images, in a stream of single ones that alone takes nine tenths of the encoder.
@@ -112,10 +122,10 @@ fn text_does_not_wait_for_a_queue_of_images() {
     for (what, cluster, limit) in [("apart", apart(1, 1, FAST), 0.02), ("colocated", colocated, 0.12)] {
         let mut offered: Vec<_> = (0..24).map(|i| images(i, i, 1)).collect();
         offered.push(one(24, 100, 20, Vec::new()));
-        let run = simulate(&cluster, offered, 1).unwrap();
+        let run = simulate(&cluster, offered.into_iter(), 1).unwrap();
         let found = ttfts(&run)[24];
         assert!(found < limit, "{what}: the text waits {found} s");
-        let answer = &run.outcomes[24];
+        let answer = run.outcomes.iter().find(|outcome| outcome.index == 24).expect("it was offered");
         let gaps = answer.tokens.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64());
         let slowest = gaps.fold(0.0, f64::max);
         assert!(slowest < limit, "{what}: its decoding stands still for {slowest} s");
