@@ -2264,6 +2264,9 @@ pub struct EncodeRequest {
     /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
     #[prost(bool, tag = "10")]
     pub item_is_embeddings: bool,
+    /// Priority of the request: smaller is more urgent.
+    #[prost(int32, tag = "11")]
+    pub priority: i32,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]

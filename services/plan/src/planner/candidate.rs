@@ -166,7 +166,11 @@ impl Candidate {
             ..EngineSettings::default()
         };
         let pd = PdSpec { engine, ..PdSpec::default() };
-        let batch = BatchLimits { max_tokens: settings.batch_tokens, max_items: settings.batch_items };
+        let batch = BatchLimits {
+            max_tokens: settings.batch_tokens,
+            max_items: settings.batch_items,
+            ..BatchLimits::default()
+        };
         let encoder = EncoderSpec { batch, ..EncoderSpec::default() };
         let pool = |name: &str, workers, role| PoolSpec {
             name: name.to_owned(),

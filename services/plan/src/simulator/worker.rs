@@ -254,6 +254,7 @@ impl PdSide {
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
             rows: config.rows,
+            order: spec.order,
         };
         let scheduler = Scheduler::new(bounds, info, pools);
         Ok(Self {
