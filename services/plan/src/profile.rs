@@ -126,7 +126,7 @@ pub fn measure(
         encode,
         encode_parts,
         step,
-        kv: grid::kv_sizes(&info, model.max_cross_rows()),
+        kv: KvSizes::of(&info, model.max_cross_rows()),
         prompt,
         colocated,
         hidden,

@@ -14,9 +14,6 @@ use triptych_runtime::compute_arbiter::EncoderBudget;
 /// Workers before which a proxy of their own stands, in large fleets.
 const WORKERS_OF_A_PROXY: usize = 64;
 
-/// Tenths of a device's free memory that caches take, as an engine's settings do ([`EngineSettings::on_device`]).
-const DEVICE_SHARE: usize = 9;
-
 /// Workers of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -162,9 +159,10 @@ impl Candidate {
         let engine = EngineSettings {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
-            self_kv_bytes: self.curves.kv.device_bytes.map(|free| free / 10 * DEVICE_SHARE),
             ..EngineSettings::default()
         };
+        let kv = &self.curves.kv;
+        let engine = kv.device_bytes.map_or(engine, |free| engine.on_device(free, 1, &kv.decoder()));
         let pd = PdSpec { engine, ..PdSpec::default() };
         let batch = BatchLimits {
             max_tokens: settings.batch_tokens,
