@@ -62,6 +62,7 @@ impl EncoderWorker for Encoder {
             modality: v1::Modality::Image.into(),
             fingerprint: fingerprint().as_bytes().to_vec().into(),
             takes_prompt: false,
+            tower: None,
         };
         let model = v1::WorkerModel {
             name: crate::fake::MODEL.into(),
