@@ -14,6 +14,7 @@ use crate::server::VllmServer;
 use crate::states::{States, watch};
 use futures::stream::{self, BoxStream, StreamExt};
 use http::HeaderMap;
+use published::WRITE_BEHIND;
 use serde_json::json;
 use std::time::Instant;
 use tonic::{Request, Response, Status};
@@ -76,7 +77,8 @@ impl VllmServer {
         }
         self.make_room(&job.item.output).await;
         self.ask_encoder(job, headers).await?;
-        self.published(&job.item.output).await.map_err(|failure| to_status(&failure))
+        let output = self.published(&job.item.output, WRITE_BEHIND).await;
+        output.map_err(|failure| to_status(&failure))
     }
 
     /// Asks for one token about the item, which has it encoded and published.

@@ -139,11 +139,6 @@ impl StoredWeights {
         self.quantization.as_ref()
     }
 
-    /// Format of the files.
-    pub fn format(&self) -> WeightFormat {
-        self.format
-    }
-
     /// The tensor `name`.
     pub(crate) fn get(&self, name: &str) -> Option<NamedTensor<'_>> {
         self.entries.get_key_value(name).map(|(name, entry)| self.named(name, entry))

@@ -58,7 +58,7 @@ pub struct Served {
     pub name: ModelName,
     /// Hugging Face's `model_type`.
     pub family: String,
-    /// Its encoders, of a PD worker those that it is paired with ([`super::pairing`]).
+    /// Its encoders, of a PD worker those that it is paired with (`pairing.rs`).
     pub edition: Edition,
     /// Encoders that the worker announces.
     pub own: Edition,

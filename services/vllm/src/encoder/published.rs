@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use triptych_core::{EncodedItem, Failure, FailureClass};
 
 /// Time in which an output is in the store after vLLM's answer: its connector writes behind.
-const WRITE_BEHIND: Duration = Duration::from_secs(10);
+pub(super) const WRITE_BEHIND: Duration = Duration::from_secs(10);
 /// The first pause between two looks, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -23,9 +23,13 @@ impl VllmServer {
     /// The description of an output that the server was asked for.
     ///
     /// # Errors
-    /// Unavailable if it does not come, Mismatch if it is another encoder's.
-    pub(super) async fn published(&self, wanted: &EncodedItem) -> Result<EncodedItem, Failure> {
-        let (until, mut pause) = (Instant::now() + WRITE_BEHIND, PAUSES.0);
+    /// Unavailable if it does not come in time, Mismatch if it is another encoder's.
+    pub(super) async fn published(
+        &self,
+        wanted: &EncodedItem,
+        within: Duration,
+    ) -> Result<EncodedItem, Failure> {
+        let (until, mut pause) = (Instant::now() + within, PAUSES.0);
         loop {
             let found = self.head(wanted).await;
             match found {
@@ -61,4 +65,34 @@ impl VllmServer {
 
 fn is_of(head: &EncodedItem, wanted: &EncodedItem) -> bool {
     (head.key, head.fingerprint, head.modality) == (wanted.key, wanted.fingerprint, wanted.modality)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::HttpClient;
+    use triptych_core::limits::Limits;
+    use triptych_core::{ContentKey, DType, Extent, Fingerprint, Modality};
+    use triptych_ec::settings::MemorySetting;
+    use triptych_ec::{EcSetting, open};
+
+    #[tokio::test]
+    async fn an_output_that_never_comes_ends_the_job_in_its_time() {
+        let store = open(&EcSetting::Memory(MemorySetting::default()), &Limits::default()).await.unwrap();
+        let http = HttpClient::new(None).unwrap();
+        let server = VllmServer::new("vllm+http://gpu:1".parse().unwrap(), http, store);
+        let wanted = EncodedItem {
+            key: ContentKey::from_bytes([1; 32]),
+            fingerprint: Fingerprint::from_bytes([2; 32]),
+            modality: Modality::Image,
+            n_tokens: 1,
+            hidden: 1,
+            dtype: DType::F32,
+            extent: Extent::Grid { t: 1, h: 1, w: 1 },
+            checksum: [0; 32],
+        };
+        let failure = server.published(&wanted, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(failure.class, FailureClass::Unavailable);
+        assert!(failure.message.contains("without publishing"), "{failure}");
+    }
 }
