@@ -170,7 +170,7 @@ impl World<'_> {
         worker.used.step += work as f64 * threads;
         worker.used.n_steps += 1;
         worker.used.n_rows += u64::from(shape.prefill_tokens + shape.decodes);
-        self.compute(w, Task::Step, (work, threads));
+        self.compute(w, Task::Step(shape.stage()), (work, threads));
     }
 
     /// A step is done: tokens are there.
@@ -266,8 +266,10 @@ impl World<'_> {
                 taking.turns.rest(taking.engine);
             }
         }
+        // A try in which nothing could run has no outputs to give on.
+        let pause = if took > 0 { from_us(worker.costs.curves().between_steps_us) } else { 0 };
         match goes_on {
-            true => self.queue.after(0, Event::Turn(w)),
+            true => self.queue.after(pause, Event::Turn(w)),
             false => self.wake_at_deadline(w),
         }
         self.take_turns(w);

@@ -4,7 +4,7 @@ use super::event_queue::Nanos;
 use super::prompts::ROW_BYTES;
 use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
-use crate::curves::{Costs, KvSizes};
+use crate::curves::{Costs, KvSizes, Stage};
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::rc::Rc;
@@ -26,10 +26,22 @@ pub(super) enum Task {
     Preprocess(JobId),
     /// A forward of the encoder, or a part of one.
     Forward,
-    /// An engine step.
-    Step,
+    /// An engine step, of this stage.
+    Step(Stage),
     /// Work of client, proxy and network on the same cores.
     Front,
+}
+
+impl Task {
+    /// Its stage; `None`: it is no worker's compute.
+    pub(super) fn stage(self) -> Option<Stage> {
+        match self {
+            Self::Preprocess(_) => Some(Stage::Preprocess),
+            Self::Forward => Some(Stage::Encode),
+            Self::Step(stage) => Some(stage),
+            Self::Front => None,
+        }
+    }
 }
 
 /// Names a job of an encoder.

@@ -88,6 +88,8 @@ pub fn curves(prices: Prices) -> CostCurves {
         proxy: ProxyCost::default(),
         front: FrontCost::default(),
         colocated: ColocationSlowdown::default(),
+        interference: None,
+        between_steps_us: 0.0,
     }
 }
 

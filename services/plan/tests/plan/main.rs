@@ -3,6 +3,7 @@
 mod books;
 mod costs;
 mod elastic;
+mod interference;
 mod made;
 mod maps;
 mod papers;

@@ -1,0 +1,79 @@
+//! What runs on the other workers of a host makes steps longer, for as long as it runs.
+
+use crate::made::{SLOW, apart, image, one};
+use std::sync::Arc;
+use triptych_bench::offered::Offered;
+use triptych_plan::curves::{CostCurves, Interference, StageInterference};
+use triptych_plan::simulator::simulate;
+use triptych_plan::simulator::spec::{ClusterSpec, FrontCores};
+
+fn cluster(cores: FrontCores, change: impl Fn(&mut CostCurves)) -> ClusterSpec {
+    let mut cluster = apart(1, 1, SLOW);
+    cluster.proxy.cores = cores;
+    for pool in &mut cluster.pools {
+        let mut curves = (*pool.curves).clone();
+        change(&mut curves);
+        pool.curves = Arc::new(curves);
+    }
+    cluster
+}
+
+/// Steps that take three times as long beside a core that computes.
+fn interfered(curves: &mut CostCurves) {
+    let times = StageInterference { beside_compute_us: Some(3.0), ..StageInterference::of_alone(1.0) };
+    curves.interference = Some(Interference {
+        neighbour_cores: 1,
+        decode: Some(times),
+        prefill: Some(times),
+        ..Interference::default()
+    });
+}
+
+/// Seconds until the answer of a text is written.
+fn text_takes(cluster: &ClusterSpec, others: impl Iterator<Item = Offered>) -> f64 {
+    let text = one(0, 0, 500, Vec::new());
+    let run = simulate(cluster, std::iter::once(text).chain(others), 1).unwrap();
+    (*run.outcomes[0].tokens.last().expect("an answer") - run.outcomes[0].due).as_secs_f64()
+}
+
+/// A request whose image is encoded for three seconds, beside the other's text.
+fn encoding() -> impl Iterator<Item = Offered> {
+    std::iter::once(one(1, 0, 1, vec![image(1, 3000)]))
+}
+
+#[test]
+fn steps_are_longer_beside_an_encode_on_the_same_host() {
+    let on = |cores, change: fn(&mut CostCurves)| text_takes(&cluster(cores, change), encoding());
+    let plain = on(FrontCores::Workers, |_| {});
+    let slowed = on(FrontCores::Workers, interfered);
+    assert!((slowed / plain - 3.0).abs() < 0.1, "{plain} s alone, {slowed} s beside");
+    assert_eq!(on(FrontCores::Own, interfered), on(FrontCores::Own, |_| {}), "on hosts of their own");
+    let alone = |change: fn(&mut CostCurves)| {
+        text_takes(&cluster(FrontCores::Workers, change), std::iter::empty())
+    };
+    assert_eq!(alone(interfered), alone(|_| {}), "beside a worker that is idle");
+}
+
+#[test]
+fn the_time_between_steps_is_added_to_each() {
+    let takes = |us: f64| {
+        let cluster = cluster(FrontCores::Own, |curves| curves.between_steps_us = us);
+        text_takes(&cluster, std::iter::empty())
+    };
+    // Four tokens: the first at the end of the prompt's step, then three more steps.
+    let added = takes(100_000.0) - takes(0.0);
+    assert!((added - 0.3).abs() < 0.01, "{added}");
+}
+
+#[test]
+fn work_of_the_frontend_that_is_misplaced_slows_a_worker_although_the_other_is_free() {
+    let takes = |misplaced: f64| {
+        let cluster = cluster(FrontCores::Workers, |curves| {
+            curves.front.token_us = 300_000.0;
+            curves.front.misplaced = misplaced;
+        });
+        text_takes(&cluster, std::iter::empty())
+    };
+    assert!(takes(1.0) > takes(0.0), "{} and {}", takes(1.0), takes(0.0));
+    assert_eq!(takes(1.0), takes(1.0), "one seed is one run");
+}
