@@ -9,7 +9,7 @@ pub mod draw;
 use crate::curves::CostCurves;
 use crate::planner::means::Means;
 use crate::planner::{
-    Budget, Candidate, Effort, Named, PlanError, Question, Shape, WorkerSettings, bound, search,
+    Budget, Candidate, Effort, Named, PlanError, Question, Residuals, Shape, WorkerSettings, bound, search,
 };
 use crate::simulator::spec::FrontCores;
 use serde::{Deserialize, Serialize};
@@ -164,6 +164,7 @@ impl MapSettings {
             front: FrontCores::Own,
             prompt: self.curves.prompt,
             effort: self.effort(),
+            error: Residuals::default().error_for(&text, false),
         };
         let means = Means::of(&demand, &self.curves).ok_or(PlanError::Empty)?;
         let goodput = |shape| {

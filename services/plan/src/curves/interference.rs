@@ -146,7 +146,10 @@ impl Interference {
             }
             if !(0.0..=1.0).contains(&times.traffic) {
                 let traffic = times.traffic;
-                found.push(format!("interference.{}: traffic is {traffic}, allowed is 0 to 1", stage.as_str()));
+                found.push(format!(
+                    "interference.{}: traffic is {traffic}, allowed is 0 to 1",
+                    stage.as_str()
+                ));
             }
         }
     }
@@ -190,11 +193,8 @@ mod tests {
 
     #[test]
     fn without_other_cores_nobody_is_slowed_from_there() {
-        let alone = StageInterference {
-            beside_compute_us: None,
-            beside_copies_us: None,
-            ..times(1.0, 1.0, 150.0)
-        };
+        let alone =
+            StageInterference { beside_compute_us: None, beside_copies_us: None, ..times(1.0, 1.0, 150.0) };
         let found = Interference { encode: Some(alone), ..Interference::default() };
         assert_eq!(found.factor(Stage::Encode, [(1.0, None)]), 1.0);
         assert_eq!(alone.beside(1.0), 1.0);

@@ -3,6 +3,7 @@
 use super::budget::Budget;
 use super::demand::Demand;
 use super::effort::Effort;
+use super::model_error::ModelError;
 use crate::curves::CostCurves;
 use crate::simulator::SpecError;
 use crate::simulator::spec::{FrontCores, PromptSpec};
@@ -29,6 +30,8 @@ pub struct Question<'a> {
     pub prompt: PromptSpec,
     /// Size of the search.
     pub effort: Effort,
+    /// The model's own error.
+    pub error: ModelError,
 }
 
 /// A plan that cannot be made.

@@ -48,9 +48,8 @@ fn steps_are_longer_beside_an_encode_on_the_same_host() {
     let slowed = on(FrontCores::Workers, interfered);
     assert!((slowed / plain - 3.0).abs() < 0.1, "{plain} s alone, {slowed} s beside");
     assert_eq!(on(FrontCores::Own, interfered), on(FrontCores::Own, |_| {}), "on hosts of their own");
-    let alone = |change: fn(&mut CostCurves)| {
-        text_takes(&cluster(FrontCores::Workers, change), std::iter::empty())
-    };
+    let alone =
+        |change: fn(&mut CostCurves)| text_takes(&cluster(FrontCores::Workers, change), std::iter::empty());
     assert_eq!(alone(interfered), alone(|_| {}), "beside a worker that is idle");
 }
 

@@ -10,7 +10,7 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Reused,
+    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Residuals, Reused,
     SearchedCandidate, Shape, Step, expected, markdown, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
@@ -35,6 +35,7 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
         front: FrontCores::Own,
         prompt: PromptSpec::default(),
         effort: EFFORT,
+        error: Residuals::default().error_for("any", false),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
-use triptych_plan::planner::inputs::{PlanInputs, read_curves};
+use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
 
@@ -41,6 +41,10 @@ pub struct QuestionArgs {
     /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
+    /// Residuals of measured clusters, as `triptych plan validate` writes them: the model's own error in each interval. Default:
+    /// those of this repository's measurements
+    #[arg(long, value_name = "FILE")]
+    pub residuals: Option<PathBuf>,
 }
 
 impl QuestionArgs {
@@ -59,6 +63,7 @@ impl QuestionArgs {
             slo,
             frontend: if self.one_machine { FrontCores::Workers } else { FrontCores::Own },
             effort: self.effort(),
+            residuals: read_residuals(self.residuals.as_deref())?,
         })
     }
 
