@@ -29,6 +29,7 @@ mod source;
 pub mod spec;
 mod store;
 mod totals;
+pub mod trace;
 mod worker;
 mod world;
 

@@ -7,7 +7,7 @@ use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
 use super::worker::{Batch, JobId, LoadStage, Task, TurnTaking};
 use super::world::{Event, World};
-use crate::curves::BatchShape;
+use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
 use triptych_core::Modality;
@@ -82,6 +82,9 @@ impl World<'_> {
         let (now, hop) = (self.queue.now(), self.hop());
         if let Some(encoder) = &mut self.workers[w].encoder {
             encoder.n_preprocessing -= 1;
+        }
+        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.sized.tokens)) {
+            self.span(w, Stage::Preprocess, (since, 1, tokens.into()));
         }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.times.preprocess = now - job.since;
@@ -199,6 +202,9 @@ impl World<'_> {
             }
         }
         let Some(batch) = encoder.running.take() else { return };
+        let jobs = batch.jobs.iter().filter_map(|id| self.jobs.get(id));
+        let n_tokens = jobs.map(|job| u64::from(job.sized.tokens)).sum();
+        self.span(w, Stage::Encode, (batch.began, batch.jobs.len(), n_tokens));
         for id in batch.jobs {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.times.encode = now - batch.began;

@@ -180,6 +180,9 @@ impl World<'_> {
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
         pd.scheduler.commit(&plan);
         pd.scheduler.observe(&plan, Duration::from_nanos(now - began));
+        let shape = shape_of(pd, &plan);
+        let n_tokens = u64::from(shape.prefill_tokens + shape.decodes);
+        self.span(w, shape.stage(), (began, plan.chunks.len(), n_tokens));
         let mut n_tokens = 0;
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_choices() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };

@@ -30,6 +30,8 @@ pub struct ClusterSpec {
     pub patience: Duration,
     /// Between two places of the timeline.
     pub sample_every: Duration,
+    /// Keep every span of compute, for a [trace](super::trace).
+    pub records_spans: bool,
 }
 
 /// Workers that are alike.
@@ -216,6 +218,7 @@ impl ClusterSpec {
             request_time: Duration::from_secs(120),
             patience: Duration::from_secs(60),
             sample_every: Duration::from_millis(250),
+            records_spans: false,
         }
     }
 

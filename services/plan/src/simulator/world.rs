@@ -3,11 +3,11 @@
 use super::event_queue::{EventQueue, Nanos};
 use super::proxy::{Proxy, StoreQuestion};
 use super::request::{JobEnd, Request};
-use super::result::{ItemSources, Moment};
+use super::result::{ItemSources, Moment, Span};
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
-use crate::curves::{Costs, Spread};
+use crate::curves::{Costs, Spread, Stage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
@@ -107,6 +107,7 @@ pub(super) struct World<'a> {
     pub(super) n_sequences: u64,
     pub(super) items: ItemSources,
     pub(super) timeline: Vec<Moment>,
+    pub(super) spans: Vec<Span>,
     pub(super) in_flight: usize,
     pub(super) encode_items: usize,
     /// Whose cores had work of the parts before the workers last.
@@ -140,6 +141,7 @@ impl<'a> World<'a> {
             n_sequences: 0,
             items: ItemSources::default(),
             timeline: Vec::new(),
+            spans: Vec::new(),
             in_flight: 0,
             encode_items: 0,
             last_front: 0,
@@ -318,6 +320,14 @@ impl<'a> World<'a> {
             }
         }
         self.look_at_cores(worker);
+    }
+
+    /// A span of compute that ends now.
+    pub(super) fn span(&mut self, worker: usize, stage: Stage, (began, n, tokens): (Nanos, usize, u64)) {
+        if self.spec.records_spans {
+            let (began, ended) = (Duration::from_nanos(began), Duration::from_nanos(self.queue.now()));
+            self.spans.push(Span { worker, stage, began, ended, n, tokens });
+        }
     }
 
     /// Begins a transfer.

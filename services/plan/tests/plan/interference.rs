@@ -3,9 +3,9 @@
 use crate::made::{SLOW, apart, image, one};
 use std::sync::Arc;
 use triptych_bench::offered::Offered;
-use triptych_plan::curves::{CostCurves, Interference, StageInterference};
-use triptych_plan::simulator::simulate;
+use triptych_plan::curves::{CostCurves, Interference, Stage, StageInterference};
 use triptych_plan::simulator::spec::{ClusterSpec, FrontCores};
+use triptych_plan::simulator::{simulate, trace};
 
 fn cluster(cores: FrontCores, change: impl Fn(&mut CostCurves)) -> ClusterSpec {
     let mut cluster = apart(1, 1, SLOW);
@@ -75,4 +75,25 @@ fn work_of_the_frontend_that_is_misplaced_slows_a_worker_although_the_other_is_f
     };
     assert!(takes(1.0) > takes(0.0), "{} and {}", takes(1.0), takes(0.0));
     assert_eq!(takes(1.0), takes(1.0), "one seed is one run");
+}
+
+#[test]
+fn a_trace_has_a_span_for_each_step_and_forward_and_only_where_it_is_asked_for() {
+    let mut cluster = cluster(FrontCores::Own, |_| {});
+    let requests = || (0..3).map(|i| one(i, i * 50, 20, vec![image(i, 500)]));
+    assert!(simulate(&cluster, requests(), 1).unwrap().spans.is_empty());
+    cluster.records_spans = true;
+    let run = simulate(&cluster, requests(), 1).unwrap();
+    let n =
+        |wanted: &dyn Fn(Stage) -> bool| run.spans.iter().filter(|span| wanted(span.stage)).count() as u64;
+    let is_step = |stage| matches!(stage, Stage::Prefill | Stage::Decode);
+    assert_eq!(n(&is_step), run.pools[1].n_steps);
+    assert_eq!(n(&|stage| stage == Stage::Encode), run.pools[0].n_batches);
+    assert_eq!(n(&|stage| stage == Stage::Preprocess), 3);
+    let text = trace::text(trace::events(&cluster, &run));
+    let lines: Vec<serde_json::Value> =
+        text.lines().skip(1).map(|line| serde_json::from_str(line.trim_end_matches(',')).unwrap()).collect();
+    assert_eq!(lines.len(), 2 + run.spans.len());
+    assert_eq!(lines[0]["args"]["name"], "encoder-0");
+    assert!(lines.iter().any(|line| line["name"] == "step" && line["args"]["sequences"] == 1));
 }
