@@ -162,6 +162,7 @@ impl MapSettings {
             curves: vec![Arc::clone(&self.curves)],
             budget: Budget::Workers(place.workers),
             front: FrontCores::Own,
+            shares_cores: false,
             prompt: self.curves.prompt,
             effort: self.effort(),
             error: Residuals::default().error_for(&text, false),

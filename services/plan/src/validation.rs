@@ -7,6 +7,7 @@ mod choice;
 pub mod measured;
 mod report;
 pub mod stored;
+mod tables;
 
 pub use bars::Bar;
 pub use report::{

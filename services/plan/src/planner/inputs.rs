@@ -24,6 +24,8 @@ pub struct PlanInputs {
     pub slo: Slo,
     /// Cores of proxy, store and clients.
     pub frontend: FrontCores,
+    /// True if the workers of a host lend each other their cores.
+    pub shares_cores: bool,
     /// Size of the search.
     pub effort: Effort,
     /// Measured clusters, for the model's own error.
@@ -40,6 +42,7 @@ impl PlanInputs {
             curves: self.curves.clone(),
             budget,
             front: self.frontend,
+            shares_cores: self.shares_cores,
             prompt: self.curves.first().map(|curves| curves.prompt).unwrap_or_default(),
             effort: self.effort,
             error: self.error_for(self.demand.workload.text()),

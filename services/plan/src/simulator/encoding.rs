@@ -121,7 +121,8 @@ impl World<'_> {
         }
         let jobs: Vec<JobId> = encoder.ready.drain(..n).collect();
         let shape = BatchShape::of(sizes[..n].iter().copied());
-        let work = self.draw(self.workers[w].costs.encode(shape));
+        let costs = self.costs_now(w);
+        let work = self.draw(costs.encode(shape));
         self.begin_forward(w, jobs, (shape, work));
         self.report_soon(w);
     }

@@ -6,6 +6,17 @@ use crate::curves::{Costs, Interference, Stage};
 use std::rc::Rc;
 
 impl World<'_> {
+    /// Costs of a forward or a step of a worker that begins now: with all cores of the host if they are lent and no other
+    /// worker computes. A worker looks again when its next one begins, as the product does between two parts of its work.
+    pub(super) fn costs_now(&self, worker: usize) -> Rc<Costs> {
+        let own = &self.workers[worker];
+        let others = self.workers.iter().enumerate().filter(|(i, _)| *i != worker);
+        match &own.lent {
+            Some(lent) if others.into_iter().all(|(_, other)| !other.computes()) => Rc::clone(lent),
+            _ => Rc::clone(&own.costs),
+        }
+    }
+
     /// Slows a worker's tasks by what runs on its own cores and beside them. True if that has changed.
     pub(super) fn interfere(&mut self, worker: usize) -> bool {
         let costs: Rc<Costs> = Rc::clone(&self.workers[worker].costs);

@@ -164,7 +164,8 @@ impl World<'_> {
         let shape = shape_of(pd, &plan);
         pd.stepping = Some(Stepping { plan, began: now });
         failed.into_iter().for_each(|(id, failure)| self.fail(w, id, failure.class));
-        let work = self.draw(self.workers[w].costs.step(shape));
+        let costs = self.costs_now(w);
+        let work = self.draw(costs.step(shape));
         let worker = &mut self.workers[w];
         let threads = worker.threads();
         worker.used.step += work as f64 * threads;

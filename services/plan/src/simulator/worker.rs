@@ -51,6 +51,8 @@ pub(super) type JobId = u64;
 pub(super) struct Worker {
     pub(super) pool: usize,
     pub(super) costs: Rc<Costs>,
+    /// Costs with all cores of the host, if they are lent.
+    pub(super) lent: Option<Rc<Costs>>,
     pub(super) cores: Sharing<Task>,
     pub(super) encoder: Option<EncoderSide>,
     pub(super) pd: Option<PdSide>,
@@ -200,12 +202,18 @@ impl Worker {
             pool,
             cores: Sharing::new(spec.curves.threads as f64),
             costs,
+            lent: spec.lent.as_ref().map(|curves| Rc::new(Costs::new(curves))),
             encoder,
             pd,
             turns,
             reports: Reports::default(),
             used: Used::default(),
         })
+    }
+
+    /// True if a forward or a step is under way.
+    pub(super) fn computes(&self) -> bool {
+        self.cores.shares().any(|(task, _)| matches!(task, Task::Forward | Task::Step(_)))
     }
 
     /// Threads that a forward or a step takes.

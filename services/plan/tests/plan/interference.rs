@@ -29,16 +29,17 @@ fn interfered(curves: &mut CostCurves) {
     });
 }
 
-/// Seconds until the answer of a text is written.
+/// Seconds until the answer of a text is written, which comes half a second after the others.
 fn text_takes(cluster: &ClusterSpec, others: impl Iterator<Item = Offered>) -> f64 {
-    let text = one(0, 0, 500, Vec::new());
-    let run = simulate(cluster, std::iter::once(text).chain(others), 1).unwrap();
-    (*run.outcomes[0].tokens.last().expect("an answer") - run.outcomes[0].due).as_secs_f64()
+    let text = one(1, 500, 500, Vec::new());
+    let run = simulate(cluster, others.chain(std::iter::once(text)), 1).unwrap();
+    let outcome = run.outcomes.last().expect("the text");
+    (*outcome.tokens.last().expect("an answer") - outcome.due).as_secs_f64()
 }
 
 /// A request whose image is encoded for three seconds, beside the other's text.
 fn encoding() -> impl Iterator<Item = Offered> {
-    std::iter::once(one(1, 0, 1, vec![image(1, 3000)]))
+    std::iter::once(one(0, 0, 1, vec![image(1, 3000)]))
 }
 
 #[test]
@@ -75,6 +76,20 @@ fn work_of_the_frontend_that_is_misplaced_slows_a_worker_although_the_other_is_f
     };
     assert!(takes(1.0) > takes(0.0), "{} and {}", takes(1.0), takes(0.0));
     assert_eq!(takes(1.0), takes(1.0), "one seed is one run");
+}
+
+#[test]
+fn a_worker_that_computes_alone_has_the_cores_of_all() {
+    let takes = |is_lent: bool, others: fn() -> Vec<Offered>| {
+        let mut cluster = cluster(FrontCores::Workers, |_| {});
+        let wide = CostCurves { threads: 2, ..cluster.pools[1].curves.slowed(0.5) };
+        cluster.pools[1].lent = is_lent.then(|| Arc::new(wide));
+        text_takes(&cluster, others().into_iter())
+    };
+    let alone = takes(true, Vec::new) / takes(false, Vec::new);
+    assert!((alone - 0.5).abs() < 0.02, "{alone} of the time");
+    let beside = || encoding().collect();
+    assert_eq!(takes(true, beside), takes(false, beside), "the encoder computes all the while");
 }
 
 #[test]

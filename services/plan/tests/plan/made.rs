@@ -95,7 +95,7 @@ pub fn curves(prices: Prices) -> CostCurves {
 
 /// A pool.
 pub fn pool(name: &str, workers: usize, role: PoolRole, prices: Prices) -> PoolSpec {
-    PoolSpec { name: name.into(), workers, role, curves: Arc::new(curves(prices)) }
+    PoolSpec { name: name.into(), workers, role, curves: Arc::new(curves(prices)), lent: None }
 }
 
 /// So many encoders and so many PD workers.

@@ -33,6 +33,7 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
         curves: vec![Arc::new(curves_of(costs))],
         budget,
         front: FrontCores::Own,
+        shares_cores: false,
         prompt: PromptSpec::default(),
         effort: EFFORT,
         error: Residuals::default().error_for("any", false),

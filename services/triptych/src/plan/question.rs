@@ -32,6 +32,10 @@ pub struct QuestionArgs {
     /// Proxy, store and clients use the workers' cores, as on one machine. Default: they have their own
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub one_machine: bool,
+    /// The workers of the machine lend each other their cores, as `triptych up` has it: a worker that computes alone has as many
+    /// as the curves with the most threads. Default: each has its own, as in `triptych bench suite`
+    #[arg(long, requires = "one_machine", value_parser = FalseyValueParser::new())]
+    pub share_cores: bool,
     /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub quick: bool,
@@ -62,6 +66,7 @@ impl QuestionArgs {
             demand: Named { workload, arrivals: self.arrivals },
             slo,
             frontend: if self.one_machine { FrontCores::Workers } else { FrontCores::Own },
+            shares_cores: self.share_cores,
             effort: self.effort(),
             residuals: read_residuals(self.residuals.as_deref())?,
         })
