@@ -5,6 +5,7 @@
 mod bars;
 mod choice;
 pub mod measured;
+mod page;
 mod report;
 pub mod stored;
 mod tables;

@@ -70,8 +70,8 @@ pub struct StageInterference {
     pub shared_us: f64,
     /// Threads of the stage.
     pub threads: usize,
-    /// How much this stage slows copies down on another core, as a share of what further copies slow them down: 0 for a
-    /// stage that stays in its caches.
+    /// Loss of copies on another core beside this stage, as a share of their loss beside further copies: 0 for a stage that
+    /// stays in its caches.
     pub traffic: f64,
 }
 

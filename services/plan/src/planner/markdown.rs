@@ -62,7 +62,7 @@ fn choice(page: &mut String, choice: &RecommendedCluster) -> std::fmt::Result {
     writeln!(page, "Values for the Helm chart:\n\n```yaml\n{}```", choice.values)
 }
 
-/// What a measurement is expected to find, and on what that rests.
+/// The range of a measurement, and its basis.
 fn error(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
     let (found, error) = (answer.best.measurable, answer.error);
     writeln!(

@@ -22,7 +22,7 @@ const MOST_CELLS: usize = 10_000;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
-    /// Where they were measured, with which curves.
+    /// Place of the measurements, and the curves of their plan.
     pub source: String,
     /// True if the curves have times beside neighbours.
     pub under_load: bool,

@@ -9,7 +9,7 @@ use super::neighbour::{Neighbours, OtherCores, Pass, copies, sums};
 use super::progress::{Progress, micros};
 use super::settings::{Extent, ProfileSettings};
 use crate::curves::{Interference, Spread, Stage, StageInterference};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use triptych_core::Modality;
 use triptych_models::compute::{Compute, ComputeConfig};
@@ -40,7 +40,7 @@ pub struct Worker<'a> {
 /// A stage's work, once.
 type Work<'a> = Box<dyn FnMut() -> Result<(), ProfileError> + 'a>;
 
-/// What runs beside the stages.
+/// Load beside the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
     Alone,
@@ -132,8 +132,10 @@ fn repeat(work: &mut Work<'_>, slice: Duration, us: &mut Vec<f64>) -> Result<(),
 
 impl CopyRates {
     fn record(&mut self, neighbours: &Neighbours, slice: Duration) -> Result<(), ProfileError> {
+        // Nobody sends: it is a wait for the slice to end.
+        let (_sender, nothing) = mpsc::channel::<()>();
         let idle = || {
-            std::thread::sleep(slice);
+            let _ = nothing.recv_timeout(slice);
             Ok::<_, ProfileError>(())
         };
         self.alone.push(neighbours.rate_during(idle)?);

@@ -1,6 +1,5 @@
 //! Measured beside simulated outcomes of the same requests, and the planned cluster beside the best measured one.
 
-use super::{bars, tables};
 use crate::curves::CostCurves;
 use crate::planner::candidate::{Candidate, Shape, WorkerSettings};
 use crate::planner::{Interval, ModelError, SearchedCandidate};
@@ -8,7 +7,6 @@ use serde::Serialize;
 use std::sync::Arc;
 use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs};
 use triptych_bench::outcome::Outcome;
-use triptych_bench::report::{Report, Section};
 use triptych_bench::slo::Slo;
 use triptych_bench::topology::{Topology, Workers};
 use triptych_runtime::compute_arbiter::EncoderBudget;
@@ -205,44 +203,6 @@ pub fn encoder_budget(topology: &Topology) -> EncoderBudget {
 }
 
 impl Validation {
-    /// The report.
-    pub fn report(&self) -> Report {
-        let mut report = Report {
-            title: "Simulated beside measured".to_owned(),
-            lead: "The same requests, offered to a cluster on this machine and to its simulation; and the cluster that the \
-                   plan chose beside the best of all that were measured."
-                .to_owned(),
-            facts: self.facts.clone(),
-            warnings: self.warnings.clone(),
-            ..Report::default()
-        };
-        report.sections.push(bars::section(self));
-        if !self.compared.is_empty() {
-            report.sections.push(Section {
-                heading: "Latencies".to_owned(),
-                text: "Relative error is simulated over measured, less one. The goal is 10 % at half load and 20 % near \
-                       capacity, for TTFT and TPOT at p50 and p90."
-                    .to_owned(),
-                tables: self.compared.iter().map(tables::latencies).collect(),
-                charts: Vec::new(),
-            });
-        }
-        if !self.regrets.is_empty() {
-            report.sections.push(Section {
-                heading: "Regret of the plan".to_owned(),
-                text: format!(
-                    "Measured goodput of the cluster that the plan recommends over that of the best measured one; the goal is \
-                     {REGRET} and more. Then what each cluster was expected to show in a measurement of the same length, \
-                     with the interval in which 95 % of measurements should lie, the model's own error included: \
-                     goodput lies between the highest rate that passed and the lowest that failed."
-                ),
-                tables: vec![tables::regrets(&self.regrets), tables::expectations(&self.regrets)],
-                charts: Vec::new(),
-            });
-        }
-        report
-    }
-
     /// Number of judged percentiles that miss their goal, and of all judged ones.
     pub fn misses(&self) -> (usize, usize) {
         let all = self

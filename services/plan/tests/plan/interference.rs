@@ -1,4 +1,4 @@
-//! What runs on the other workers of a host makes steps longer, for as long as it runs.
+//! Interference: steps are longer for as long as other workers of the host compute.
 
 use crate::made::{SLOW, apart, image, one};
 use std::sync::Arc;
