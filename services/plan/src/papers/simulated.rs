@@ -86,6 +86,7 @@ fn spec(
         workers,
         role,
         curves: Arc::clone(curves),
+        lent: None,
     };
     let pools = match cluster.workers() {
         (0, n) => vec![pool("both", n, PoolRole::Both { pd, encoder, encoder_budget: budget }, pd_curves)],

@@ -175,6 +175,7 @@ impl Candidate {
             workers,
             role,
             curves: Arc::clone(&self.curves),
+            lent: question.lent_to(&self.curves),
         };
         let both = PoolRole::Both { pd, encoder, encoder_budget: settings.encoder_budget };
         let pools = match self.shape {

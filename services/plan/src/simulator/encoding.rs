@@ -7,7 +7,7 @@ use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
 use super::worker::{Batch, JobId, LoadStage, Task, TurnTaking};
 use super::world::{Event, World};
-use crate::curves::BatchShape;
+use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
 use triptych_core::{Modality, RequestId};
@@ -89,6 +89,9 @@ impl World<'_> {
         if let Some(encoder) = &mut self.workers[w].encoder {
             encoder.n_preprocessing -= 1;
         }
+        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.sized.tokens)) {
+            self.span(w, Stage::Preprocess, (since, 1, tokens.into()));
+        }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.times.preprocess = now - job.since;
             job.since = now;
@@ -132,7 +135,8 @@ impl World<'_> {
         }
         let jobs: Vec<JobId> = encoder.ready.drain(..n).collect();
         let shape = BatchShape::of(sizes[..n].iter().copied());
-        let work = self.draw(self.workers[w].costs.encode(shape));
+        let costs = self.costs_now(w);
+        let work = self.draw(costs.encode(shape));
         self.begin_forward(w, jobs, (shape, work));
         self.report_soon(w);
     }
@@ -213,6 +217,9 @@ impl World<'_> {
             }
         }
         let Some(batch) = encoder.running.take() else { return };
+        let jobs = batch.jobs.iter().filter_map(|id| self.jobs.get(id));
+        let n_tokens = jobs.map(|job| u64::from(job.sized.tokens)).sum();
+        self.span(w, Stage::Encode, (batch.began, batch.jobs.len(), n_tokens));
         for id in batch.jobs {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.times.encode = now - batch.began;
