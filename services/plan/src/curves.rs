@@ -8,14 +8,19 @@ mod check;
 pub mod costs;
 mod file;
 mod fit;
+mod joined;
 mod prompt;
 pub mod sample;
+mod source;
 pub mod timed;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
+pub(crate) use fit::{FitPoint, least_squares};
+pub use joined::JoinError;
 pub use prompt::{ItemsAt, PromptSpec};
+pub use source::{ApiEncoders, ApiSource, Unmeasured};
 
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +74,9 @@ pub struct CostCurves {
     /// Slowdown of encoder and engine when one process runs both on the same threads.
     #[serde(alias = "together")]
     pub colocated: ColocationSlowdown,
+    /// The server of another engine that these are of; `None`: a worker of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<ApiSource>,
 }
 
 impl CostCurves {
@@ -186,6 +194,9 @@ pub struct KvSizes {
     /// Bytes that weights leave free on a device with memory of its own; `None`: the caches are in the host's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<usize>,
+    /// Tokens that the KV cache of a worker holds, where the worker said so; before `device_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_tokens: Option<usize>,
     /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cross_rows: Option<usize>,

@@ -123,5 +123,6 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
             token_us: 20.0,
         },
         colocated: ColocationSlowdown::default(),
+        api: None,
     }
 }

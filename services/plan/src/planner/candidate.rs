@@ -1,7 +1,7 @@
 //! A cluster that the planner compares.
 
 use super::question::Question;
-use crate::curves::CostCurves;
+use crate::curves::{ApiEncoders, CostCurves};
 use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
@@ -128,10 +128,16 @@ impl Candidate {
             (false, budget) => format!(", encoder token budget {budget}"),
         };
         let threads = self.curves.threads;
+        let engine = match &self.curves.api {
+            None => String::new(),
+            Some(api) if api.encoders == ApiEncoders::Ours => format!(", our encoders before {}", api.name()),
+            Some(api) => format!(", {}", api.name()),
+        };
         format!(
-            "{} ({threads} {}{turns})",
+            "{} ({threads} {}{}{engine})",
             self.shape.name(),
-            if threads == 1 { "core each" } else { "cores each" }
+            if threads == 1 { "core each" } else { "cores each" },
+            if self.curves.api.is_some() { "" } else { &turns },
         )
     }
 
@@ -140,6 +146,7 @@ impl Candidate {
         self.shape == other.shape
             && self.settings == other.settings
             && self.curves.threads == other.curves.threads
+            && self.curves.api == other.curves.api
     }
 
     /// Workers of both kinds.
@@ -156,13 +163,20 @@ impl Candidate {
         self.n_workers().div_ceil(WORKERS_OF_A_PROXY)
     }
 
+    /// Memory for keys and values of a worker; `None`: the engine's default.
+    fn kv_bytes(&self) -> Option<usize> {
+        let kv = self.curves.kv;
+        let told = kv.capacity_tokens.map(|n| n.saturating_mul(kv.token_bytes));
+        told.or(kv.device_bytes.map(|free| free / 10 * DEVICE_SHARE))
+    }
+
     /// Specification for the simulator.
     pub fn spec(&self, question: &Question<'_>) -> ClusterSpec {
         let settings = self.settings;
         let engine = EngineSettings {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
-            self_kv_bytes: self.curves.kv.device_bytes.map(|free| free / 10 * DEVICE_SHARE),
+            self_kv_bytes: self.kv_bytes(),
             ..EngineSettings::default()
         };
         let pd = PdSpec { engine, ..PdSpec::default() };

@@ -6,7 +6,7 @@ use super::effort::Effort;
 use super::question::Question;
 use crate::curves::CostCurves;
 use crate::simulator::spec::FrontCores;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triptych_bench::error::MeasureError;
 use triptych_bench::judge::Rule;
@@ -48,13 +48,8 @@ impl PlanInputs {
 /// # Errors
 /// [`MeasureError::Setting`] that names the file, or the numbers of threads that there are.
 pub fn read_curves(files: &[PathBuf], threads: Option<usize>) -> Result<Vec<Arc<CostCurves>>, MeasureError> {
-    let mut curves = Vec::new();
-    for path in files {
-        let wrong =
-            |e: &dyn std::error::Error| MeasureError::setting(format!("--curves {}", path.display()), e);
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
-        curves.push(Arc::new(CostCurves::read(&text).map_err(|e| wrong(&e))?));
-    }
+    let read = |path: &PathBuf| read_file("--curves", path).map(Arc::new);
+    let mut curves = files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let Some(threads) = threads else { return Ok(curves) };
     let found: Vec<String> = curves.iter().map(|c| c.threads.to_string()).collect();
     curves.retain(|c| c.threads == threads);
@@ -65,4 +60,37 @@ pub fn read_curves(files: &[PathBuf], threads: Option<usize>) -> Result<Vec<Arc<
         )));
     }
     Ok(curves)
+}
+
+/// The curves, each with another engine's PD workers of its size too, and those workers alone.
+///
+/// # Errors
+/// [`MeasureError::Setting`] that names a file which fits none of the curves.
+pub fn with_pd_curves(
+    mut curves: Vec<Arc<CostCurves>>,
+    files: &[PathBuf],
+) -> Result<Vec<Arc<CostCurves>>, MeasureError> {
+    let ours = curves.clone();
+    for path in files {
+        let pd = read_file("--pd-curves", path)?;
+        let mut refused = None;
+        let n_before = curves.len();
+        for encoders in &ours {
+            match encoders.joined_to(&pd) {
+                Ok(joined) => curves.push(Arc::new(joined)),
+                Err(e) => refused = Some(e),
+            }
+        }
+        if let Some(e) = refused.filter(|_| curves.len() == n_before) {
+            return Err(MeasureError::setting(format!("--pd-curves {}", path.display()), &e));
+        }
+        curves.push(Arc::new(pd));
+    }
+    Ok(curves)
+}
+
+fn read_file(flag: &str, path: &Path) -> Result<CostCurves, MeasureError> {
+    let wrong = |e: &dyn std::error::Error| MeasureError::setting(format!("{flag} {}", path.display()), e);
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
+    CostCurves::read(&text).map_err(|e| wrong(&e))
 }

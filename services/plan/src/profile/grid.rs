@@ -44,6 +44,7 @@ pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
         max_context: info.max_context,
         cross_rows_per_token: info.cross_rows_per_token,
         device_bytes: None,
+        capacity_tokens: None,
         max_cross_rows,
     }
 }

@@ -88,6 +88,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         proxy: ProxyCost::default(),
         front: FrontCost::default(),
         colocated: ColocationSlowdown::default(),
+        api: None,
     }
 }
 
