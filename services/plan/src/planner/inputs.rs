@@ -94,3 +94,81 @@ fn read_file(flag: &str, path: &Path) -> Result<CostCurves, MeasureError> {
     let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
     CostCurves::read(&text).map_err(|e| wrong(&e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::sample::curves;
+    use crate::curves::{ApiEncoders, ApiSource};
+    use crate::planner::{Budget, plan};
+    use triptych_bench::arrivals::Arrivals;
+    use triptych_bench::workload::Workload;
+
+    /// Curves of a server that prefills and decodes three times as fast as ours, and encodes as slowly.
+    fn fast_pd() -> CostCurves {
+        let mut pd = curves();
+        for point in &mut pd.step {
+            point.p50_us /= 3.0;
+            point.p95_us /= 3.0;
+        }
+        pd.api = Some(ApiSource {
+            engine: Some("vLLM 0.32".into()),
+            url: "http://gpu:8000".into(),
+            encoders: ApiEncoders::Colocated,
+            kv_block_tokens: Some(16),
+            max_sequences: None,
+            unmeasured: Vec::new(),
+        });
+        pd
+    }
+
+    #[test]
+    fn a_plan_compares_ours_with_our_encoders_before_vllm_and_vllm_alone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = |name: &str, curves: &CostCurves| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, serde_json::to_string(curves).expect("JSON")).expect("a file");
+            path
+        };
+        let (ours, pd) = (file("ours.json", &curves()), file("pd.json", &fast_pd()));
+        let ours = read_curves(&[ours], None).expect("curves");
+        let all = with_pd_curves(ours.clone(), &[pd]).expect("joined curves");
+        let encoders: Vec<_> = all.iter().map(|c| c.api.as_ref().map(|api| api.encoders)).collect();
+        assert_eq!(encoders, [None, Some(ApiEncoders::Ours), Some(ApiEncoders::Colocated)]);
+        let workload = Workload::parse("epd-short:images=1,text=100,output=20").expect("a workload");
+        let inputs = PlanInputs {
+            curves: all,
+            demand: Named { workload, arrivals: Arrivals::Own },
+            slo: "ttft=2s,tpot=100ms".parse().expect("an SLO"),
+            frontend: FrontCores::Own,
+            effort: Effort { requests: 60, seeds: 1, what_if: false, ..Effort::QUICK },
+        };
+        let found = plan(&inputs.question(Budget::Workers(3), &inputs.demand), &|_| ()).expect("a plan");
+        let names: Vec<_> = found
+            .simulated
+            .iter()
+            .map(|one| one.name.as_str())
+            .chain(found.pruned.iter().map(|p| p.0.as_str()))
+            .collect();
+        for name in [
+            "2e1pd (1 core each)",
+            "2e1pd (1 core each, our encoders before vLLM 0.32)",
+            "dp3 (1 core each, vLLM 0.32)",
+        ] {
+            assert!(names.contains(&name), "{name} is not in {names:?}");
+        }
+        assert!(
+            !names.iter().any(|name| name.starts_with("dp3") && name.contains("our encoders")),
+            "{names:?}"
+        );
+        assert!(
+            found.best.commands.iter().any(|line| line.starts_with("vllm serve")),
+            "{:?}",
+            found.best.commands
+        );
+        let other = CostCurves { model: "other".into(), ..fast_pd() };
+        let refused =
+            with_pd_curves(ours, &[file("other.json", &other)]).expect_err("another model").to_string();
+        assert!(refused.contains("--pd-curves") && refused.contains("\"other\""), "{refused}");
+    }
+}

@@ -128,6 +128,46 @@ mod tests {
         );
     }
 
+    /// A server that answers these paths and no others; its URL.
+    async fn server(answers: &'static [(&'static str, &'static str)]) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        triptych_runtime::tls::install_provider();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("its address"));
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = vec![0; 4096];
+                let n = stream.read(&mut head).await.unwrap_or(0);
+                let head = String::from_utf8_lossy(&head[..n]).into_owned();
+                let found = answers.iter().find(|(path, _)| head.starts_with(&format!("GET {path} ")));
+                let (status, body) = found.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", *body));
+                let n = body.len();
+                let answer =
+                    format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {n}\r\n\r\n{body}");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_server_is_asked_for_its_version_context_and_cache() {
+        let url = server(&[
+            ("/v1/models", r#"{"data":[{"id":"other"},{"id":"m","max_model_len":2048}]}"#),
+            ("/version", r#"{"version":"0.32.0"}"#),
+            ("/metrics", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"10\"} 1\n"),
+        ])
+        .await;
+        let info = ServerInfo::ask(&url, "m", Some("key")).await.expect("a description");
+        assert_eq!((info.engine.as_deref(), info.max_context), (Some("vLLM 0.32.0"), Some(2048)));
+        assert_eq!((info.kv_tokens, info.url), (Some(160), url));
+        let plain = server(&[("/v1/models", r#"{"data":[{"id":"m"}]}"#)]).await;
+        let info = ServerInfo::ask(&plain, "m", None).await.expect("a description");
+        assert_eq!(info, ServerInfo { url: plain, ..ServerInfo::default() }, "the rest is not told");
+        let nobody = server(&[]).await;
+        assert!(ServerInfo::ask(&nobody, "m", None).await.is_err());
+    }
+
     #[test]
     fn a_server_that_tells_nothing_or_nonsense_is_described_by_nothing() {
         for text in ["", "up 1\n", "vllm_cache 1"] {
