@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
-use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals};
+use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals, with_pd_curves};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
 
@@ -17,6 +17,10 @@ pub struct QuestionArgs {
     /// Cost curves that `triptych profile` wrote; repeat for each number of threads that a worker may have
     #[arg(long, value_name = "FILE", default_value = "curves.json")]
     pub curves: Vec<PathBuf>,
+    /// Cost curves of another engine's server, as `triptych profile --url` wrote them: the encoders of --curves before its PD workers,
+    /// and such servers alone, are compared with clusters of --curves; repeat for several
+    #[arg(long, value_name = "FILE")]
+    pub pd_curves: Vec<PathBuf>,
     /// Use only curves of workers with so many threads
     #[arg(long, value_name = "N")]
     pub threads_per_worker: Option<usize>,
@@ -58,6 +62,7 @@ impl QuestionArgs {
     /// [`CliError::Setting`] that names the flag, its value and what is allowed.
     pub fn read(&self) -> Result<PlanInputs, CliError> {
         let curves = read_curves(&self.curves, self.threads_per_worker)?;
+        let curves = with_pd_curves(curves, &self.pd_curves)?;
         let workload = Workload::parse(&self.workload)
             .map_err(|e| CliError::setting(format!("--workload {}", self.workload), &e))?;
         let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
