@@ -2153,7 +2153,7 @@ pub struct EncodeCost {
     pub p95_ratio: f64,
     /// The tower; 0: the only one, or the first.
     #[prost(uint32, tag = "7")]
-    pub tower: u32,
+    pub tower_index: u32,
 }
 /// A model as one worker serves it.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2214,12 +2214,28 @@ pub mod worker_model {
         /// It reads text together with the item.
         #[prost(bool, tag = "3")]
         pub takes_prompt: bool,
+        /// Its tower, of families whose rows vLLM publishes too. A PD worker takes rows that vLLM computed with the same.
+        #[prost(message, optional, tag = "4")]
+        pub tower: ::core::option::Option<Tower>,
         /// Its number among the towers that read the same item, up to 7; 0: the only one, or the first.
-        #[prost(uint32, tag = "4")]
-        pub tower: u32,
-        /// Name of the tower; empty: there are no others.
-        #[prost(string, tag = "5")]
+        #[prost(uint32, tag = "5")]
+        pub tower_index: u32,
+        /// Name of the tower, where several read the same item; empty: there are no others.
+        #[prost(string, tag = "6")]
         pub tower_name: ::prost::alloc::string::String,
+    }
+    /// Digests of all that a tower computes from beside the item, each 32 bytes.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Tower {
+        /// Its part of `config.json`.
+        #[prost(bytes = "bytes", tag = "1")]
+        pub configuration: ::prost::bytes::Bytes,
+        /// Settings of its processor.
+        #[prost(bytes = "bytes", tag = "2")]
+        pub processor: ::prost::bytes::Bytes,
+        /// Its tensors.
+        #[prost(bytes = "bytes", tag = "3")]
+        pub weights: ::prost::bytes::Bytes,
     }
     /// Encoders of other workers, whichever they are.
     #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2273,9 +2289,12 @@ pub struct EncodeRequest {
     /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
     #[prost(bool, tag = "10")]
     pub item_is_embeddings: bool,
+    /// Priority of the request: smaller is more urgent.
+    #[prost(int32, tag = "11")]
+    pub priority: i32,
     /// The tower that is to read the item; 0: the only one, or the first.
-    #[prost(uint32, tag = "11")]
-    pub tower: u32,
+    #[prost(uint32, tag = "12")]
+    pub tower_index: u32,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -143,7 +143,7 @@ impl EncoderWorkerState {
 
     fn check(&self, request: &v1::EncodeRequest) -> Result<CheckedJob, Failure> {
         let model = self.models.get(&request.model).ok_or_else(|| self.models.missing(&request.model))?;
-        let encoder = convert::encoder_id(request.modality, request.tower)?;
+        let encoder = convert::encoder_id(request.modality, request.tower_index)?;
         let key = convert::key(&request.key, "key")?;
         let wanted = convert::fingerprint(&request.fingerprint, "fingerprint")?;
         let found = model.encoders.get(&encoder).cloned();
@@ -167,8 +167,10 @@ impl EncoderWorkerState {
         if let Some(output) = self.cached_output(&job) {
             return self.respond_cached(output, state).await;
         }
-        let permit = self.pool.admit(&request.model, job.encoder, request.item.len())?;
-        let starting = RequestId::parse(&request.request_id).map(|id| self.journal.begin(id));
+        let asker = RequestId::parse(&request.request_id);
+        let owner = self.pool.owner(asker, request.priority);
+        let permit = self.pool.admit(&request.model, job.encoder, request.item.len(), owner)?;
+        let starting = asker.map(|id| self.journal.begin(id));
         let form = convert::item_form(&request)?;
         if form == ItemForm::Embeddings {
             return self.take_rows(&job, request.item, state, permit).await;

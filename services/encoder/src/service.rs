@@ -30,7 +30,8 @@ impl EncoderService {
                 modality: v1::Modality::from(id.modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.encoders.get(id).is_some_and(|tower| tower.preprocess.takes_prompt()),
-                tower: id.tower.0.into(),
+                tower: None,
+                tower_index: id.tower.0.into(),
                 tower_name: m.tower_name(*id).to_owned(),
             };
         let model = |name: &String, m: &ServedEncoder| v1::WorkerModel {

@@ -1,5 +1,6 @@
 //! The gRPC service: validates a request, lays out its prompt, and admits it.
 
+use crate::accepted::AcceptedEncoders;
 use crate::adapters::ServedAdapter;
 use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
@@ -10,7 +11,6 @@ use crate::state::PdWorkerState;
 use crate::truncation::{Truncation, TruncationRoom};
 use crate::{resume, watch};
 use futures::FutureExt;
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
@@ -22,9 +22,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{
-    EncodedItem, EncoderId, Extent, Failure, FailureClass, Fingerprint, RequestId, TenantId, TowerIdx,
-};
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId, TowerIdx};
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_models::prompt::{OutputKind, PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
@@ -76,7 +74,7 @@ impl PdWorkerState {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
         let starting = Some(self.journal.begin(id));
-        let takes = model.encoders_with(adapter.as_ref());
+        let takes = model.encoders.with(adapter.as_ref());
         let items = pending(model.items(request.items, &takes, &self.limits)?, &request.hints);
         let hints = request.hints.into_iter().take(items.len());
         let hints = hints.map(|hint| hint_from_wire(hint, deadline)).collect();
@@ -131,18 +129,10 @@ impl PdWorkerState {
 
     fn describe(&self) -> v1::DescribeResponse {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let encoder =
-            |m: &ServedDecoder, id: &EncoderId, fingerprint: &Fingerprint| v1::worker_model::Encoder {
-                modality: v1::Modality::from(id.modality).into(),
-                fingerprint: fingerprint.as_bytes().to_vec().into(),
-                takes_prompt: m.encoder_takes_prompt,
-                tower: id.tower.0.into(),
-                tower_name: m.tower_names.get(usize::from(id.tower.0)).copied().unwrap_or_default().into(),
-            };
         let base = |(name, m): (&String, &Arc<ServedDecoder>)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(|(id, f)| encoder(m, id, f)).collect(),
+            encoders: m.encoders.announced(m.encoder_takes_prompt),
             max_context: count(m.max_context),
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
@@ -157,7 +147,7 @@ impl PdWorkerState {
         let of_adapter = |m: &ServedDecoder, (name, of): (String, ServedAdapter), base: &v1::WorkerModel| {
             v1::WorkerModel {
                 name,
-                encoders: of.encoders(&m.encoders).iter().map(|(id, f)| encoder(m, id, f)).collect(),
+                encoders: m.encoders.with(Some(&of)).announced(m.encoder_takes_prompt),
                 adapts_encoder: of.encoder_part.is_some(),
                 parent: base.name.clone(),
                 adapter: of.id.as_bytes().to_vec().into(),
@@ -232,20 +222,15 @@ fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
 }
 
 impl ServedDecoder {
-    /// Fingerprints of the encoders whose outputs it takes, with an adapter or without.
-    fn encoders_with(&self, adapter: Option<&ServedAdapter>) -> BTreeMap<EncoderId, Fingerprint> {
-        adapter.map_or_else(|| self.encoders.clone(), |adapter| adapter.encoders(&self.encoders))
-    }
-
     /// Reads the items, and refuses those of another encoder before anything is loaded.
     fn items(
         &self,
         wire: Vec<v1::EncodedItem>,
-        takes: &BTreeMap<EncoderId, Fingerprint>,
+        takes: &AcceptedEncoders,
         limits: &Limits,
     ) -> Result<Vec<EncodedItem>, Failure> {
         // Each tower has an output of an item.
-        let n_towers = self.tower_names.len().max(1);
+        let n_towers = takes.n_towers();
         if wire.len() > limits.max_items.saturating_mul(n_towers) {
             let n_items = wire.len().div_ceil(n_towers);
             let message = format!("{n_items} items, the limit is {}", limits.max_items);
@@ -264,9 +249,8 @@ impl ServedDecoder {
                 self.check_live(n_windows as usize)?;
             }
             let tower = TowerIdx((i % n_towers) as u8);
-            let expected = takes.get(&EncoderId { modality: item.modality, tower });
-            if expected != Some(&item.fingerprint) {
-                let detail = format!("item of encoder {}, this worker takes {expected:?}", item.fingerprint);
+            if !takes.accepts(item, tower) {
+                let detail = format!("item of encoder {}, this worker takes {takes:?}", item.fingerprint);
                 return Err(
                     Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
                 );

@@ -176,6 +176,7 @@ fn stored_job(request: &Request, route: &Route, item: ItemIdx, wanted: Wanted) -
         bytes: Bytes::new(),
         options: ItemOptions::default(),
         deadline: request.deadline,
+        priority: request.priority,
         account: Arc::clone(&request.caller.account),
         placement: None,
         is_stored: true,

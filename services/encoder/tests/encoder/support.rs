@@ -170,7 +170,8 @@ impl Worker {
             item_is_token_ids: false,
             item_is_embeddings: false,
             fence: 0,
-            tower: encoder.tower,
+            priority: 0,
+            tower_index: encoder.tower_index,
         }
     }
 

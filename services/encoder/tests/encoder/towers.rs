@@ -14,7 +14,7 @@ async fn a_worker_announces_and_encodes_the_towers_that_it_holds() {
         let worker = start_towers(TowersOf::named(towers)).await;
         let models = worker.describe().await.models;
         let encoders = &models[0].encoders;
-        let found: Vec<_> = encoders.iter().map(|e| (e.tower, e.tower_name.as_str())).collect();
+        let found: Vec<_> = encoders.iter().map(|e| (e.tower_index, e.tower_name.as_str())).collect();
         assert_eq!(found, expect);
         announced.push(encoders.clone());
         // Its own towers are encoded, each with rows of its own width.
@@ -22,7 +22,7 @@ async fn a_worker_announces_and_encodes_the_towers_that_it_holds() {
         for (seed, encoder) in (1..).zip(encoders) {
             let fingerprint = encoder.fingerprint.clone();
             let job = worker.job("towers", seed).await;
-            let job = v1::EncodeRequest { tower: encoder.tower, fingerprint, ..job };
+            let job = v1::EncodeRequest { tower_index: encoder.tower_index, fingerprint, ..job };
             let made = worker.encode(job.clone()).await.expect("encoded").item.expect("an item");
             assert_eq!(made.fingerprint, job.fingerprint);
             widths.push(made.hidden);
@@ -30,11 +30,12 @@ async fn a_worker_announces_and_encodes_the_towers_that_it_holds() {
         let job = worker.job("towers", 9).await;
         let others = [0, 1].into_iter().filter(|tower| !expect.iter().any(|(own, _)| own == tower));
         for tower in others {
-            let refused = worker.encode(v1::EncodeRequest { tower, ..job.clone() }).await;
+            let refused = worker.encode(v1::EncodeRequest { tower_index: tower, ..job.clone() }).await;
             let refused = refused.expect_err("it does not hold it");
             assert!(refused.message().contains("does not hold the tower of model \"towers\""), "{refused}");
         }
-        let none = worker.encode(v1::EncodeRequest { tower: 9, ..job.clone() }).await.expect_err("no tower");
+        let none =
+            worker.encode(v1::EncodeRequest { tower_index: 9, ..job.clone() }).await.expect_err("no tower");
         assert_eq!(none.code(), Code::InvalidArgument, "{none}");
         let rows = worker.encode(v1::EncodeRequest { item_is_embeddings: true, ..job }).await;
         let rows = rows.expect_err("rows of which tower");

@@ -92,7 +92,7 @@ async fn outputs_of_towers_come_in_their_order_one_for_each() {
     let pd = start_changed(|config| PdConfig { models, ..config }).await;
     let described = pd.client().describe(v1::DescribeRequest {}).await.unwrap().into_inner();
     let encoders = &described.models[0].encoders;
-    let names: Vec<_> = encoders.iter().map(|e| (e.tower, e.tower_name.as_str())).collect();
+    let names: Vec<_> = encoders.iter().map(|e| (e.tower_index, e.tower_name.as_str())).collect();
     assert_eq!(names, [(0, "low"), (1, "high")]);
     let output = |tower: usize| EncodedItem {
         key: ContentKey::from_bytes([7; 32]),

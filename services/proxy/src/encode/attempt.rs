@@ -117,7 +117,8 @@ impl Attempt {
             item_is_embeddings: options.form == ItemForm::Embeddings,
             options: Some(options.clone().into()),
             fence: self.fence,
-            tower: wanted.tower.0.into(),
+            priority: self.job.priority,
+            tower_index: wanted.tower.0.into(),
         }
     }
 

@@ -52,6 +52,8 @@ fn describe(encodes: bool) -> description::Description {
         family: "f".into(),
         edition: edition(),
         tower_names: Default::default(),
+        own: edition(),
+        towers: Default::default(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,

@@ -171,7 +171,7 @@ impl View {
     pub fn curve(&self, model: &ModelName, encoder: EncoderId) -> Option<Curve> {
         let wire = (i32::from(v1::Modality::from(encoder.modality)), u32::from(encoder.tower.0));
         let mut costs = self.load()?.costs.iter();
-        costs.find(|c| (c.modality, c.tower) == wire && c.model == model.as_str()).map(Curve::from)
+        costs.find(|c| (c.modality, c.tower_index) == wire && c.model == model.as_str()).map(Curve::from)
     }
 
     /// True if it would refuse one more.

@@ -216,7 +216,7 @@ impl Encoder {
 
     /// The tower of each job.
     pub fn towers(&self) -> Vec<u32> {
-        self.0.jobs.lock().unwrap().iter().map(|job| job.tower).collect()
+        self.0.jobs.lock().unwrap().iter().map(|job| job.tower_index).collect()
     }
 
     /// The prompt of each job's item.

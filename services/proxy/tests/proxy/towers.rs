@@ -19,7 +19,7 @@ fn holding(towers: &[u8]) -> Vec<v1::WorkerModel> {
         .iter()
         .map(|tower| {
             let mut encoder = model("vl", Modality::Image, tower + 1).encoders.remove(0);
-            (encoder.tower, encoder.tower_name) = ((*tower).into(), NAMES[usize::from(*tower)].into());
+            (encoder.tower_index, encoder.tower_name) = ((*tower).into(), NAMES[usize::from(*tower)].into());
             encoder
         })
         .collect();

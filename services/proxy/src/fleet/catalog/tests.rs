@@ -5,10 +5,14 @@ use Health::{Down, Ready};
 use Modality::{Audio, Image};
 
 fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    let served = |(name, edition): &(&str, &[(Modality, u8)])| Served {
+    let edition =
+        |of: &[(Modality, u8)]| of.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32])));
+    let served = |(name, of): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
-        edition: edition.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32]))).collect(),
+        edition: edition(of).collect(),
+        own: edition(of).collect(),
+        towers: Default::default(),
         tower_names: BTreeMap::new(),
         prompted: BTreeSet::new(),
         max_context: 10,
@@ -180,6 +184,7 @@ fn items_go_to_encoders_that_have_the_adapter() {
         known.models.push(Served {
             name: ModelName::new(name),
             edition: [(Image.into(), Fingerprint::from_bytes([image; 32]))].into(),
+            own: [(Image.into(), Fingerprint::from_bytes([image; 32]))].into(),
             adapter: Some((base.name.clone(), id)),
             adapts_encoder,
             ..base
@@ -215,6 +220,7 @@ fn each_tower_is_found_at_a_worker_that_holds_it() {
     let holding = |role, health, towers: &[u8]| {
         let mut worker = worker(role, health, &[("vl", &[])]);
         worker.models[0].edition = towers.iter().map(|n| (id(*n), print(*n))).collect();
+        worker.models[0].own = worker.models[0].edition.clone();
         let named = towers.iter().map(|n| (id(*n), ["low", "high"][usize::from(*n)].to_owned()));
         worker.models[0].tower_names = named.collect();
         worker
@@ -244,6 +250,7 @@ fn each_tower_is_found_at_a_worker_that_holds_it() {
     // Another edition of one tower alone.
     let mut other = encoder(Ready, &[1]);
     other.models[0].edition = [(id(1), print(8))].into();
+    other.models[0].own = other.models[0].edition.clone();
     let catalog = Catalog { workers: vec![encoder(Ready, &[0]), other, pd] };
     assert_eq!(catalog.choose(None, &needs(&[Image])).unwrap_err().class, FailureClass::Mismatch);
     assert_eq!(catalog.disagreements().len(), 1);
