@@ -5,9 +5,11 @@
 
 pub mod chart;
 pub mod files;
+mod cells;
 mod content;
 mod escape;
 mod page;
+mod paired_table;
 mod sweeps;
 mod table;
 

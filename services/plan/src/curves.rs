@@ -9,26 +9,35 @@ pub mod costs;
 mod file;
 mod fit;
 mod kv;
+pub mod interference;
+mod joined;
 mod prompt;
 pub mod sample;
+mod source;
 pub mod timed;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
+pub(crate) use fit::{FitPoint, least_squares};
+pub use interference::{Interference, Stage, StageInterference};
+pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
+pub use source::{ApiEncoders, ApiSource, Unmeasured};
 
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
+/// The oldest version that it reads. Version 4 has no times beside neighbours.
+pub const OLDEST_VERSION: u32 = 4;
 
 /// Curves of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostCurves {
-    /// [`VERSION`].
+    /// [`VERSION`], or an older one that can be read.
     pub version: u32,
     /// The model's directory name.
     pub model: String,
@@ -71,6 +80,16 @@ pub struct CostCurves {
     /// Slowdown of encoder and engine when one process runs both on the same threads.
     #[serde(alias = "together")]
     pub colocated: ColocationSlowdown,
+    /// Stages beside neighbours on the same host; `None`: not measured, each runs as if it was alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interference: Option<Interference>,
+    /// From the end of an engine step to the start of the next one, in microseconds: its outputs are given on, and commands
+    /// are taken.
+    #[serde(default)]
+    pub between_steps_us: f64,
+    /// The server of another engine that these are of; `None`: a worker of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<ApiSource>,
 }
 
 impl CostCurves {
@@ -202,6 +221,9 @@ pub struct FrontCost {
     pub step_us: f64,
     /// Each of its tokens.
     pub token_us: f64,
+    /// Part of this time that is taken from cores that compute while another core is free, from 0 to 1.
+    #[serde(default)]
+    pub misplaced: f64,
 }
 
 /// Factor on the time of each while the other runs on the same threads; 1: no slowdown, 2: fair halves.

@@ -1,8 +1,10 @@
 //! `triptych profile`: flags of the measurement of cost curves, the processes that it needs, and its files.
 //!
 //! Compute, publishing and loading are measured by [`triptych_plan::profile`], the proxy by [`triptych_bench::overhead`] with
-//! processes of this binary. Nothing else should run meanwhile; the load of other processes is measured and reported.
+//! processes of this binary. Nothing else should run meanwhile; the load of other processes is measured and reported. A server of
+//! another engine is measured through its API ([`triptych_plan::profile::api`]).
 
+mod api;
 mod processes;
 
 use crate::args::rows::RowArgs;
@@ -10,6 +12,7 @@ use crate::args::{ComputeArgs, OperatorEcArgs};
 use crate::commit::commit;
 use crate::error::CliError;
 use crate::model;
+use api::ApiArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -36,8 +39,8 @@ const MOST_ROUNDS: u32 = 1000;
 #[derive(Args, Clone, Debug)]
 pub struct ProfileArgs {
     /// A Hugging Face directory, or a model id of the hub
-    #[arg(value_name = "DIR_OR_HUB_ID")]
-    pub model: String,
+    #[arg(value_name = "DIR_OR_HUB_ID", required_unless_present = "url")]
+    pub model: Option<String>,
     /// Cores that the measurement is bound to, as in 0,1, as many as --threads. Default: not bound
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
@@ -61,6 +64,9 @@ pub struct ProfileArgs {
     /// Format of encoder outputs
     #[command(flatten)]
     pub rows: RowArgs,
+    /// A server of another engine
+    #[command(flatten)]
+    pub api: ApiArgs,
 }
 
 /// Measures, writes the file, and prints a summary in Markdown.
@@ -68,6 +74,10 @@ pub struct ProfileArgs {
 /// # Errors
 /// [`CliError`] for a model or store that cannot be used, and for cores that do not exist.
 pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
+    check_output(&args)?;
+    if let Some(url) = &args.api.url {
+        return api::run(&args, url).await;
+    }
     host::bind(&args.cores, args.compute.threads)?;
     let source = find_model(&args).await?;
     // A store that cannot be opened is an error before minutes of measuring.
@@ -87,12 +97,17 @@ pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
     let provenance = host::provenance(&args.cores, args.rounds, busy, built_from);
     let curves = assemble(&args, measured, opened, provenance, &bar).await?;
     bar.finish_and_clear();
+    write_curves(&args, &curves, busy)
+}
+
+/// Writes the file, and prints the summary.
+fn write_curves(args: &ProfileArgs, curves: &CostCurves, busy: Option<Busy>) -> Result<(), CliError> {
     curves.check().map_err(|e| CliError::failed("the measured curves cannot be used", &e))?;
-    let text = serde_json::to_string_pretty(&curves);
+    let text = serde_json::to_string_pretty(curves);
     let text = text.map_err(|e| CliError::failed("cannot write the curves as JSON", &e))?;
     std::fs::write(&args.output, text + "\n")
         .map_err(|e| CliError::setting(format!("cannot write --output {}", args.output.display()), &e))?;
-    let mut page = markdown::page(&curves);
+    let mut page = markdown::page(curves);
     if let Some(busy) = busy.filter(|busy| busy.total() > Busy::DOUBTFUL) {
         page.push_str(&markdown::warning(busy));
     }
@@ -107,16 +122,19 @@ struct Measured {
     dtype: DType,
 }
 
-async fn find_model(args: &ProfileArgs) -> Result<ModelSource, CliError> {
-    let mut sources = model::find(std::slice::from_ref(&args.model)).await?;
-    let source = sources.pop().ok_or_else(|| CliError::Setting("no model to measure".into()))?;
-    let source = ModelSource { format: args.compute.load_format.into(), ..source };
+/// Refuses a folder that is not there before minutes of measuring.
+fn check_output(args: &ProfileArgs) -> Result<(), CliError> {
     let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty());
     match dir.filter(|dir| !dir.is_dir()) {
-        // An error before minutes of measuring.
         Some(dir) => Err(CliError::Setting(format!("--output: there is no directory {}", dir.display()))),
-        None => Ok(source),
+        None => Ok(()),
     }
+}
+
+async fn find_model(args: &ProfileArgs) -> Result<ModelSource, CliError> {
+    let mut sources = model::find(args.model.as_slice()).await?;
+    let source = sources.pop().ok_or_else(|| CliError::Setting("no model to measure".into()))?;
+    Ok(ModelSource { format: args.compute.load_format.into(), ..source })
 }
 
 fn compute(source: &ModelSource, args: &ProfileArgs, bar: &ProgressBar) -> Result<Measured, CliError> {
@@ -168,6 +186,9 @@ async fn assemble(
         proxy,
         front,
         colocated: profiled.colocated,
+        interference: Some(profiled.interference),
+        between_steps_us: profiled.between_steps_us,
+        api: None,
     })
 }
 
@@ -194,6 +215,7 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
         item_byte_us: displaced.item_byte_us,
         step_us: displaced.step_us,
         token_us: displaced.token_us,
+        misplaced: displaced.misplaced,
     };
     Ok((proxy, front))
 }

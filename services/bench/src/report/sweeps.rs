@@ -1,6 +1,8 @@
 //! The page of some results: those of one workload, SLO and model are compared in one section, each a line.
 
+use super::cells;
 use super::chart::{Axis, Bar, BarChart, Chart, Limit, LineChart, Scale, Series, Stroke};
+use super::paired_table::paired_table;
 use super::table::{Cell, Table};
 use super::{Report, Section};
 use crate::result::{RateResult, RunResult, SweepResult};
@@ -43,6 +45,7 @@ impl Report {
             report.sections.push(overview(&kinds));
         }
         report.sections.extend(kinds.values().map(|sweeps| section(sweeps)));
+        report.sections.extend(cells::section(sweeps));
         report
     }
 }
@@ -177,7 +180,7 @@ fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String>
     Some(format!("{:.2}{interval}", ours / theirs))
 }
 
-fn short(rate: f64) -> String {
+pub(super) fn short(rate: f64) -> String {
     match rate {
         r if r >= 100.0 => format!("{r:.0}"),
         r if r >= 10.0 => format!("{r:.1}"),
@@ -210,7 +213,7 @@ fn section(sweeps: &[&SweepResult]) -> Section {
             "Model {}, arrivals {}. Bands are from the lowest to the highest of the seeds.",
             setup.model, setup.arrivals
         ),
-        tables: vec![goodput_table(sweeps)],
+        tables: std::iter::once(goodput_table(sweeps)).chain(paired_table(sweeps)).collect(),
         charts,
     }
 }

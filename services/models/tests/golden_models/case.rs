@@ -222,3 +222,51 @@ macro_rules! tests_on_every_back_end {
 }
 
 pub(crate) use tests_on_every_back_end;
+
+/// Every third case from the `first`. The stand-in takes some hundred times as long as a device, and the three shapes of a family
+/// stand one after the other: each family is run, f32 and bf16 by different shapes.
+pub fn every_third<'a>(cases: &[&'a str], first: usize) -> Vec<&'a str> {
+    let (first, step) = if triptych_cuda_standin::device().is_some() { (0, 1) } else { (first, 3) };
+    cases.iter().skip(first).step_by(step).copied().collect()
+}
+
+/// [`tests_on_every_back_end`] for modules of many `CASES`, a third of them on the stand-in; all of them by name of the suite.
+macro_rules! tests_of_many_cases {
+    () => {
+        #[test]
+        fn reference_matches() {
+            matches_reference(&CASES, &triptych_kernels::reference::ReferenceBackend::new());
+        }
+
+        #[test]
+        fn cpu_matches() {
+            matches_reference(&CASES, &crate::case::cpu(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cuda_matches() {
+            let cases = crate::case::every_third(&CASES, 0);
+            matches_reference(&cases, &crate::case::cuda(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cpu_in_bf16_is_as_near_as_the_references() {
+            bf16_is_as_near_as_the_references(&CASES, &crate::case::cpu(triptych_kernels::Precision::Bf16));
+        }
+
+        #[test]
+        fn cuda_in_bf16_is_as_near_as_the_references() {
+            let cases = crate::case::every_third(&CASES, 1);
+            bf16_is_as_near_as_the_references(&cases, &crate::case::cuda(triptych_kernels::Precision::Bf16));
+        }
+
+        #[test]
+        #[ignore = "minutes: `cargo xtask test models-cuda`"]
+        fn every_case_matches_on_cuda() {
+            matches_reference(&CASES, &crate::case::cuda(triptych_kernels::Precision::F32));
+            bf16_is_as_near_as_the_references(&CASES, &crate::case::cuda(triptych_kernels::Precision::Bf16));
+        }
+    };
+}
+
+pub(crate) use tests_of_many_cases;

@@ -11,6 +11,8 @@ pub fn page(curves: &CostCurves) -> String {
     let _ = head(&mut page, curves);
     let _ = compute(&mut page, curves);
     let _ = transfers(&mut page, curves);
+    let _ = beside(&mut page, curves);
+    let _ = api(&mut page, curves);
     page
 }
 
@@ -92,6 +94,9 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     points(page, "preprocess: pixels, milliseconds or token ids", &curves.preprocess)?;
     points(page, &format!("publish to {store}: bytes"), &curves.publish)?;
     points(page, &format!("load from {store}: bytes"), &curves.load)?;
+    if curves.api.is_some() {
+        return Ok(());
+    }
     let proxy = curves.proxy;
     writeln!(
         page,
@@ -114,7 +119,63 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     )
 }
 
+/// Stages alone and beside neighbours.
+fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let frontend = curves.front;
+    writeln!(
+        page,
+        "\n{:.0} % of what client and proxy displace is taken from cores that compute while one is free. Between two steps \
+         {} ms pass.",
+        frontend.misplaced * 1e2,
+        ms(curves.between_steps_us)
+    )?;
+    let Some(interference) = &curves.interference else {
+        return writeln!(page, "\nNothing was measured beside neighbours.");
+    };
+    writeln!(
+        page,
+        "\n| stage, {} other cores busy | alone ms | beside compute | beside copies | its own traffic | one thread too many |\n\
+         |---|---|---|---|---|---|",
+        interference.neighbour_cores
+    )?;
+    for (stage, times) in interference.stages() {
+        let over = |us: Option<f64>| us.map_or("–".to_owned(), |us| format!("{:.2}", us / times.alone_us));
+        writeln!(
+            page,
+            "| {} | {} | {} | {} | {:.2} | {:.2} |",
+            stage.as_str(),
+            ms(times.alone_us),
+            over(times.beside_compute_us),
+            over(times.beside_copies_us),
+            times.traffic,
+            times.shared_us / times.alone_us
+        )?;
+    }
+    Ok(())
+}
+
+/// A paragraph on curves that were measured through an API.
+fn api(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let Some(api) = &curves.api else { return Ok(()) };
+    let unmeasured: Vec<_> = api.unmeasured.iter().map(|one| one.text()).collect();
+    writeln!(
+        page,
+        "\nMeasured through the API of {} at {}, whose requests take {} ms beside their steps. It does not show: {}.",
+        api.name(),
+        api.url,
+        ms(curves.proxy.request_us),
+        unmeasured.join(", ")
+    )?;
+    match api.max_sequences {
+        Some(n) => writeln!(page, "\nMore than {n} streams did not decode at once."),
+        None => Ok(()),
+    }
+}
+
 fn points(page: &mut String, what: &str, points: &[Point]) -> std::fmt::Result {
+    if points.is_empty() {
+        return Ok(());
+    }
     writeln!(page, "\n| {what} | p50 ms | p95 ms |\n|---|---|---|")?;
     points.iter().try_for_each(|p| writeln!(page, "| {} | {} | {} |", p.of, ms(p.p50_us), ms(p.p95_us)))
 }

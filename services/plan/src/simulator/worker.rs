@@ -4,7 +4,7 @@ use super::event_queue::Nanos;
 use super::prompts::ROW_BYTES;
 use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
-use crate::curves::Costs;
+use crate::curves::{Costs, Stage};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use triptych_core::ContentKey;
@@ -23,10 +23,22 @@ pub(super) enum Task {
     Preprocess(JobId),
     /// A forward of the encoder, or a part of one.
     Forward,
-    /// An engine step.
-    Step,
+    /// An engine step, of this stage.
+    Step(Stage),
     /// Work of client, proxy and network on the same cores.
     Front,
+}
+
+impl Task {
+    /// Its stage; `None`: it is no worker's compute.
+    pub(super) fn stage(self) -> Option<Stage> {
+        match self {
+            Self::Preprocess(_) => Some(Stage::Preprocess),
+            Self::Forward => Some(Stage::Encode),
+            Self::Step(stage) => Some(stage),
+            Self::Front => None,
+        }
+    }
 }
 
 /// Names a job of an encoder.
@@ -36,6 +48,8 @@ pub(super) type JobId = u64;
 pub(super) struct Worker {
     pub(super) pool: usize,
     pub(super) costs: Rc<Costs>,
+    /// Costs with all cores of the host, if they are lent.
+    pub(super) lent: Option<Rc<Costs>>,
     pub(super) cores: Sharing<Task>,
     pub(super) encoder: Option<EncoderSide>,
     pub(super) pd: Option<PdSide>,
@@ -185,12 +199,18 @@ impl Worker {
             pool,
             cores: Sharing::new(spec.curves.threads as f64),
             costs,
+            lent: spec.lent.as_ref().map(|curves| Rc::new(Costs::new(curves))),
             encoder,
             pd,
             turns,
             reports: Reports::default(),
             used: Used::default(),
         })
+    }
+
+    /// True if a forward or a step is under way.
+    pub(super) fn computes(&self) -> bool {
+        self.cores.shares().any(|(task, _)| matches!(task, Task::Forward | Task::Step(_)))
     }
 
     /// Threads that a forward or a step takes.
@@ -231,6 +251,7 @@ impl PdSide {
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
             rows: config.rows,
+            order: spec.order,
         };
         let scheduler = Scheduler::new(bounds, info, pools);
         Ok(Self {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
-use triptych_plan::planner::inputs::{PlanInputs, read_curves};
+use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals, with_pd_curves};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
 
@@ -17,6 +17,10 @@ pub struct QuestionArgs {
     /// Cost curves that `triptych profile` wrote; repeat for each number of threads that a worker may have
     #[arg(long, value_name = "FILE", default_value = "curves.json")]
     pub curves: Vec<PathBuf>,
+    /// Cost curves of another engine's server, as `triptych profile --url` wrote them: the encoders of --curves before its PD workers,
+    /// and such servers alone, are compared with clusters of --curves; repeat for several
+    #[arg(long, value_name = "FILE")]
+    pub pd_curves: Vec<PathBuf>,
     /// Use only curves of workers with so many threads
     #[arg(long, value_name = "N")]
     pub threads_per_worker: Option<usize>,
@@ -32,6 +36,10 @@ pub struct QuestionArgs {
     /// Proxy, store and clients use the workers' cores, as on one machine. Default: they have their own
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub one_machine: bool,
+    /// The workers of the machine lend each other their cores, as `triptych up` has it: a worker that computes alone has as many
+    /// as the curves with the most threads. Default: each has its own, as in `triptych bench suite`
+    #[arg(long, requires = "one_machine", value_parser = FalseyValueParser::new())]
+    pub share_cores: bool,
     /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub quick: bool,
@@ -41,6 +49,10 @@ pub struct QuestionArgs {
     /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
+    /// Residuals of measured clusters, as `triptych plan validate` writes them: the model's own error in each interval. Default:
+    /// those of this repository's measurements
+    #[arg(long, value_name = "FILE")]
+    pub residuals: Option<PathBuf>,
 }
 
 impl QuestionArgs {
@@ -50,6 +62,7 @@ impl QuestionArgs {
     /// [`CliError::Setting`] that names the flag, its value and what is allowed.
     pub fn read(&self) -> Result<PlanInputs, CliError> {
         let curves = read_curves(&self.curves, self.threads_per_worker)?;
+        let curves = with_pd_curves(curves, &self.pd_curves)?;
         let workload = Workload::parse(&self.workload)
             .map_err(|e| CliError::setting(format!("--workload {}", self.workload), &e))?;
         let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
@@ -58,7 +71,9 @@ impl QuestionArgs {
             demand: Named { workload, arrivals: self.arrivals },
             slo,
             frontend: if self.one_machine { FrontCores::Workers } else { FrontCores::Own },
+            shares_cores: self.share_cores,
             effort: self.effort(),
+            residuals: read_residuals(self.residuals.as_deref())?,
         })
     }
 
