@@ -13,7 +13,7 @@ use crate::memory_plan::{MemoryPlan, ModelCaches};
 use crate::meters::{ArbiterMeters, MetricFamilies};
 use crate::served::ServedDecoder;
 use crate::warm::warm_up;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
