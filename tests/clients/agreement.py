@@ -34,6 +34,16 @@ def run(words: list, out: Path) -> None:
     )
 
 
+#: vLLM's benchmark without its command line, which needs the metadata of a package of that name.
+VLLM_BENCH = """
+from vllm.benchmarks import serve
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
+
+
 def program(variable: str, name: str) -> Path:
     """A program of the environment that a variable names by its interpreter."""
     python = os.environ.get(variable)
@@ -68,9 +78,11 @@ def triptych_bench() -> None:
 
 def vllm_bench_serve() -> None:
     out = Path(tempfile.mkdtemp())
+    python = os.environ.get("TRIPTYCH_VLLM_PYTHON")
+    assert python, "TRIPTYCH_VLLM_PYTHON names no environment with vLLM"
     # With so large a shape the gaps between requests are all the same.
     run(
-        [program("TRIPTYCH_VLLM_PYTHON", "vllm"), "bench", "serve", "--backend", "openai-chat", "--base-url", URL,
+        [python, "-c", VLLM_BENCH, "--backend", "openai-chat", "--base-url", URL,
          "--endpoint", "/v1/chat/completions", "--model", MODEL, "--tokenizer", TOKENIZER, "--dataset-name", "random",
          "--random-input-len", PROMPT, "--random-output-len", OUTPUT, "--num-prompts", N_REQUESTS, "--request-rate", RATE,
          "--burstiness", 1e6, "--ignore-eos", "--percentile-metrics", "ttft,tpot", "--save-result", "--result-dir", out,

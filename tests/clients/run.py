@@ -74,7 +74,7 @@ def models() -> list[str]:
 def timed() -> list[str]:
     """Flags of a cluster whose workers compute nothing and take as long as curves of another machine say."""
     model, curves = ROOT / "benches" / "models" / "qwen2-vl-timed", ROOT / "benches" / "papers" / "a100-qwen3-vl-4b.json"
-    return ["--model", f"timed={model}", "--load-format", "dummy", "--timed-by", str(curves), "--kv-mib", "55"]
+    return ["--model", f"timed={model}", "--load-format", "dummy", "--timed-by", str(curves)]
 
 
 class Cluster:

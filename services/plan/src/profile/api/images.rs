@@ -3,10 +3,10 @@
 //! Where another instance only encodes, its answer ends with the encode, and a short text there takes what a request takes
 //! otherwise.
 
-use super::ApiServer;
 use super::cases::ImageCase;
 use super::error::ApiProfileError;
 use super::prober::{Answer, Ask, Prober};
+use super::server::ApiServer;
 use crate::curves::costs::Spread;
 use crate::curves::{EncodePoint, ItemPoint};
 use crate::profile::progress::{Progress, micros};
