@@ -45,9 +45,9 @@ pub async fn measure(
     let cases = Cases::new(settings.extent, &server.info);
     let prefills = prompts::measure(&mut prober, text, (&cases.prefills, settings.rounds), progress).await?;
     let decoded = decodes::measure(&mut prober, text, (&cases.decodes, settings.rounds), progress).await?;
-    let images = images::measure(&mut prober, server, (&cases.images, settings.rounds), progress).await;
+    let images = images::measure(&mut prober, server, (&cases.images, settings.rounds), progress).await?;
     let encoders = if server.encoder.is_some() { ApiEncoders::Apart } else { ApiEncoders::Colocated };
-    let samples = Samples { prefills, decoded, images: images.ok(), encoders };
+    let samples = Samples { prefills, decoded, images, encoders };
     Ok(assemble::curves(server, settings, &samples))
 }
 
