@@ -61,6 +61,8 @@ pub struct DisplacedTime {
     pub step_us: f64,
     /// A token of a step.
     pub token_us: f64,
+    /// Part of the time of a request that compute loses although one core is free, from 0 to 1.
+    pub misplaced: f64,
 }
 
 /// Clients, and requests that each sends one after the other.
@@ -115,7 +117,7 @@ async fn measure_costs(
         done += u64::from(n_samples) / 5;
         progress(done, length);
     };
-    let load = ComputeLoad::start()?;
+    let load = ComputeLoad::start(0)?;
     let mut requests = [0.0; 3];
     for (kind, us) in kinds.iter().zip(&mut requests) {
         *us = displaced_us(&client, &load, *kind, REQUEST_LOAD, rounds).await?;
@@ -133,6 +135,8 @@ async fn measure_costs(
         *us = positive(all - requests[0]) * n as f64 / f64::from(TOKENS - 1);
         advance();
     }
+    drop(load);
+    let misplaced = misplaced(&client, requests[0], rounds).await?;
     let (step_us, token_us) = step_and_token(steps);
     let added = AddedLatency {
         request_us: positive(text),
@@ -147,8 +151,20 @@ async fn measure_costs(
         item_byte_us: per_byte(small, large),
         step_us,
         token_us,
+        misplaced,
     };
     Ok((added, displaced))
+}
+
+/// Part of what a request displaces on busy cores that it displaces as well while one core has nothing to do.
+async fn misplaced(client: &Client, displaced_us_busy: f64, rounds: u32) -> Result<f64, MeasureError> {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 || displaced_us_busy <= 0.0 {
+        return Ok(0.0);
+    }
+    let load = ComputeLoad::start(1)?;
+    let kind = RequestKind { item: None, tokens: 1 };
+    let lost = displaced_us(client, &load, kind, REQUEST_LOAD, rounds).await?;
+    Ok((lost / displaced_us_busy).clamp(0.0, 1.0))
 }
 
 fn positive(us: f64) -> f64 {

@@ -8,6 +8,8 @@ mod check;
 pub mod costs;
 mod file;
 mod fit;
+mod kv;
+pub mod interference;
 mod joined;
 mod prompt;
 pub mod sample;
@@ -18,20 +20,24 @@ pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
 pub(crate) use fit::{FitPoint, least_squares};
+pub use interference::{Interference, Stage, StageInterference};
 pub use joined::JoinError;
+pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
 pub use source::{ApiEncoders, ApiSource, Unmeasured};
 
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
+/// The oldest version that it reads. Version 4 has no times beside neighbours.
+pub const OLDEST_VERSION: u32 = 4;
 
 /// Curves of one model on one kind of machine, for workers with a given number of cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostCurves {
-    /// [`VERSION`].
+    /// [`VERSION`], or an older one that can be read.
     pub version: u32,
     /// The model's directory name.
     pub model: String,
@@ -74,6 +80,13 @@ pub struct CostCurves {
     /// Slowdown of encoder and engine when one process runs both on the same threads.
     #[serde(alias = "together")]
     pub colocated: ColocationSlowdown,
+    /// Stages beside neighbours on the same host; `None`: not measured, each runs as if it was alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interference: Option<Interference>,
+    /// From the end of an engine step to the start of the next one, in microseconds: its outputs are given on, and commands
+    /// are taken.
+    #[serde(default)]
+    pub between_steps_us: f64,
     /// The server of another engine that these are of; `None`: a worker of ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api: Option<ApiSource>,
@@ -178,35 +191,6 @@ pub struct StepPoint {
     pub p95_us: f64,
 }
 
-/// Sizes of the KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KvSizes {
-    /// Bytes of one token's keys and values, all layers.
-    pub token_bytes: usize,
-    /// Bytes of a cross-attended row of encoder output; 0 for a decoder-only model.
-    pub cross_row_bytes: usize,
-    /// Tokens a sequence may have.
-    pub max_context: usize,
-    /// Rows of encoder output whose projection costs as much as a prompt token.
-    #[serde(default = "one_row")]
-    pub cross_rows_per_token: usize,
-    /// Bytes that weights leave free on a device with memory of its own; `None`: the caches are in the host's memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_bytes: Option<usize>,
-    /// Tokens that the KV cache of a worker holds, where the worker said so; before `device_bytes`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity_tokens: Option<usize>,
-    /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_cross_rows: Option<usize>,
-}
-
-/// Cost of rows in files that say none.
-fn one_row() -> usize {
-    1
-}
-
 /// Cost of the proxy, in microseconds: the latency that an idle proxy adds to a request,
 /// and its processor time for tokens, which are passed on while others are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -237,6 +221,9 @@ pub struct FrontCost {
     pub step_us: f64,
     /// Each of its tokens.
     pub token_us: f64,
+    /// Part of this time that is taken from cores that compute while another core is free, from 0 to 1.
+    #[serde(default)]
+    pub misplaced: f64,
 }
 
 /// Factor on the time of each while the other runs on the same threads; 1: no slowdown, 2: fair halves.

@@ -9,7 +9,7 @@ pub mod draw;
 use crate::curves::CostCurves;
 use crate::planner::means::Means;
 use crate::planner::{
-    Budget, Candidate, Effort, Named, PlanError, Question, Shape, WorkerSettings, bound, search,
+    Budget, Candidate, Effort, Named, PlanError, Question, Residuals, Shape, WorkerSettings, bound, search,
 };
 use crate::simulator::spec::FrontCores;
 use serde::{Deserialize, Serialize};
@@ -162,8 +162,10 @@ impl MapSettings {
             curves: vec![Arc::clone(&self.curves)],
             budget: Budget::Workers(place.workers),
             front: FrontCores::Own,
+            shares_cores: false,
             prompt: self.curves.prompt,
             effort: self.effort(),
+            error: Residuals::default().error_for(&text, false),
         };
         let means = Means::of(&demand, &self.curves).ok_or(PlanError::Empty)?;
         let goodput = |shape| {

@@ -13,8 +13,10 @@ mod engine;
 mod error;
 mod grid;
 pub mod host;
+mod interference;
 mod items;
 pub mod markdown;
+mod neighbour;
 mod progress;
 mod prompt;
 mod rounds;
@@ -28,7 +30,9 @@ pub use progress::Progress;
 pub use rounds::Rounds;
 pub use settings::{Extent, ProfileSettings};
 
-use crate::curves::{ColocationSlowdown, EncodePoint, ItemPoint, KvSizes, Point, PromptSpec, StepPoint};
+use crate::curves::{
+    ColocationSlowdown, EncodePoint, Interference, ItemPoint, KvSizes, Point, PromptSpec, StepPoint,
+};
 use triptych_core::Modality;
 use triptych_models::Model;
 use triptych_models::compute::Compute;
@@ -53,6 +57,10 @@ pub struct Profiled {
     pub prompt: PromptSpec,
     /// Encoder and engine on the same threads.
     pub colocated: ColocationSlowdown,
+    /// Stages beside neighbours.
+    pub interference: Interference,
+    /// From the end of an engine step to the start of the next one, in microseconds.
+    pub between_steps_us: f64,
     /// Width of the encoder's rows; without an encoder the decoder's.
     pub hidden: usize,
 }
@@ -107,6 +115,14 @@ pub fn measure(
         }
         None => ColocationSlowdown::default(),
     };
+    let beside = interference::Worker {
+        model,
+        items: model.modalities().first().map(|modality| (*modality, &samples[..])),
+        encoder: stage.as_mut().map(|stage| &mut *stage.encoder as _),
+        decoder: decoder.as_mut(),
+        grid: &grid,
+    };
+    let interference = interference::measure(beside, settings, progress)?;
     let described = |sample: &items::Sample| Some(sample.described(*model.modalities().first()?, hidden));
     let prompt = prompt::layout(model, samples.first().and_then(described));
     let (encode, encode_parts) = stage.map_or((Vec::new(), 1), |stage| (stage.points, stage.n_parts));
@@ -127,9 +143,11 @@ pub fn measure(
         encode,
         encode_parts,
         step,
-        kv: grid::kv_sizes(&info, model.max_cross_rows()),
+        kv: KvSizes::of(&info, model.max_cross_rows()),
         prompt,
         colocated,
+        interference,
+        between_steps_us: overhead.between_us,
         hidden,
     })
 }

@@ -17,6 +17,7 @@ mod encoding;
 mod encodes;
 mod proxy;
 mod loading;
+mod neighbours;
 mod prompts;
 mod reports;
 mod request;
@@ -28,6 +29,7 @@ mod source;
 pub mod spec;
 mod store;
 mod totals;
+pub mod trace;
 mod worker;
 mod world;
 

@@ -2,12 +2,16 @@
 //!
 //! [`measured`] starts clusters and measures them, [`stored`] takes results that the bench stored; both fill a [`Validation`].
 
+mod bars;
 mod choice;
 pub mod measured;
+mod page;
 mod report;
 pub mod stored;
+mod tables;
 
+pub use bars::Bar;
 pub use report::{
-    ClusterGoodput, LOADS, LoadComparison, MeasuredGoodput, PercentilePair, REGRET, Regret, Validation,
-    candidate, compare, encoder_budget, goal, pairs, shape,
+    ClusterGoodput, JUDGED, LOADS, LoadComparison, MeasuredGoodput, PercentilePair, REGRET, Regret,
+    Validation, candidate, compare, encoder_budget, goal, pairs, shape,
 };

@@ -7,6 +7,7 @@ mod output;
 mod papers;
 mod question;
 mod run;
+mod trace;
 mod validate;
 mod watch;
 
@@ -55,6 +56,9 @@ pub enum PlanCommand {
     /// Simulate clusters that others measured, and set the figures side by side
     #[command(after_help = PAPERS_EXAMPLES)]
     Papers(papers::PapersArgs),
+    /// Write the timeline of a simulated run, to lay over a cluster's --trace-file with benches/overlay.py
+    #[command(after_help = TRACE_EXAMPLES)]
+    Trace(Box<trace::TraceArgs>),
     /// Measure clusters on this machine, and compare them with their simulation
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
@@ -79,6 +83,11 @@ const PAPERS_EXAMPLES: &str = "\
 Examples:
   triptych plan papers benches/papers/vllm-epd.json benches/papers/sglang-epd.json --output benches/results";
 
+const TRACE_EXAMPLES: &str = "\
+Examples:
+  triptych plan trace --curves one.json --slo ttft=2s --one-machine --topology 1e1pd --workload epd-short:images=2 --rate 5
+  python3 benches/overlay.py trace.json simulated.json";
+
 const VALIDATE_EXAMPLES: &str = "\
 Examples:
   triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl --quick
@@ -96,6 +105,7 @@ pub async fn run(args: PlanArgs) -> Result<(), CliError> {
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
         Some(PlanCommand::Map(args)) => return blocking(move || maps::run(&args)).await,
         Some(PlanCommand::Papers(args)) => return blocking(move || papers::run(&args)).await,
+        Some(PlanCommand::Trace(args)) => return blocking(move || trace::run(&args)).await,
         Some(PlanCommand::Validate(args)) => return validate::run(*args).await,
         None => {}
     }

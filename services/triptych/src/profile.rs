@@ -163,6 +163,8 @@ async fn assemble(
         proxy,
         front,
         colocated: profiled.colocated,
+        interference: Some(profiled.interference),
+        between_steps_us: profiled.between_steps_us,
         api: None,
     })
 }
@@ -190,6 +192,7 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
         item_byte_us: displaced.item_byte_us,
         step_us: displaced.step_us,
         token_us: displaced.token_us,
+        misplaced: displaced.misplaced,
     };
     Ok((proxy, front))
 }

@@ -22,12 +22,12 @@ pub struct ComputeLoad {
 }
 
 impl ComputeLoad {
-    /// Starts one thread for each core that this process may use.
+    /// Starts one thread for each core that this process may use, but for `n_free` of them.
     ///
     /// # Errors
     /// [`MeasureError::Failed`] if a thread cannot be started.
-    pub fn start() -> Result<Self, MeasureError> {
-        let n = std::thread::available_parallelism().map_or(1, usize::from);
+    pub fn start(n_free: usize) -> Result<Self, MeasureError> {
+        let n = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(n_free);
         let mut load = Self { done: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for _ in 0..n {
             let done = Arc::clone(&load.done);
@@ -101,7 +101,7 @@ mod tests {
 
     #[tokio::test]
     async fn threads_compute_until_they_are_dropped() {
-        let load = ComputeLoad::start().unwrap();
+        let load = ComputeLoad::start(0).unwrap();
         let done = Arc::clone(&load.done);
         while done.load(Ordering::Relaxed) == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,13 +1,13 @@
 //! Checks of measured curves; each mistake names its field.
 
-use super::{CostCurves, Point, Unmeasured, VERSION};
+use super::{CostCurves, OLDEST_VERSION, Point, Unmeasured, VERSION};
 
 impl CostCurves {
     /// All mistakes; empty for valid curves.
     pub fn mistakes(&self) -> Vec<String> {
         let mut found = Vec::new();
-        if self.version != VERSION {
-            found.push(format!("version is {}, allowed is {VERSION}", self.version));
+        if !(OLDEST_VERSION..=VERSION).contains(&self.version) {
+            found.push(format!("version is {}, allowed is {OLDEST_VERSION} to {VERSION}", self.version));
         }
         at_least_one(&mut found, "threads", self.threads);
         at_least_one(&mut found, "row_bytes", self.row_bytes);
@@ -27,6 +27,7 @@ impl CostCurves {
             ("frontend.item_byte_us", front.item_byte_us),
             ("frontend.step_us", front.step_us),
             ("frontend.token_us", front.token_us),
+            ("between_steps_us", self.between_steps_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 found.push(format!("{name} is {value}, allowed is 0 or more"));
@@ -38,6 +39,12 @@ impl CostCurves {
             if !(value.is_finite() && value >= 1.0) {
                 found.push(format!("{name} is {value}, allowed is 1 or more"));
             }
+        }
+        if !(0.0..=1.0).contains(&front.misplaced) {
+            found.push(format!("frontend.misplaced is {}, allowed is 0 to 1", front.misplaced));
+        }
+        if let Some(interference) = &self.interference {
+            interference.mistakes(&mut found);
         }
         found
     }

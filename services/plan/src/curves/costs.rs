@@ -1,7 +1,7 @@
 //! Costs of any input, from the measured points.
 
 use super::fit::{FitPoint, Quality, Surface};
-use super::{CostCurves, Point};
+use super::{CostCurves, Point, Stage};
 use rand::{Rng, RngExt};
 use std::time::Duration;
 use triptych_bench::offered::ItemShape;
@@ -111,6 +111,11 @@ impl BatchShape {
 }
 
 impl StepShape {
+    /// The stage that it counts for: prompt tokens outweigh those that are written.
+    pub fn stage(self) -> Stage {
+        if self.prefill_tokens > 0 || self.projected_rows > 0 { Stage::Prefill } else { Stage::Decode }
+    }
+
     /// True if nothing is computed.
     pub fn is_empty(self) -> bool {
         self.prefill_tokens == 0 && self.decodes == 0 && self.projected_rows == 0

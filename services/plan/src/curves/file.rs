@@ -1,6 +1,6 @@
 //! Reading a file of curves: whatever it holds, the simulator then finds numbers that mean something.
 
-use super::{CostCurves, VERSION};
+use super::{CostCurves, OLDEST_VERSION, VERSION};
 use thiserror::Error;
 
 /// A text without usable curves.
@@ -11,7 +11,7 @@ pub enum CurvesError {
     Format(#[from] serde_json::Error),
     /// Another version.
     #[error(
-        "version {found} of the file, this program reads {VERSION}; measure again with `triptych profile`"
+        "version {found} of the file, this program reads {OLDEST_VERSION} to {VERSION}; measure again with `triptych profile`"
     )]
     Version {
         /// Version of the file.
@@ -34,7 +34,9 @@ impl CostCurves {
         // Another version may have other fields, so it is read first.
         let value: serde_json::Value = serde_json::from_str(text)?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
-            Some(found) if found != u64::from(VERSION) => return Err(CurvesError::Version { found }),
+            Some(found) if !(u64::from(OLDEST_VERSION)..=u64::from(VERSION)).contains(&found) => {
+                return Err(CurvesError::Version { found });
+            }
             _ => {}
         }
         let curves: Self = serde_json::from_value(value)?;
@@ -57,6 +59,7 @@ impl CostCurves {
 #[cfg(test)]
 mod tests {
     use super::super::sample::curves;
+    use super::super::{Interference, StageInterference};
     use super::*;
     use proptest::prelude::*;
 
@@ -74,8 +77,27 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_the_version_before_is_read_without_times_beside_neighbours() {
+        let mut value = serde_json::to_value(curves()).unwrap();
+        value["version"] = 4.into();
+        let fields = value.as_object_mut().unwrap();
+        fields.remove("interference");
+        fields.remove("between_steps_us");
+        fields["frontend"].as_object_mut().unwrap().remove("misplaced");
+        let read = CostCurves::read(&value.to_string()).unwrap();
+        assert_eq!((read.version, read.interference, read.between_steps_us), (4, None, 0.0));
+        assert_eq!(read.front.misplaced, 0.0);
+    }
+
+    #[test]
     fn what_cannot_be_planned_by_is_named() {
-        let cases: [(String, &str); 9] = [
+        let wrong = |c: &mut CostCurves| {
+            let times = StageInterference { traffic: 2.0, ..StageInterference::of_alone(1.0) };
+            c.interference = Some(Interference { encode: Some(times), ..Interference::default() });
+        };
+        let cases: [(String, &str); 11] = [
+            (refused(wrong), "interference.encode: traffic is 2"),
+            (refused(|c| c.front.misplaced = -1.0), "frontend.misplaced is -1"),
             (refused(|c| c.encode.clear()), "items and encode: one has points and the other none"),
             (refused(|c| c.step.clear()), "step has no point"),
             (refused(|c| c.version = 9), "version 9"),

@@ -121,8 +121,11 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
             item_byte_us: 0.002,
             step_us: 30.0,
             token_us: 20.0,
+            misplaced: 0.0,
         },
         colocated: ColocationSlowdown::default(),
+        interference: None,
+        between_steps_us: 0.0,
         api: None,
     }
 }

@@ -7,6 +7,7 @@ use super::chart;
 use super::finalists::Finalist;
 use super::interval::Interval;
 use super::means::Means;
+use super::model_error::ModelError;
 use super::question::Question;
 use super::search::SearchedCandidate;
 use serde::Serialize;
@@ -39,6 +40,8 @@ pub struct Recommendation {
     pub simulated: Vec<SimulatedCluster>,
     /// Seeds of each goodput; a first search has one.
     pub seeds: u64,
+    /// The model's own error.
+    pub error: ModelError,
     /// Clusters that were not simulated, since their bound is below the best: name and bound.
     pub pruned: Vec<(String, f64)>,
     /// Plans for other demands.
@@ -83,8 +86,10 @@ pub struct RecommendedCluster {
     pub threads_per_worker: usize,
     /// Its settings.
     pub settings: WorkerSettings,
-    /// Goodput, in requests a second.
+    /// Goodput, in requests a second, with the chance in arrivals and lengths.
     pub goodput: Interval,
+    /// The same with the model's own error: where 95 of 100 measurements lie.
+    pub measurable: Interval,
     /// Goodput of each core.
     pub goodput_per_core: f64,
     /// Upper bound.
@@ -154,13 +159,14 @@ impl Recommendation {
             budget: question.budget,
             advice,
             why,
-            runner_up: runner_up.map(|found| RecommendedCluster::new(&model, found)),
+            runner_up: runner_up.map(|found| RecommendedCluster::new(question, found)),
             margin,
             simulated: simulated(&finalists, best_idx, &ranked),
             seeds: question.effort.seeds.max(1),
             pruned: pruned.into_iter().map(|(c, bound)| (c.name(), bound.rate)).collect(),
             sensitivity: Vec::new(),
-            best: RecommendedCluster::new(&model, winner),
+            best: RecommendedCluster::new(question, winner),
+            error: question.error,
             model,
         }
     }
@@ -250,8 +256,9 @@ fn breaks(verdict: &triptych_bench::judge::RunVerdict) -> Vec<String> {
 }
 
 impl RecommendedCluster {
-    pub(super) fn new(model: &str, found: SearchedCandidate) -> Self {
+    pub(super) fn new(question: &Question<'_>, found: SearchedCandidate) -> Self {
         let Candidate { shape, settings, curves } = &found.candidate;
+        let model = &curves.model;
         let cores = found.candidate.n_workers() * curves.threads;
         Self {
             topology: shape.name(),
@@ -260,6 +267,7 @@ impl RecommendedCluster {
             threads_per_worker: curves.threads,
             settings: *settings,
             goodput: found.goodput,
+            measurable: question.error.interval(&found.by_seed, found.by_seed.len(), found.tolerance),
             goodput_per_core: found.goodput.mean / cores.max(1) as f64,
             bound: found.bound,
             bottleneck: Bottleneck::of(&found),

@@ -14,9 +14,6 @@ use triptych_runtime::compute_arbiter::EncoderBudget;
 /// Workers before which a proxy of their own stands, in large fleets.
 const WORKERS_OF_A_PROXY: usize = 64;
 
-/// Tenths of a device's free memory that caches take, as an engine's settings do ([`EngineSettings::on_device`]).
-const DEVICE_SHARE: usize = 9;
-
 /// Workers of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -163,30 +160,35 @@ impl Candidate {
         self.n_workers().div_ceil(WORKERS_OF_A_PROXY)
     }
 
-    /// Memory for keys and values of a worker; `None`: the engine's default.
-    fn kv_bytes(&self) -> Option<usize> {
-        let kv = self.curves.kv;
-        let told = kv.capacity_tokens.map(|n| n.saturating_mul(kv.token_bytes));
-        told.or(kv.device_bytes.map(|free| free / 10 * DEVICE_SHARE))
-    }
-
     /// Specification for the simulator.
     pub fn spec(&self, question: &Question<'_>) -> ClusterSpec {
         let settings = self.settings;
         let engine = EngineSettings {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
-            self_kv_bytes: self.kv_bytes(),
             ..EngineSettings::default()
         };
+        let kv = &self.curves.kv;
+        let engine = match (kv.capacity_tokens, kv.device_bytes) {
+            (Some(n), _) => {
+                EngineSettings { self_kv_bytes: Some(n.saturating_mul(kv.token_bytes)), ..engine }
+            }
+            (None, Some(free)) => engine.on_device(free, 1, &kv.decoder()),
+            (None, None) => engine,
+        };
         let pd = PdSpec { engine, ..PdSpec::default() };
-        let batch = BatchLimits { max_tokens: settings.batch_tokens, max_items: settings.batch_items };
+        let batch = BatchLimits {
+            max_tokens: settings.batch_tokens,
+            max_items: settings.batch_items,
+            ..BatchLimits::default()
+        };
         let encoder = EncoderSpec { batch, ..EncoderSpec::default() };
         let pool = |name: &str, workers, role| PoolSpec {
             name: name.to_owned(),
             workers,
             role,
             curves: Arc::clone(&self.curves),
+            lent: question.lent_to(&self.curves),
         };
         let both = PoolRole::Both { pd, encoder, encoder_budget: settings.encoder_budget };
         let pools = match self.shape {

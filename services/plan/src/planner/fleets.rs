@@ -53,11 +53,10 @@ pub fn fleets(
             progress(Step { what: &format!("{workers} workers: {}", step.what), ..step });
         };
         let (ranked, _) = explore(&question, &means, &report)?;
-        let model = &question.curves[0].model;
         let best = |split: bool| {
             let first = ranked.iter().find(|f| f.candidate.shape.is_split() == split && f.rate > 0.0);
             let settled = first.map(|found| search::settle(&question, found.clone())).transpose()?;
-            Ok::<_, PlanError>(settled.map(|found| RecommendedCluster::new(model, found)))
+            Ok::<_, PlanError>(settled.map(|found| RecommendedCluster::new(&question, found)))
         };
         fleets.push(Fleet { workers, split: best(true)?, both: best(false)? });
     }

@@ -3,6 +3,7 @@
 use super::budget::Budget;
 use super::demand::{Demand, Named};
 use super::effort::Effort;
+use super::model_error::{ModelError, Residuals};
 use super::question::Question;
 use crate::curves::CostCurves;
 use crate::simulator::spec::FrontCores;
@@ -23,8 +24,12 @@ pub struct PlanInputs {
     pub slo: Slo,
     /// Cores of proxy, store and clients.
     pub frontend: FrontCores,
+    /// True if the workers of a host lend each other their cores.
+    pub shares_cores: bool,
     /// Size of the search.
     pub effort: Effort,
+    /// Measured clusters, for the model's own error.
+    pub residuals: Arc<Residuals>,
 }
 
 impl PlanInputs {
@@ -37,10 +42,34 @@ impl PlanInputs {
             curves: self.curves.clone(),
             budget,
             front: self.frontend,
+            shares_cores: self.shares_cores,
             prompt: self.curves.first().map(|curves| curves.prompt).unwrap_or_default(),
             effort: self.effort,
+            error: self.error_for(self.demand.workload.text()),
         }
     }
+
+    /// The model's error in a plan for a workload.
+    pub fn error_for(&self, workload: &str) -> ModelError {
+        self.residuals.error_for(workload, self.is_under_load())
+    }
+
+    /// True if all curves have times beside neighbours.
+    pub fn is_under_load(&self) -> bool {
+        self.curves.iter().all(|curves| curves.interference.is_some())
+    }
+}
+
+/// Reads a file of residuals; without one, those of this repository.
+///
+/// # Errors
+/// [`MeasureError::Setting`] that names the file.
+pub fn read_residuals(file: Option<&Path>) -> Result<Arc<Residuals>, MeasureError> {
+    let Some(path) = file else { return Ok(Arc::new(Residuals::stored())) };
+    let wrong =
+        |e: &dyn std::error::Error| MeasureError::setting(format!("--residuals {}", path.display()), e);
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
+    Ok(Arc::new(Residuals::read(&text).map_err(|e| wrong(&e))?))
 }
 
 /// Reads files of curves; with `threads`, keeps those of workers with so many threads.
@@ -141,6 +170,8 @@ mod tests {
             demand: Named { workload, arrivals: Arrivals::Own },
             slo: "ttft=2s,tpot=100ms".parse().expect("an SLO"),
             frontend: FrontCores::Own,
+            shares_cores: false,
+            residuals: read_residuals(None).expect("the residuals of this repository"),
             effort: Effort { requests: 60, seeds: 1, what_if: false, ..Effort::QUICK },
         };
         let found = plan(&inputs.question(Budget::Workers(3), &inputs.demand), &|_| ()).expect("a plan");

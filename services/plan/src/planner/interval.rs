@@ -5,7 +5,7 @@ use super::demand::Draws;
 use serde::Serialize;
 
 /// Resamples.
-const RESAMPLES: usize = 2000;
+pub(super) const RESAMPLES: usize = 2000;
 
 /// A mean, and where it lies in 95 of 100 resamples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -11,6 +11,7 @@ pub fn markdown(answer: &Recommendation) -> String {
     let _ = head(&mut page, answer);
     if answer.advice != Advice::NothingHelps {
         let _ = choice(&mut page, &answer.best);
+        let _ = error(&mut page, answer);
         let _ = beside(&mut page, answer);
     }
     page
@@ -59,6 +60,19 @@ fn choice(page: &mut String, choice: &RecommendedCluster) -> std::fmt::Result {
     settings(page, &choice.settings, choice.shape.is_split())?;
     writeln!(page, "\n```console\n$ {}\n```\n", choice.commands.join("\n$ "))?;
     writeln!(page, "Values for the Helm chart:\n\n```yaml\n{}```", choice.values)
+}
+
+/// The range of a measurement, and its basis.
+fn error(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
+    let (found, error) = (answer.best.measurable, answer.error);
+    writeln!(
+        page,
+        "\nThat interval is of chance in arrivals and lengths. With the model's own error 95 % of measurements lie between \
+         {:.2} and {:.2} requests/s; {}.",
+        found.low,
+        found.high,
+        error.basis.as_str()
+    )
 }
 
 fn settings(page: &mut String, settings: &WorkerSettings, is_split: bool) -> std::fmt::Result {

@@ -3,6 +3,7 @@
 use super::budget::Budget;
 use super::demand::Demand;
 use super::effort::Effort;
+use super::model_error::ModelError;
 use crate::curves::CostCurves;
 use crate::simulator::SpecError;
 use crate::simulator::spec::{FrontCores, PromptSpec};
@@ -25,10 +26,14 @@ pub struct Question<'a> {
     pub budget: Budget,
     /// Cores of proxy, store and clients.
     pub front: FrontCores,
+    /// True if the workers of a host lend each other their cores, as `triptych up` has it.
+    pub shares_cores: bool,
     /// Layout of the model's prompts.
     pub prompt: PromptSpec,
     /// Size of the search.
     pub effort: Effort,
+    /// The model's own error.
+    pub error: ModelError,
 }
 
 /// A plan that cannot be made.
@@ -83,6 +88,12 @@ impl Question<'_> {
             return Err(PlanError::Budget { budget: self.budget, threads });
         }
         Ok(())
+    }
+
+    /// Curves of a worker that all cores of the host are lent to: the most that were measured, if they are more than its own.
+    pub(super) fn lent_to(&self, own: &Arc<CostCurves>) -> Option<Arc<CostCurves>> {
+        let most = self.curves.iter().max_by_key(|curves| curves.threads)?;
+        (self.shares_cores && most.threads > own.threads).then(|| Arc::clone(most))
     }
 
     /// The question for another demand and budget.

@@ -9,6 +9,7 @@ use crate::curves::costs::Spread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
@@ -26,6 +27,8 @@ use triptych_models::{Model, ModelError};
 pub struct Overhead {
     fixed_us: f64,
     each_us: f64,
+    /// From the end of a step to the start of the next one, while outputs go to another thread, which they wake.
+    pub between_us: f64,
 }
 
 impl Overhead {
@@ -37,7 +40,7 @@ impl Overhead {
     /// The line through two measured places; never a negative cost.
     fn through((n, few): (usize, f64), (m, many): (usize, f64)) -> Self {
         let each_us = ((many - few) / (m.saturating_sub(n)).max(1) as f64).max(0.0);
-        Self { fixed_us: (few - each_us * n as f64).max(0.0), each_us }
+        Self { fixed_us: (few - each_us * n as f64).max(0.0), each_us, between_us: 0.0 }
     }
 }
 
@@ -68,13 +71,14 @@ pub fn overhead(
         ..EngineConfig::default()
     };
     let engine = Engine::new(decoder, model.tokenizer().clone(), config)?;
-    let mut run = Run { engine, model, output, forward_ns, next_id: 0 };
+    let mut run = Run { engine, model, output, forward_ns, between: Vec::new(), next_id: 0 };
     progress("engine", 0, 2);
     let few = run.steps(1, n_tokens)?;
     progress("engine", 1, 2);
     let all = run.steps(many, n_tokens)?;
     progress("engine", 2, 2);
-    Ok(Overhead::through((1, few), (many, all)))
+    let between_us = Spread::of(run.between).p50_us;
+    Ok(Overhead { between_us, ..Overhead::through((1, few), (many, all)) })
 }
 
 /// Rows of zeros, for a decoder that must have some.
@@ -89,6 +93,8 @@ struct Run<'a> {
     model: &'a Model,
     output: Option<EncoderOutput>,
     forward_ns: Arc<AtomicU64>,
+    /// Times from a step to the next one, in microseconds.
+    between: Vec<f64>,
     next_id: u64,
 }
 
@@ -105,12 +111,17 @@ impl Run<'_> {
             }
         }
         let mut beside = Vec::new();
+        let reader = Reader::start();
+        let mut ended: Option<Instant> = None;
         while !self.engine.is_idle() {
             self.forward_ns.store(0, Ordering::Relaxed);
             let start = Instant::now();
+            self.between.extend(ended.map(|ended| micros(start - ended)));
             let outputs = self.engine.step(&SystemClock);
+            ended = Some(Instant::now());
             let all = micros(start.elapsed());
             refused(&outputs)?;
+            reader.give(outputs);
             let forward = self.forward_ns.load(Ordering::Relaxed) as f64 / 1e3;
             if forward == 0.0 {
                 return Err(ProfileError::Sequence("a step with sequences computed nothing".into()));
@@ -148,6 +159,25 @@ impl Run<'_> {
             deadline: now + Duration::from_secs(3600),
             resumed: None,
         })
+    }
+}
+
+/// A thread that reads outputs, as a worker's streams do.
+struct Reader(UnboundedSender<Output>);
+
+impl Reader {
+    fn start() -> Self {
+        let (outputs, mut given) = unbounded_channel();
+        // It ends with the sender.
+        std::thread::spawn(move || while given.blocking_recv().is_some() {});
+        Self(outputs)
+    }
+
+    fn give(&self, outputs: Vec<Output>) {
+        for output in outputs {
+            // The reader lives as long as this.
+            let _ = self.0.send(output);
+        }
     }
 }
 

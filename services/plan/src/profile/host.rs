@@ -115,7 +115,7 @@ fn processor() -> Option<String> {
 }
 
 /// Cores of the machine, whether this process may use them or not.
-fn machine_cores() -> usize {
+pub(super) fn machine_cores() -> usize {
     let listed = std::fs::read_to_string("/proc/cpuinfo")
         .map_or(0, |text| text.lines().filter(|line| line.starts_with("processor")).count());
     listed.max(1)

@@ -17,6 +17,8 @@ use triptych_models::preprocess::{EncoderInput, Preprocess};
 pub struct Sample {
     /// Pixels, milliseconds, or token ids.
     pub size: f64,
+    /// Side in pixels, milliseconds, or token ids: what its file is made of.
+    pub side: u32,
     /// Bytes of the file.
     pub bytes: usize,
     /// Input of the encoder.
@@ -94,10 +96,10 @@ pub fn samples(
     let spreads = settings
         .rounds
         .measure(&readable, ("preprocess", progress), |(size, file, _)| read(*size, file).map(drop))?;
-    let sample = |((size, file, input), spread): ((u32, Vec<u8>, EncoderInput), Spread)| {
-        let n = f64::from(size);
+    let sample = |((side, file, input), spread): ((u32, Vec<u8>, EncoderInput), Spread)| {
+        let n = f64::from(side);
         let size = if modality == Modality::Image { n * n } else { n };
-        Sample { size, bytes: file.len(), input, spread }
+        Sample { size, side, bytes: file.len(), input, spread }
     };
     Ok(readable.into_iter().zip(spreads).map(sample).collect())
 }

@@ -11,6 +11,7 @@ pub fn page(curves: &CostCurves) -> String {
     let _ = head(&mut page, curves);
     let _ = compute(&mut page, curves);
     let _ = transfers(&mut page, curves);
+    let _ = beside(&mut page, curves);
     let _ = api(&mut page, curves);
     page
 }
@@ -116,6 +117,41 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
         ms(frontend.step_us),
         ms(frontend.token_us)
     )
+}
+
+/// Stages alone and beside neighbours.
+fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let frontend = curves.front;
+    writeln!(
+        page,
+        "\n{:.0} % of what client and proxy displace is taken from cores that compute while one is free. Between two steps \
+         {} ms pass.",
+        frontend.misplaced * 1e2,
+        ms(curves.between_steps_us)
+    )?;
+    let Some(interference) = &curves.interference else {
+        return writeln!(page, "\nNothing was measured beside neighbours.");
+    };
+    writeln!(
+        page,
+        "\n| stage, {} other cores busy | alone ms | beside compute | beside copies | its own traffic | one thread too many |\n\
+         |---|---|---|---|---|---|",
+        interference.neighbour_cores
+    )?;
+    for (stage, times) in interference.stages() {
+        let over = |us: Option<f64>| us.map_or("–".to_owned(), |us| format!("{:.2}", us / times.alone_us));
+        writeln!(
+            page,
+            "| {} | {} | {} | {} | {:.2} | {:.2} |",
+            stage.as_str(),
+            ms(times.alone_us),
+            over(times.beside_compute_us),
+            over(times.beside_copies_us),
+            times.traffic,
+            times.shared_us / times.alone_us
+        )?;
+    }
+    Ok(())
 }
 
 /// A paragraph on curves that were measured through an API.

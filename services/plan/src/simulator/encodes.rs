@@ -248,6 +248,7 @@ impl World<'_> {
             worker,
             key,
             sized: in_flight.sized,
+            asker,
             epoch,
             work,
             forecast,

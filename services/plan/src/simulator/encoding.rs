@@ -7,18 +7,19 @@ use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
 use super::worker::{Batch, JobId, LoadStage, Task, TurnTaking};
 use super::world::{Event, World};
-use crate::curves::BatchShape;
+use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
-use triptych_core::Modality;
+use triptych_core::{Modality, RequestId};
 use triptych_encoder::n_in_batch;
+use triptych_encoder::order::JobOwner;
 
 impl World<'_> {
     /// A job is at its encoder.
     pub(super) fn job_arrives(&mut self, id: JobId) {
         let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let (w, key, bytes) = (job.worker, job.key, job.sized.bytes);
+        let (w, key, bytes, asker) = (job.worker, job.key, job.sized.bytes, job.asker);
         job.since = now;
         if job.cancelled {
             return self.drop_job(id);
@@ -33,7 +34,12 @@ impl World<'_> {
         }
         encoder.n_jobs += 1;
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let ticket = encoder.load.admit(&model, Modality::Image, bytes);
+        let owner = JobOwner {
+            request: asker.map(|r| RequestId::from_bits(r as u128)),
+            priority: 0,
+            arrived: Duration::from_nanos(now),
+        };
+        let ticket = encoder.load.admit(&model, Modality::Image, bytes, owner);
         encoder.raw.push_back(id);
         if let Some(job) = self.jobs.get_mut(&id) {
             job.ticket = Some(ticket);
@@ -83,6 +89,9 @@ impl World<'_> {
         if let Some(encoder) = &mut self.workers[w].encoder {
             encoder.n_preprocessing -= 1;
         }
+        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.sized.tokens)) {
+            self.span(w, Stage::Preprocess, (since, 1, tokens.into()));
+        }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.times.preprocess = now - job.since;
             job.since = now;
@@ -110,6 +119,14 @@ impl World<'_> {
         if encoder.running.is_some() {
             return;
         }
+        let ticket = |id: &JobId| self.jobs.get(id).and_then(|job| job.ticket.as_ref());
+        if encoder.ready.len() > 1
+            && let Some(ranks) =
+                encoder.ready.iter().find_map(ticket).map(|job| job.ranks(encoder.spec.batch.order))
+        {
+            let rank = |id: &JobId| ticket(id).and_then(|job| ranks.of(job));
+            encoder.ready.make_contiguous().sort_by_cached_key(rank);
+        }
         let sizes: Vec<u32> =
             encoder.ready.iter().map(|id| self.jobs.get(id).map_or(0, |job| job.sized.tokens)).collect();
         let n = n_in_batch(sizes.iter().map(|n| *n as usize), encoder.spec.batch);
@@ -118,7 +135,8 @@ impl World<'_> {
         }
         let jobs: Vec<JobId> = encoder.ready.drain(..n).collect();
         let shape = BatchShape::of(sizes[..n].iter().copied());
-        let work = self.draw(self.workers[w].costs.encode(shape));
+        let costs = self.costs_now(w);
+        let work = self.draw(costs.encode(shape));
         self.begin_forward(w, jobs, (shape, work));
         self.report_soon(w);
     }
@@ -199,6 +217,9 @@ impl World<'_> {
             }
         }
         let Some(batch) = encoder.running.take() else { return };
+        let jobs = batch.jobs.iter().filter_map(|id| self.jobs.get(id));
+        let n_tokens = jobs.map(|job| u64::from(job.sized.tokens)).sum();
+        self.span(w, Stage::Encode, (batch.began, batch.jobs.len(), n_tokens));
         for id in batch.jobs {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.times.encode = now - batch.began;

@@ -1,6 +1,7 @@
 //! The results of a simulated run.
 
 use super::source::Source;
+use crate::curves::Stage;
 use std::time::Duration;
 use triptych_bench::outcome::Outcome;
 
@@ -15,6 +16,8 @@ pub struct Simulation {
     pub pools: Vec<PoolUse>,
     /// Samples of the load, over time.
     pub timeline: Vec<Moment>,
+    /// Spans of compute in the order of their ends, if they are recorded.
+    pub spans: Vec<Span>,
     /// Sources of the items.
     pub items: ItemSources,
     /// Tokens of prompts whose keys and values were found in a worker's blocks, and of all prompts.
@@ -48,6 +51,23 @@ pub struct Stages {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
+}
+
+/// A span of a worker's compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The worker's index in the cluster.
+    pub worker: usize,
+    /// Its stage.
+    pub stage: Stage,
+    /// Start, after the start of the run.
+    pub began: Duration,
+    /// End.
+    pub ended: Duration,
+    /// Sequences of a step, items of a forward.
+    pub n: usize,
+    /// Tokens that were computed.
+    pub tokens: u64,
 }
 
 /// The use of a pool.

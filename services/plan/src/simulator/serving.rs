@@ -164,13 +164,14 @@ impl World<'_> {
         let shape = shape_of(pd, &plan);
         pd.stepping = Some(Stepping { plan, began: now });
         failed.into_iter().for_each(|(id, failure)| self.fail(w, id, failure.class));
-        let work = self.draw(self.workers[w].costs.step(shape));
+        let costs = self.costs_now(w);
+        let work = self.draw(costs.step(shape));
         let worker = &mut self.workers[w];
         let threads = worker.threads();
         worker.used.step += work as f64 * threads;
         worker.used.n_steps += 1;
         worker.used.n_rows += u64::from(shape.prefill_tokens + shape.decodes);
-        self.compute(w, Task::Step, (work, threads));
+        self.compute(w, Task::Step(shape.stage()), (work, threads));
     }
 
     /// A step is done: tokens are there.
@@ -180,6 +181,9 @@ impl World<'_> {
         let Some(Stepping { plan, began }) = pd.stepping.take() else { return };
         pd.scheduler.commit(&plan);
         pd.scheduler.observe(&plan, Duration::from_nanos(now - began));
+        let shape = shape_of(pd, &plan);
+        let n_tokens = u64::from(shape.prefill_tokens + shape.decodes);
+        self.span(w, shape.stage(), (began, plan.chunks.len(), n_tokens));
         let mut n_tokens = 0;
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_choices() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };
@@ -266,8 +270,10 @@ impl World<'_> {
                 taking.turns.rest(taking.engine);
             }
         }
+        // A try in which nothing could run has no outputs to give on.
+        let pause = if took > 0 { from_us(worker.costs.curves().between_steps_us) } else { 0 };
         match goes_on {
-            true => self.queue.after(0, Event::Turn(w)),
+            true => self.queue.after(pause, Event::Turn(w)),
             false => self.wake_at_deadline(w),
         }
         self.take_turns(w);

@@ -1,6 +1,6 @@
 //! Something that several share: the cores of a worker, the bandwidth of a store. Each task gets its share, as
 //! the kernel's scheduler gives it: tasks that want no more than there is run at full speed, otherwise all are slowed
-//! down alike.
+//! down alike. A task may be slower still, by what runs elsewhere.
 
 use super::event_queue::Nanos;
 
@@ -25,6 +25,8 @@ struct Task<T> {
     /// Time left at full speed, in nanoseconds.
     left: f64,
     width: f64,
+    /// Factor on its time, beside what its share makes of it.
+    slowdown: f64,
 }
 
 impl<T> Sharing<T> {
@@ -36,12 +38,12 @@ impl<T> Sharing<T> {
     /// A task that takes so long at full speed, and then wants so much.
     pub(super) fn start(&mut self, now: Nanos, name: T, (work, width): (Nanos, f64)) {
         self.advance(now);
-        self.tasks.push(Task { name, left: work as f64, width });
+        self.tasks.push(Task { name, left: work as f64, width, slowdown: 1.0 });
     }
 
     /// Time at which the first of them ends if nobody comes, and the number under which that holds: any change gives another.
     pub(super) fn next(&mut self) -> Option<(Nanos, u64)> {
-        let least = self.tasks.iter().map(|task| task.left).min_by(f64::total_cmp)?;
+        let least = self.tasks.iter().map(|task| task.left * task.slowdown).min_by(f64::total_cmp)?;
         self.version += 1;
         let pause = (least / self.rate()).ceil().max(0.0);
         Some((self.at.saturating_add(pause as Nanos), self.version))
@@ -50,6 +52,24 @@ impl<T> Sharing<T> {
     /// True if nothing has changed since [`Self::next`] gave this number.
     pub(super) fn is_current(&self, version: u64) -> bool {
         self.version == version
+    }
+
+    /// Sets each task's slowdown from now on. True if any has changed.
+    pub(super) fn slow_down(&mut self, now: Nanos, factor: impl Fn(&T) -> f64) -> bool {
+        self.advance(now);
+        let mut has_changed = false;
+        for task in &mut self.tasks {
+            let slowdown = factor(&task.name).max(1.0);
+            has_changed |= (slowdown - task.slowdown).abs() > 1e-9;
+            task.slowdown = slowdown;
+        }
+        has_changed
+    }
+
+    /// Tasks, and the part of the capacity that each uses.
+    pub(super) fn shares(&self) -> impl Iterator<Item = (&T, f64)> {
+        let rate = self.rate();
+        self.tasks.iter().map(move |task| (&task.name, task.width * rate))
     }
 
     /// Takes out the tasks that have ended by now.
@@ -84,7 +104,7 @@ impl<T> Sharing<T> {
         if passed > 0.0 && !self.tasks.is_empty() {
             let rate = self.rate();
             self.used += self.width() * rate * passed;
-            self.tasks.iter_mut().for_each(|task| task.left -= rate * passed);
+            self.tasks.iter_mut().for_each(|task| task.left -= rate * passed / task.slowdown);
         }
         self.at = self.at.max(now);
     }
@@ -111,6 +131,20 @@ mod tests {
         assert_eq!((at, cores.ended(at)), (130, vec!['a']));
         assert!(cores.width() == 0.0 && cores.next().is_none());
         assert!((cores.used(1000) - 2.0 * 130.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_task_is_slowed_for_as_long_as_something_runs_elsewhere() {
+        let mut cores = Sharing::new(1.0);
+        cores.start(0, 'a', (100, 1.0));
+        assert!(cores.slow_down(0, |_| 2.0) && !cores.slow_down(0, |_| 2.0));
+        assert_eq!(cores.next().unwrap().0, 200);
+        // A quarter of the work is done; the rest takes its own time.
+        assert!(cores.slow_down(50, |_| 1.0));
+        assert_eq!(cores.next().unwrap().0, 125);
+        assert_eq!(cores.shares().collect::<Vec<_>>(), [(&'a', 1.0)]);
+        assert_eq!(cores.ended(125), ['a']);
+        assert!((cores.used(125) - 125.0).abs() < 1.0, "its core is held all the while");
     }
 
     #[test]

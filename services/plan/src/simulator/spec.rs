@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use triptych_encoder::BatchLimits;
+use triptych_engine::scheduler::AdmissionOrder;
 use triptych_pd::EngineSettings;
 use triptych_proxy::{EncodePolicy, Roles};
 use triptych_runtime::compute_arbiter::EncoderBudget;
@@ -30,6 +31,8 @@ pub struct ClusterSpec {
     pub patience: Duration,
     /// Between two places of the timeline.
     pub sample_every: Duration,
+    /// Keep every span of compute, for a [trace](super::trace).
+    pub records_spans: bool,
 }
 
 /// Workers that are alike.
@@ -43,6 +46,9 @@ pub struct PoolSpec {
     pub role: PoolRole,
     /// Their cost curves. Each has the cores that were measured with, [`CostCurves::threads`].
     pub curves: Arc<CostCurves>,
+    /// Curves of a worker with all cores of the host, which it has for as long as no other worker there computes
+    /// (`--core-share-file`, as `triptych up` sets it); `None`: its cores are its own.
+    pub lent: Option<Arc<CostCurves>>,
 }
 
 /// The role of a worker.
@@ -99,11 +105,18 @@ pub struct PdSpec {
     pub rows_budget_bytes: usize,
     /// Outputs loaded at once.
     pub max_loads: usize,
+    /// Order of admission. Workers of ours have the default.
+    pub order: AdmissionOrder,
 }
 
 impl Default for PdSpec {
     fn default() -> Self {
-        Self { engine: EngineSettings::default(), rows_budget_bytes: 1 << 30, max_loads: 8 }
+        Self {
+            engine: EngineSettings::default(),
+            rows_budget_bytes: 1 << 30,
+            max_loads: 8,
+            order: AdmissionOrder::default(),
+        }
     }
 }
 
@@ -216,6 +229,7 @@ impl ClusterSpec {
             request_time: Duration::from_secs(120),
             patience: Duration::from_secs(60),
             sample_every: Duration::from_millis(250),
+            records_spans: false,
         }
     }
 
@@ -228,7 +242,8 @@ impl ClusterSpec {
             return Err(SpecError::NoPd);
         }
         for pool in &self.pools {
-            let mistakes = pool.curves.mistakes();
+            let lent = pool.lent.iter().flat_map(|curves| curves.mistakes());
+            let mistakes: Vec<String> = pool.curves.mistakes().into_iter().chain(lent).collect();
             if !mistakes.is_empty() {
                 return Err(SpecError::Curves { pool: pool.name.clone(), what: mistakes.join("; ") });
             }

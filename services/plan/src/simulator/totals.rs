@@ -65,6 +65,7 @@ impl World<'_> {
             stages,
             pools,
             timeline: self.timeline,
+            spans: self.spans,
             items: self.items,
             prefix,
             preemptions,

@@ -3,13 +3,13 @@
 use super::event_queue::{EventQueue, Nanos};
 use super::proxy::{Proxy, StoreQuestion};
 use super::request::{JobEnd, Request};
-use super::result::{ItemSources, Moment};
+use super::result::{ItemSources, Moment, Span};
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
-use crate::curves::{Costs, Spread};
-use rand::SeedableRng;
+use crate::curves::{Costs, Spread, Stage};
 use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -107,6 +107,7 @@ pub(super) struct World<'a> {
     pub(super) n_sequences: u64,
     pub(super) items: ItemSources,
     pub(super) timeline: Vec<Moment>,
+    pub(super) spans: Vec<Span>,
     pub(super) in_flight: usize,
     pub(super) encode_items: usize,
     /// Whose cores had work of the parts before the workers last.
@@ -140,6 +141,7 @@ impl<'a> World<'a> {
             n_sequences: 0,
             items: ItemSources::default(),
             timeline: Vec::new(),
+            spans: Vec::new(),
             in_flight: 0,
             encode_items: 0,
             last_front: 0,
@@ -244,8 +246,19 @@ impl<'a> World<'a> {
             self.front_task(worker, us);
         }
         // Behind the worker's: its core is not free any more.
-        let free = self.least_busy();
-        self.front_task(free, elsewhere);
+        let placed = if self.is_misplaced() { self.any_worker() } else { self.least_busy() };
+        self.front_task(placed, elsewhere);
+    }
+
+    /// True if the kernel wakes a thread of client or proxy on a core that is not the freest.
+    fn is_misplaced(&mut self) -> bool {
+        let part = self.workers.first().map_or(0.0, |w| w.costs.curves().front.misplaced);
+        // No draw where nothing was measured: the other times stay those of the same seed.
+        part > 0.0 && self.rng.random::<f64>() < part
+    }
+
+    fn any_worker(&mut self) -> usize {
+        self.rng.random_range(0..self.workers.len().max(1))
     }
 
     fn front_task(&mut self, worker: usize, us: f64) {
@@ -272,7 +285,21 @@ impl<'a> World<'a> {
         self.look_at_cores(worker);
     }
 
+    /// After a change on a worker's cores: its next end, and those of its neighbours on the same host.
     fn look_at_cores(&mut self, worker: usize) {
+        self.interfere(worker);
+        self.schedule_end(worker);
+        if self.spec.proxy.cores != FrontCores::Workers {
+            return;
+        }
+        for other in (0..self.workers.len()).filter(|other| *other != worker) {
+            if self.interfere(other) {
+                self.schedule_end(other);
+            }
+        }
+    }
+
+    fn schedule_end(&mut self, worker: usize) {
         if let Some((at, version)) = self.workers[worker].cores.next() {
             self.queue.at(at, Event::Cores { worker, version });
         }
@@ -288,11 +315,19 @@ impl<'a> World<'a> {
             match task {
                 Task::Preprocess(job) => self.preprocessed(worker, job),
                 Task::Forward => self.forwarded(worker),
-                Task::Step => self.stepped(worker),
+                Task::Step(_) => self.stepped(worker),
                 Task::Front => {}
             }
         }
         self.look_at_cores(worker);
+    }
+
+    /// A span of compute that ends now.
+    pub(super) fn span(&mut self, worker: usize, stage: Stage, (began, n, tokens): (Nanos, usize, u64)) {
+        if self.spec.records_spans {
+            let (began, ended) = (Duration::from_nanos(began), Duration::from_nanos(self.queue.now()));
+            self.spans.push(Span { worker, stage, began, ended, n, tokens });
+        }
     }
 
     /// Begins a transfer.

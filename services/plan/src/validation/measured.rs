@@ -189,7 +189,8 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
             cluster.stop().await;
             measured.push((topology.to_string(), goodput.rate.unwrap_or(0.0), goodput.fails_at));
         }
-        self.validation.regrets.push(Regret::new(workload.text(), measured, &found, n_seeds));
+        let error = self.inputs.error_for(workload.text());
+        self.validation.regrets.push(Regret::new(workload.text(), measured, &found, (n_seeds, error)));
         (self.save)(&self.validation)
     }
 

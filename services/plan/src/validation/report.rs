@@ -2,18 +2,19 @@
 
 use crate::curves::CostCurves;
 use crate::planner::candidate::{Candidate, Shape, WorkerSettings};
-use crate::planner::{Interval, SearchedCandidate};
+use crate::planner::{Interval, ModelError, SearchedCandidate};
 use serde::Serialize;
 use std::sync::Arc;
 use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs};
 use triptych_bench::outcome::Outcome;
-use triptych_bench::report::{Cell, Report, Section, Table};
 use triptych_bench::slo::Slo;
 use triptych_bench::topology::{Topology, Workers};
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// Loads, as parts of the capacity, and the largest acceptable relative error at each.
-pub const LOADS: [(f64, f64); 3] = [(0.5, 0.05), (0.85, 0.05), (0.95, 0.15)];
+pub const LOADS: [(f64, f64); 2] = [(0.5, 0.1), (0.95, 0.2)];
+/// Latencies and percentiles that have a goal.
+pub const JUDGED: [&str; 4] = ["TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"];
 /// The part of the best measured goodput that the plan's choice should reach.
 pub const REGRET: f64 = 0.95;
 
@@ -29,6 +30,11 @@ pub struct PercentilePair {
 }
 
 impl PercentilePair {
+    /// True if it has a goal.
+    pub fn is_judged(&self) -> bool {
+        JUDGED.contains(&self.what.as_str())
+    }
+
     /// Simulated over measured, less one.
     pub fn error(&self) -> Option<f64> {
         let measured = self.measured_ms?;
@@ -82,16 +88,16 @@ pub struct ClusterGoodput {
 
 impl Regret {
     /// From measured clusters and what [`crate::planner::choose`] found for those that can be simulated, in whose names
-    /// each is known by its topology.
+    /// each is known by its topology. The measurement has `n_seeds`, the model its `error`.
     pub fn new(
         workload: &str,
         measured: Vec<MeasuredGoodput>,
         found: &[(String, SearchedCandidate)],
-        n_seeds: usize,
+        (n_seeds, error): (usize, ModelError),
     ) -> Self {
         let expected = |topology: &str| {
             let (_, found) = found.iter().find(|(name, _)| name == topology)?;
-            Some(Interval::of_next(&found.by_seed, n_seeds, found.tolerance))
+            Some(error.interval(&found.by_seed, n_seeds, found.tolerance))
         };
         let cluster = |(topology, measured, fails_at): MeasuredGoodput| ClusterGoodput {
             expected: expected(&topology),
@@ -197,126 +203,15 @@ pub fn encoder_budget(topology: &Topology) -> EncoderBudget {
 }
 
 impl Validation {
-    /// The report.
-    pub fn report(&self) -> Report {
-        let mut report = Report {
-            title: "Simulated beside measured".to_owned(),
-            lead: "The same requests, offered to a cluster on this machine and to its simulation; and the cluster that the \
-                   plan chose beside the best of all that were measured."
-                .to_owned(),
-            facts: self.facts.clone(),
-            warnings: self.warnings.clone(),
-            ..Report::default()
-        };
-        if !self.compared.is_empty() {
-            report.sections.push(Section {
-                heading: "Latencies".to_owned(),
-                text: "Relative error is simulated over measured, less one. The goal is 5 % at half load and at 85 %, and \
-                       15 % at 95 %."
-                    .to_owned(),
-                tables: self.compared.iter().map(LoadComparison::table).collect(),
-                charts: Vec::new(),
-            });
-        }
-        if !self.regrets.is_empty() {
-            report.sections.push(Section {
-                heading: "Regret of the plan".to_owned(),
-                text: format!(
-                    "Measured goodput of the cluster that the plan recommends over that of the best measured one; the goal is \
-                     {REGRET} and more. Then what each cluster was expected to show in a measurement of the same length, \
-                     with the interval in which 95 % of simulated ones lie: goodput lies between the highest rate that \
-                     passed and the lowest that failed."
-                ),
-                tables: vec![regrets(&self.regrets), expectations(&self.regrets)],
-                charts: Vec::new(),
-            });
-        }
-        report
-    }
-
-    /// Number of percentiles that miss their goal, and of all percentiles.
+    /// Number of judged percentiles that miss their goal, and of all judged ones.
     pub fn misses(&self) -> (usize, usize) {
-        let all = self.compared.iter().flat_map(|c| c.pairs.iter().map(move |p| (p.error(), c.goal)));
+        let all = self
+            .compared
+            .iter()
+            .flat_map(|c| c.pairs.iter().filter(|p| p.is_judged()).map(move |p| (p.error(), c.goal)));
         let within = |(error, goal): &(Option<f64>, f64)| error.is_some_and(|e| e.abs() <= *goal);
         let n = all.clone().count();
         (n - all.filter(within).count(), n)
-    }
-}
-
-impl LoadComparison {
-    fn table(&self) -> Table {
-        let row = |pair: &PercentilePair| {
-            let ms =
-                |value: Option<f64>| value.map_or_else(|| "infinite".to_owned(), |ms| format!("{ms:.1}"));
-            let error = pair.error().map_or_else(|| "none".to_owned(), |e| format!("{:+.1} %", e * 1e2));
-            let is_good = pair.error().is_some_and(|e| e.abs() <= self.goal);
-            vec![
-                Cell::from(pair.what.as_str()),
-                Cell::from(ms(pair.measured_ms)),
-                Cell::from(ms(pair.simulated_ms)),
-                Cell::from(error),
-                Cell::from(if is_good { "yes" } else { "no" }),
-            ]
-        };
-        let slowness = match (self.slowness - 1.0).abs() < f64::EPSILON {
-            true => String::new(),
-            false => format!(", on a machine {:.2} times as slow as the curves", self.slowness),
-        };
-        Table {
-            caption: format!(
-                "{} on {} at {:.0} % of its capacity, {:.2} requests/s{slowness}",
-                self.workload,
-                self.topology,
-                self.load * 1e2,
-                self.rate
-            ),
-            columns: ["latency", "measured ms", "simulated ms", "error", "within the goal"]
-                .map(str::to_owned)
-                .to_vec(),
-            rows: self.pairs.iter().map(row).collect(),
-        }
-    }
-}
-
-fn regrets(all: &[Regret]) -> Table {
-    let row = |regret: &Regret| {
-        let best = regret.clusters.iter().max_by(|a, b| a.measured.total_cmp(&b.measured));
-        let named = |c: &ClusterGoodput| format!("{}: {:.2}", c.topology, c.measured);
-        let none = || "none".to_owned();
-        vec![
-            Cell::from(regret.workload.as_str()),
-            Cell::from(regret.of_planned().map_or_else(none, named)),
-            Cell::from(best.map_or_else(none, named)),
-            Cell::from(regret.ratio().map_or_else(none, |ratio| format!("{ratio:.3}"))),
-        ]
-    };
-    Table {
-        caption: "The plan beside an exhaustive sweep, requests/s measured".to_owned(),
-        columns: ["workload", "planned", "best", "ratio"].map(str::to_owned).to_vec(),
-        rows: all.iter().map(row).collect(),
-    }
-}
-
-fn expectations(all: &[Regret]) -> Table {
-    let row = |(regret, cluster): (&Regret, &ClusterGoodput)| {
-        let expected = |i: Interval| format!("{:.2} ({:.2} to {:.2})", i.mean, i.low, i.high);
-        let word = |is: bool| if is { "yes" } else { "no" };
-        vec![
-            Cell::from(regret.workload.as_str()),
-            Cell::from(cluster.topology.as_str()),
-            Cell::from(cluster.expected.map_or_else(|| "not simulated".to_owned(), expected)),
-            Cell::from(format!("{:.2}", cluster.measured)),
-            Cell::from(cluster.fails_at.map_or_else(|| "–".to_owned(), |rate| format!("{rate:.2}"))),
-            Cell::from(cluster.is_as_expected().map_or("", word)),
-        ]
-    };
-    let clusters = all.iter().flat_map(|regret| regret.clusters.iter().map(move |c| (regret, c)));
-    Table {
-        caption: "Goodput expected and measured, requests/s".to_owned(),
-        columns: ["workload", "cluster", "expected", "passes", "fails", "as expected"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: clusters.map(row).collect(),
     }
 }
 
@@ -359,15 +254,15 @@ mod tests {
             pairs,
         };
         let validation = Validation { compared: vec![compared], ..Validation::default() };
-        // TTFT by 10 %, E2EL by 8 %, three percentiles each.
-        assert_eq!(validation.misses(), (6, 9));
+        // TTFT by 10 %, TPOT by nothing, two percentiles each.
+        assert_eq!(validation.misses(), (2, 4));
         let page = validation.report().to_markdown();
         assert!(page.contains("+10.0 %") && page.contains("dp2 at 50 %"), "{page}");
     }
 
     #[test]
     fn a_load_is_held_to_the_goal_of_the_nearest_one() {
-        assert_eq!([0.3, 0.6, 0.8, 0.94, 1.0].map(goal), [0.05, 0.05, 0.05, 0.15, 0.15]);
+        assert_eq!([0.3, 0.6, 0.7, 0.8, 0.94, 1.0].map(goal), [0.1, 0.1, 0.1, 0.2, 0.2, 0.2]);
     }
 
     #[test]

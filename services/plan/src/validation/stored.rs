@@ -211,5 +211,7 @@ fn regret(inputs: &PlanInputs, measured: &[(&StoredSweep<'_>, f64)]) -> Result<O
         (one.topology.to_string(), goodput.rate.unwrap_or(0.0), goodput.fails_at)
     };
     let goodputs = measured.iter().map(goodput).collect();
-    Ok(Some(Regret::new(first.demand.workload.text(), goodputs, &found, setup.seeds.len())))
+    let workload = first.demand.workload.text();
+    let error = inputs.error_for(workload);
+    Ok(Some(Regret::new(workload, goodputs, &found, (setup.seeds.len(), error))))
 }

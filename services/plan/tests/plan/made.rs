@@ -88,13 +88,15 @@ pub fn curves(prices: Prices) -> CostCurves {
         proxy: ProxyCost::default(),
         front: FrontCost::default(),
         colocated: ColocationSlowdown::default(),
+        interference: None,
+        between_steps_us: 0.0,
         api: None,
     }
 }
 
 /// A pool.
 pub fn pool(name: &str, workers: usize, role: PoolRole, prices: Prices) -> PoolSpec {
-    PoolSpec { name: name.into(), workers, role, curves: Arc::new(curves(prices)) }
+    PoolSpec { name: name.into(), workers, role, curves: Arc::new(curves(prices)), lent: None }
 }
 
 /// So many encoders and so many PD workers.

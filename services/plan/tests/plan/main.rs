@@ -3,6 +3,8 @@
 mod books;
 mod costs;
 mod elastic;
+mod first_images;
+mod interference;
 mod made;
 mod maps;
 mod papers;

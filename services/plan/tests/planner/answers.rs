@@ -10,7 +10,7 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Reused,
+    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Residuals, Reused,
     SearchedCandidate, Shape, Step, expected, markdown, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
@@ -33,8 +33,10 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
         curves: vec![Arc::new(curves_of(costs))],
         budget,
         front: FrontCores::Own,
+        shares_cores: false,
         prompt: PromptSpec::default(),
         effort: EFFORT,
+        error: Residuals::default().error_for("any", false),
     }
 }
 

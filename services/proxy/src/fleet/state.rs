@@ -182,6 +182,7 @@ impl FleetState {
                 encoder_fingerprint = %d.encoder.1,
                 pd = %d.pd.0,
                 pd_fingerprint = %d.pd.1,
+                differences = d.differences.join(", "),
                 "encoder and PD worker serve different encoders under one name; the pair is refused"
             );
         }

@@ -51,6 +51,8 @@ fn describe(encodes: bool) -> description::Description {
         name: ModelName::new("vl"),
         family: "f".into(),
         edition: edition(),
+        own: edition(),
+        towers: Default::default(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,

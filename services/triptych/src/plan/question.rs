@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
-use triptych_plan::planner::inputs::{PlanInputs, read_curves, with_pd_curves};
+use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals, with_pd_curves};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
 
@@ -36,6 +36,10 @@ pub struct QuestionArgs {
     /// Proxy, store and clients use the workers' cores, as on one machine. Default: they have their own
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub one_machine: bool,
+    /// The workers of the machine lend each other their cores, as `triptych up` has it: a worker that computes alone has as many
+    /// as the curves with the most threads. Default: each has its own, as in `triptych bench suite`
+    #[arg(long, requires = "one_machine", value_parser = FalseyValueParser::new())]
+    pub share_cores: bool,
     /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub quick: bool,
@@ -45,6 +49,10 @@ pub struct QuestionArgs {
     /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
+    /// Residuals of measured clusters, as `triptych plan validate` writes them: the model's own error in each interval. Default:
+    /// those of this repository's measurements
+    #[arg(long, value_name = "FILE")]
+    pub residuals: Option<PathBuf>,
 }
 
 impl QuestionArgs {
@@ -63,7 +71,9 @@ impl QuestionArgs {
             demand: Named { workload, arrivals: self.arrivals },
             slo,
             frontend: if self.one_machine { FrontCores::Workers } else { FrontCores::Own },
+            shares_cores: self.share_cores,
             effort: self.effort(),
+            residuals: read_residuals(self.residuals.as_deref())?,
         })
     }
 

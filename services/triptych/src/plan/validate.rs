@@ -51,7 +51,7 @@ pub struct ValidateArgs {
     /// load of neighbours on a shared machine is not an error of the simulation
     #[arg(long, requires = "results", value_parser = FalseyValueParser::new())]
     pub as_reported: bool,
-    /// Folder for `validation.json`, `.md` and `.html`
+    /// Folder for `validation.json`, `.md` and `.html`, and `residuals.json` for the intervals of later plans
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub output: PathBuf,
     /// Clusters
@@ -80,7 +80,7 @@ pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
             let compared =
                 blocking(move || Ok(stored::validate(&stored_inputs, &results, as_reported)?)).await?;
             let validation = Validation { warnings: warnings(&args, &inputs), ..compared };
-            save(&args.output, &validation)?;
+            save((&args.output, &inputs), &validation)?;
             validation
         }
     };
@@ -100,7 +100,7 @@ async fn measure(args: &ValidateArgs, inputs: &PlanInputs) -> Result<Validation,
         starter: &Starter { args: &args.topology, model: &model, screen: &screen, dir: dir.path() },
         settings: &settings,
         report: &|line| screen.say(line),
-        save: &|validation| save(&args.output, validation),
+        save: &|validation| save((&args.output, inputs), validation),
         validation: Validation {
             facts: facts(args, inputs),
             warnings: warnings(args, inputs),
@@ -114,6 +114,10 @@ async fn measure(args: &ValidateArgs, inputs: &PlanInputs) -> Result<Validation,
     let validation = validation.validation;
     let (misses, all) = validation.misses();
     screen.say(&format!("{misses} of {all} percentiles miss their goal"));
+    for bar in validation.bars() {
+        let word = bar.passed.map_or("not measured", |passed| if passed { "passed" } else { "missed" });
+        screen.say(&format!("{word}: {}: {}, allowed {}", bar.what, bar.found, bar.allowed));
+    }
     Ok(validation)
 }
 
@@ -138,13 +142,17 @@ fn settings(args: &ValidateArgs) -> Result<ValidationSettings, CliError> {
 }
 
 /// Writes the comparisons so far.
-fn save(dir: &Path, validation: &Validation) -> Result<(), MeasureError> {
+fn save((dir, inputs): (&Path, &PlanInputs), validation: &Validation) -> Result<(), MeasureError> {
     let report = validation.report();
-    let json = dir.join("validation.json");
-    std::fs::write(&json, to_json(validation)?)
-        .map_err(|e| MeasureError::failed(format!("cannot write {}", json.display()), &e))?;
+    write_json(&dir.join("validation.json"), validation)?;
+    write_json(&dir.join("residuals.json"), &validation.residuals(inputs))?;
     write(&dir.join("validation.md"), &report)?;
     write(&dir.join("validation.html"), &report)
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), MeasureError> {
+    std::fs::write(path, to_json(value)?)
+        .map_err(|e| MeasureError::failed(format!("cannot write {}", path.display()), &e))
 }
 
 fn held_out(text: &str) -> Result<Vec<Workload>, CliError> {

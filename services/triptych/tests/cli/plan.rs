@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use triptych_plan::curves::sample::curves;
 use triptych_plan::curves::{CostCurves, ItemsAt};
+use triptych_plan::planner::Residuals;
 
 fn stderr(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -37,6 +38,7 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
         "Sums of terms",
         "The proxy adds",
         "bound to cores [0]",
+        "| decode | ",
     ] {
         assert!(page.contains(part), "{part} is not in\n{page}");
     }
@@ -48,6 +50,9 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     let front = read.front;
     assert!(front.request_us + front.item_us + front.step_us + front.token_us > 0.0, "{front:?}");
     assert_eq!(read.prompt.items, ItemsAt::Front);
+    let beside = read.interference.expect("measured beside neighbours");
+    assert_eq!(beside.stages().count(), 4, "{beside:?}");
+    assert!(beside.stages().all(|(_, times)| times.shared_us > 0.0 && times.alone_us > 0.0), "{beside:?}");
     assert!(read.publish.len() == 2 && read.publish.iter().all(|p| p.p50_us > 0.0));
 }
 
@@ -117,6 +122,35 @@ fn a_plan_is_a_page_and_a_document() {
     assert!(["disaggregate", "do_not_disaggregate"].contains(&document["advice"].as_str().expect("a word")));
 }
 
+#[test]
+fn a_simulated_run_is_written_as_a_timeline() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (curves, out) = (file(dir.path()), dir.path().join("simulated.json"));
+    let workload = "epd-short:images=1,text=100,output=12";
+    let base = [
+        "plan",
+        "trace",
+        "--curves",
+        &curves,
+        "--slo",
+        "ttft=2s",
+        "--requests",
+        "50",
+        "--workload",
+        workload,
+    ];
+    let trace = |more: &[&str]| [&base[..], &["-o", out.to_str().expect("plain")], more].concat();
+    let output = triptych(&trace(&["--rate", "2", "--one-machine"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&out).expect("written");
+    for (name, least) in [("\"step\"", 50 * 12 / 10), ("\"forward\"", 1), ("\"preprocess\"", 50)] {
+        let n = text.lines().filter(|line| line.contains(name)).count();
+        assert!(n >= least, "{n} spans of {name}");
+    }
+    refuses(&trace(&["--rate", "0"]), 2, &["--rate 0"]);
+    refuses(&trace(&["--rate", "1", "--topology", "colocated"]), 2, &["2 cores each"]);
+}
+
 /// A result of `triptych bench suite` for a topology with this goodput.
 fn stored(dir: &Path, topology: &str, goodput: f64) {
     let percentiles = serde_json::json!({"p50": 100.0, "p90": 200.0, "p99": 300.0});
@@ -170,9 +204,26 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms"], &flags].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let page = String::from_utf8_lossy(&output.stdout);
-    for part in ["on 1e1pd at 100 % of its capacity, 4.00", "TTFT p99", "1e1pd: 4.00", "as expected", "abc"] {
+    for part in [
+        "on 1e1pd at 100 % of its capacity, 4.00",
+        "TTFT p99",
+        "1e1pd: 4.00",
+        "as expected",
+        "abc",
+        "clusters inside their interval",
+        "missed",
+    ] {
         assert!(page.contains(part), "{part} is not in\n{page}");
     }
+    // What was found is the model's error of the next plan.
+    let residuals = dir.path().join("residuals.json");
+    let read = Residuals::read(&std::fs::read_to_string(&residuals).expect("written")).expect("residuals");
+    assert_eq!((read.cells.len(), read.under_load), (2, false));
+    let residuals = ["--residuals", residuals.to_str().expect("plain")];
+    let again = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms"], &residuals, &flags].concat());
+    assert!(again.status.success(), "{}", stderr(&again));
+    let wrong = [&base[..], &["--slo", "ttft=2s", "--residuals", &curves], &flags].concat();
+    refuses(&wrong, 2, &["--residuals", "not a file of residuals"]);
     let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
     let document: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(document["compared"].as_array().expect("a list").len(), 2);

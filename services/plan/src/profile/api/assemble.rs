@@ -57,6 +57,8 @@ pub(super) fn curves(server: &ApiServer, settings: &ApiSettings, samples: &Sampl
         proxy: ProxyCost { request_us, ..ProxyCost::default() },
         front: FrontCost::default(),
         colocated: ColocationSlowdown::default(),
+        interference: None,
+        between_steps_us: 0.0,
         api: Some(source(server, settings, samples)),
     }
 }
