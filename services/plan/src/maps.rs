@@ -191,6 +191,7 @@ impl MapSettings {
             tolerance: 0.08,
             tunes: false,
             what_if: false,
+            first_seed: 1,
         }
     }
 
