@@ -1,8 +1,8 @@
 """Writes a Hugging Face Whisper as a file of whisper.cpp, quantized: write(directory, path, "q8_0" or "q4_0").
 
 The format is that of whisper.cpp's `models/convert-h5-to-ggml.py` and `ggml-quants.c`: header, mel filters, vocabulary,
-tensors; blocks of 32 values with one f16 scale, quantized along the rows of matrices. Only what is timed matters: the
-vocabulary is of made-up words.
+tensors; blocks of 32 values with one f16 scale, quantized along the rows of matrices. The vocabulary is that of the model's
+tokenizer, or of made-up words where that has words.
 """
 
 import json
@@ -69,6 +69,27 @@ def q4_0(values):
     return np.concatenate([scales[:, None].view(np.uint8), packed], 1).tobytes()
 
 
+def byte_of_char():
+    """Bytes by the characters that stand for them in a vocabulary of bytes (GPT-2's)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def vocabulary(directory, n):
+    """The first `n` tokens, as bytes."""
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())["model"]
+    if tokenizer.get("type", "BPE") != "BPE":
+        return [f"w{i}".encode() for i in range(n)]
+    of_char, by_id = byte_of_char(), {i: token for token, i in tokenizer["vocab"].items()}
+
+    def as_bytes(token):
+        plain = all(char in of_char for char in token)
+        return bytes(of_char[char] for char in token) if plain else token.encode()
+
+    return [as_bytes(by_id.get(i, f"w{i}")) for i in range(n)]
+
+
 def mel_filters(n_mels):
     import transformers
 
@@ -86,7 +107,7 @@ def write(directory, path, dtype):
         out.write(struct.pack("<12i", MAGIC, *(config[key] for key in keys), ftype))
         filters = mel_filters(config["num_mel_bins"])
         out.write(struct.pack("<2i", *filters.shape) + filters.tobytes())
-        words = [f"w{i}".encode() for i in range(50_257 if config["vocab_size"] >= 51_865 else 50_256)]
+        words = vocabulary(directory, 50_257 if config["vocab_size"] >= 51_865 else 50_256)
         out.write(struct.pack("<i", len(words)))
         for word in words:
             out.write(struct.pack("<i", len(word)) + word)

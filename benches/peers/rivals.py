@@ -1,9 +1,10 @@
 """One peer on one model, in a process of its own: rivals.py PEER-TYPE DIR whisper|seq2seq|vision --item … ; prints JSON.
 
-    {"encode_ms": …, "decode": [{"batch": 1, "tokens_per_s": …}, …], "ready_ms": …, "peak_mb": …}
+    {"encode_ms": …, "decode": [{"batch": 1, "tokens_per_s": …}, …], "steps": [the same], "ready_ms": …, "peak_mb": …}
 
 Decode is greedy, over encoder outputs that are there already; projecting them for cross-attention counts, as it does
-on our side. A peer that cannot do a batch leaves it out. A vision model (vision.py) tells `prefill` too, and its decode
+on our side. Steps are what follows the first token, without that projection. Where a peer projects with its encode, or
+decode cannot be told without steps, both are the steps. A peer that cannot do a batch leaves it out. A vision model (vision.py) tells `prefill` too, and its decode
 leaves that out. With --preprocess FILE there is `preprocess_ms` (preparing.py).
 """
 
@@ -53,6 +54,10 @@ def encoded(seconds):
 
 def decoded(batch, tokens_per_s):
     return "decode", {"batch": batch, "tokens_per_s": tokens_per_s}
+
+
+def stepped(batch, tokens_per_s):
+    return "steps", {"batch": batch, "tokens_per_s": tokens_per_s}
 
 
 def searched(tokens_per_s):
@@ -109,21 +114,22 @@ def of_torch(args, dtype):
     encode, state = timed(lambda: encoder(**inputs).last_hidden_state, args.repeats)
     yield encoded(encode)
 
-    def tokens_per_s(batch, beams):
+    def seconds(batch, n, beams=1):
         settings = transformers.GenerationConfig(
-            max_new_tokens=args.new_tokens, min_new_tokens=args.new_tokens, do_sample=False, num_beams=beams, use_cache=True,
+            max_new_tokens=n, min_new_tokens=n, do_sample=False, num_beams=beams, use_cache=True,
             pad_token_id=config.pad_token_id or 0, eos_token_id=config.eos_token_id,
             decoder_start_token_id=config.decoder_start_token_id)
         states = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=state.repeat(batch, 1, 1))
         # The plain loop: Whisper's own adds language detection and long-form logic, which is not what is compared.
         generate = transformers.GenerationMixin.generate
-        took, _ = timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)
-        return batch * args.new_tokens / took
+        return timed(lambda: generate(model, encoder_outputs=states, generation_config=settings), args.repeats)[0]
 
     for batch in args.batches:
-        yield decoded(batch, tokens_per_s(batch, 1))
+        whole = seconds(batch, args.new_tokens)
+        yield decoded(batch, batch * args.new_tokens / whole)
+        yield stepped(batch, batch * (args.new_tokens - 1) / more(args, whole, seconds(batch, 1)))
     if args.beams > 1:
-        yield searched(tokens_per_s(1, args.beams))
+        yield searched(args.new_tokens / seconds(1, args.new_tokens, args.beams))
 
 
 def of_ctranslate2(args, dtype):
@@ -155,7 +161,9 @@ def of_ctranslate2(args, dtype):
     yield encoded(more(args, first, step))
     for batch in args.batches:
         began = translate(batch, 1)
-        yield decoded(batch, batch * (args.new_tokens - 1) / more(args, translate(batch, args.new_tokens), began))
+        rate = batch * (args.new_tokens - 1) / more(args, translate(batch, args.new_tokens), began)
+        yield decoded(batch, rate)
+        yield stepped(batch, rate)
     if args.beams > 1:
         began = translate(1, 1, args.beams)
         yield searched((args.new_tokens - 1) / more(args, translate(1, args.new_tokens, args.beams), began))
@@ -173,17 +181,21 @@ def whisper_of_ctranslate2(args, model):
     vocabulary = json.loads((args.directory.parent / f"{args.directory.name}.ct2/vocabulary.json").read_text())
     prompt = [vocabulary.index("<|startoftranscript|>")]
 
-    def tokens_per_s(batch, beams):
+    def written(batch, n, beams=1):
+        """(seconds, tokens) of answers of `n` tokens each, or to their end."""
         many = ctranslate2.StorageView.from_array(np.repeat(features, batch, axis=0))
         outputs = model.encode(many, to_cpu=True)
-        settings = {"beam_size": beams, "max_length": args.new_tokens + 1, "suppress_blank": False, "suppress_tokens": []}
-        took, written = timed(lambda: model.generate(outputs, [prompt] * batch, **settings), args.repeats)
-        return sum(len(result.sequences_ids[0]) for result in written) / took
+        settings = {"beam_size": beams, "max_length": n + 1, "suppress_blank": False, "suppress_tokens": []}
+        took, results = timed(lambda: model.generate(outputs, [prompt] * batch, **settings), args.repeats)
+        return took, sum(len(result.sequences_ids[0]) for result in results)
 
     for batch in args.batches:
-        yield decoded(batch, tokens_per_s(batch, 1))
+        (took, n), (began, n_first) = written(batch, args.new_tokens), written(batch, 1)
+        yield decoded(batch, n / took)
+        yield stepped(batch, max(n - n_first, 1) / more(args, took, began))
     if args.beams > 1:
-        yield searched(tokens_per_s(1, args.beams))
+        took, n = written(1, args.new_tokens, args.beams)
+        yield searched(n / took)
 
 
 def of_whispercpp(args, dtype):
@@ -212,7 +224,9 @@ def of_whispercpp(args, dtype):
             token = 100 + past
 
     took, _ = timed(write, args.repeats)
+    # It projects with its encode.
     yield decoded(1, args.new_tokens / took)
+    yield stepped(1, args.new_tokens / took)
 
 
 def work_of(args):
@@ -233,10 +247,10 @@ def main():
     os.dup2(2, 1)
     next(work)
     ready = time.time() - float(os.environ.get("STARTED_AT", time.time()))
-    result = {"ready_ms": ready * 1e3, "decode": []}
+    result = {"ready_ms": ready * 1e3, "decode": [], "steps": []}
     for what, value in work:
-        if what == "decode":
-            result["decode"].append(value)
+        if what in ("decode", "steps"):
+            result[what].append(value)
         else:
             result[what] = value
     result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -6,8 +6,10 @@
 
 It makes its own environment under .cache/peers from requirements.txt (pinned packages, some GB with PyPI's torch), writes
 models with the published shapes and random weights (what they say is noise, how fast they say it is not), and starts one
-process for each measurement: peer, ours, peer, ours, round after round. Medians are compared, with the best peer of the
-row. --tiny-en DIR adds the real Whisper tiny.en.
+process for each measurement: peer, ours, peer, ours, round after round. Each peer runs with one thread and with all
+(--peer-threads), and the better counts in each figure. Medians are compared, with the best peer of the row. Decode is told
+twice: with the projection of cross-attention keys, and from the first token on, the steps alone. whisper.cpp is compiled
+here, for the instructions of this machine. --tiny-en DIR adds the real Whisper tiny.en.
 
 Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0); with --vllm, vLLM for the CPU
 (f32, bf16) on Qwen2-VL, from an environment of its own under .cache/peers (some GB). Where there is a file for it,
@@ -22,6 +24,8 @@ import sys
 import time
 import venv
 from pathlib import Path
+
+import best
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -41,6 +45,8 @@ BEAMS = {"whisper": 5, "seq2seq": 5, "vision": 1}
 #: Peers that can be held to an older instruction set, and what they read that from.
 HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "CT2_FORCE_CPU_ISA": "AVX2"}}
+#: What packages that are compiled here are compiled with: whisper.cpp for this machine, as its own build does.
+NATIVE = "-DGGML_NATIVE=ON"
 #: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.
 ITEMS = {"whisper": "noise.wav", "vision": "noise.png"}
 FILES = {"whisper": "audio.flac", "vision": "photo.jpg"}
@@ -55,6 +61,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2, help="runs inside a process, after one that does not count; the shortest counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peer-threads", help="numbers of threads that each peer is tried with; 1 and --threads by default")
     parser.add_argument("--isa", choices=list(HELD), help="hold ours, torch and CTranslate2 to this instruction set, and leave "
                         "out peers that cannot be restricted; into benches/results/peers-ISA.*")
     parser.add_argument("--peers", help="only these, separated by commas; see PEERS in this file")
@@ -74,6 +81,8 @@ def arguments():
     if args.smoke:
         args.rounds, args.repeats, args.batches, args.new_tokens = 1, 1, "1,2", 4
     args.batches = [int(b) for b in args.batches.split(",")]
+    threads = args.peer_threads or f"1,{args.threads}"
+    args.peer_threads = sorted({int(n) for n in threads.split(",")})
     args.n_tokens = 64 if args.smoke else 512
     return args
 
@@ -90,7 +99,7 @@ def environment(name, given, requirements, *options):
         venv.create(CACHE / name, with_pip=False, clear=True)
         command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", *options,
                    "-r", HERE / requirements]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, env={**os.environ, "CMAKE_ARGS": NATIVE})
         done.write_text(wanted)
     return str(python)
 
@@ -115,9 +124,9 @@ def binary(args):
     return target / ("debug" if args.smoke else "release") / "throughput"
 
 
-def measured(command, args):
+def measured(command, args, n_threads=None):
     """One process to its end: what it printed as JSON, and the most memory it held."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "TOKENIZERS_PARALLELISM": "false",
+    env = {**os.environ, "OMP_NUM_THREADS": str(n_threads or args.threads), "TOKENIZERS_PARALLELISM": "false",
            "STARTED_AT": repr(time.time()), **HELD.get(args.isa, {})}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
         out, err = process.communicate()
@@ -149,7 +158,7 @@ def peers(args, kind):
 def commands(args, runs, directory, kind, items, batches):
     """What measures one model at some batch sizes: `{who: command}`, peers first."""
     common = ["--item", str(items / ITEMS[kind] if kind in ITEMS else args.n_tokens), "--batches", ",".join(map(str, batches)),
-              "--new-tokens", str(args.new_tokens), "--threads", str(args.threads), "--repeats", str(args.repeats)]
+              "--new-tokens", str(args.new_tokens), "--repeats", str(args.repeats)]
     common += ["--beams", str(BEAMS[kind])] if batches is args.batches else []
     if kind == "vision":
         common += ["--text-tokens", str(args.text_tokens)]
@@ -167,6 +176,23 @@ def commands(args, runs, directory, kind, items, batches):
     return found
 
 
+def of_threads(args, who, command):
+    """One peer with each number of threads, or ours with all: the better of each figure, and which that was."""
+    if who in OURS:
+        return ours(args, command)
+    found = {n: measured([*command, "--threads", str(n)], args, n) for n in args.peer_threads}
+    return {**best.merged(list(found.values())), "threads": best.threads(found)}
+
+
+def ours(args, command):
+    """Ours; a second process tells the steps alone, where decode has the projection in it."""
+    command = [*command, "--threads", str(args.threads)]
+    found = measured(command, args)
+    if found.get("prefill") is None:
+        found["steps"] = measured([*command, "--from-first-token"], args)["decode"]
+    return found
+
+
 def rounds(args, commands, alone):
     """Everything of one model: {who: [result of each round]}. Memory of one sequence is that of a process that had no more.
 
@@ -176,11 +202,11 @@ def rounds(args, commands, alone):
     if not args.smoke:
         for who in commands:
             if not who.startswith(("torch-", "vllm-")):
-                measured(alone[who], args)
+                of_threads(args, who, alone[who])
     for number in range(args.rounds):
         for who, command in commands.items():
-            alone_mb = None if args.smoke else measured(alone[who], args)["peak_mb"]
-            result = measured(command, args)
+            alone_mb = None if args.smoke else of_threads(args, who, alone[who])["peak_mb"]
+            result = of_threads(args, who, command)
             result["peak_mb_alone"] = alone_mb or result["peak_mb"]
             results[who].append(result)
             print(f"  {number + 1}/{args.rounds} {who:18} {json.dumps(result)}", flush=True)

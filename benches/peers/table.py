@@ -30,6 +30,8 @@ def rows_of(results, kind):
             if prefill := result.get("prefill"):
                 values[f"prefill of {prefill['tokens']} tokens, tokens/s"] = prefill["tokens_per_s"]
             values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
+            if not prefill:
+                values |= {f"its steps alone at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result.get("steps", [])}
             if beams := result.get("beams_tokens_per_s"):
                 values["decode with 5 beams, tokens/s"] = beams
             # A peer that takes one sequence at a time has a memory for one, and none for the largest batch.
@@ -86,7 +88,7 @@ def document(results, models, args, root):
     peaks = peaks_of(results)
     return {
         "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
-        "isa": args.isa, "rounds": args.rounds, "new_tokens": args.new_tokens,
+        "peer_threads": args.peer_threads, "isa": args.isa, "rounds": args.rounds, "new_tokens": args.new_tokens,
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
         "peaks": {name: shares(of, models[name][0], peaks) for name, of in results.items()},
@@ -114,11 +116,19 @@ def is_ours(who):
     return who.startswith("ours-")
 
 
+def of_threads(doc):
+    """What is said of the peers' threads."""
+    n = doc.get("peer_threads")
+    return f"Peers ran with {' and with '.join(map(str, n))} thread(s), and the better counts. " if n else ""
+
+
 def markdown(doc):
     lines = [
         "# Beside the peers", "",
         f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} round(s) in "
-        f"turn, {doc['new_tokens']} tokens a sequence. A ratio is ours to the best peer of the row; more is better for us.", "",
+        f"turn, {doc['new_tokens']} tokens a sequence; published shapes with random weights. {of_threads(doc)}A ratio is ours to the "
+        "best peer of the row; more is better for us. Decode has the projection of cross-attention keys in it where a peer projects "
+        "then; steps alone are those after the first token.", "",
         f"    python3 benches/peers/run.py --rounds {doc['rounds']}{' --isa ' + doc['isa'] if doc.get('isa') else ''}", "",
     ]
     for name, rows in doc["models"].items():

@@ -1,4 +1,4 @@
-"""vLLM alone, vLLM apart, our encoders before vLLM, and all ours, in turn on the same requests: one table.
+"""vLLM alone, vLLM apart, our encoders before vLLM and its before ours, and all ours, in turn on the same requests: one table.
 
     python3 benches/vllm/run.py                       # every cell that is not there yet, into benches/results/vllm.*
     python3 benches/vllm/run.py --brief               # few requests: that it runs, not how fast; stores nothing
@@ -39,7 +39,7 @@ def arguments():
     parser.add_argument("--only", nargs="+", choices=list(systems.SYSTEMS), help="these systems; all by default")
     parser.add_argument("--skip", nargs="+", default=[], choices=["load", "drill"], help="leave out the loads, or the drills")
     parser.add_argument("--again", nargs="+", default=[], metavar="CELL", help="cells to measure anew, as `epd` or `drill:epd`")
-    parser.add_argument("--drills", nargs="+", choices=list(systems.SYSTEMS), default=["epd", "connector", "ours-vllm", "ours"],
+    parser.add_argument("--drills", nargs="+", choices=list(systems.SYSTEMS), default=[w for w in systems.SYSTEMS if w != "aggregated"],
                         help="systems that the drill is run with")
     parser.add_argument("--rates", default="0.3,1.5", help="requests a second: one that all can serve, one that none can")
     parser.add_argument("--requests", type=int, default=24, help="judged requests of a run")
@@ -159,7 +159,9 @@ def main():
     args.cells = Cells(CACHE / ("brief.json" if args.brief else "cells.json"), args.again)
     args.left_out = {}
     chosen = args.only or list(systems.SYSTEMS)
-    for what in chosen if "load" not in args.skip else []:
+    # With our proxy alone the loads show nothing that the neighbours in the table do not; its drill shows who retries.
+    loaded = args.only or [what for what in chosen if what != "proxied"]
+    for what in loaded if "load" not in args.skip else []:
         cell(args, what, what, lambda running: {"loads": loads(args, running)})
         write(args)
     for what in [w for w in args.drills if w in chosen] if "drill" not in args.skip else []:

@@ -19,6 +19,8 @@ SYSTEMS = {
     "aggregated": "vLLM, one instance with both cores",
     "epd": "vLLM apart: its example proxy and example connector",
     "connector": "vLLM apart: its example proxy, our connector",
+    "proxied": "vLLM apart: our proxy, our connector",
+    "vllm-ours": "our proxy, vLLM's encoder, our prefill and decode",
     "ours-vllm": "our proxy, our encoder, vLLM prefill and decode",
     "ours": "all ours",
 }
@@ -165,39 +167,63 @@ def apart(run, name, extra):
     run.processes["proxy"].ready(f"{run.url}/v1/models")
 
 
-def ours_vllm(run):
-    first, second = run.args.cores
+def proxied(run):
     store = run.redis()
+    first, second = run.args.cores
+    extra = {"store": store, "patience_s": 10}
+    encoder = run.vllm("encoder", [first], transfer("TriptychECConnector", "ec_producer", extra))
+    pd = run.vllm("pd", [second], transfer("TriptychECConnector", "ec_consumer", extra))
+    run.await_vllm(encoder=encoder, pd=pd)
+    our_proxy(run, store, f"vllm+{encoder}", f"vllm+{pd}")
+
+
+def vllm_ours(run):
+    store = run.redis()
+    first, second = run.args.cores
+    extra = {"store": store, "accept_proxy_keys": True}
+    encoder = run.vllm("encoder", [first], transfer("TriptychECConnector", "ec_producer", extra))
+    pd = our_worker(run, "pd", [second], store)
+    run.await_vllm(encoder=encoder)
+    our_proxy(run, store, f"vllm+{encoder}", pd)
+
+
+def ours_vllm(run):
+    store = run.redis()
+    first, second = run.args.cores
     extra = {"store": store, "patience_s": 5, "accept_proxy_keys": True}
     pd = run.vllm("pd", [second], transfer("TriptychECConnector", "ec_consumer", extra), ["--enable-mm-embeds"])
-    encoder, port = free_port(), free_port()
-    ours = run.args.binary
-    flags = ["--ec", store, "--admin", "127.0.0.1:0"]
-    run.add("encoder", [ours, "encoder", "--grpc", f"127.0.0.1:{encoder}", "--model", f"m={run.model}", "--precision", "bf16",
-                        "--threads", 1, *flags], [first])
+    encoder = our_worker(run, "encoder", [first], store)
     run.await_vllm(pd=pd)
-    run.url = f"http://127.0.0.1:{port}"
-    run.add("proxy", [ours, "proxy", "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0", "--encoder",
-                      f"127.0.0.1:{encoder}", "--pd", f"vllm+{pd}", *flags], run.args.cores)
-    run.processes["proxy"].ready(f"{run.url}/readyz")
+    our_proxy(run, store, encoder, f"vllm+{pd}")
 
 
 def ours(run):
-    first, second = run.args.cores
     store = run.redis()
-    encoder, pd, port = free_port(), free_port(), free_port()
-    ours = run.args.binary
-    flags = ["--ec", store, "--admin", "127.0.0.1:0"]
-    model = ["--model", f"m={run.model}", "--precision", "bf16", "--threads", 1]
-    run.add("encoder", [ours, "encoder", "--grpc", f"127.0.0.1:{encoder}", *model, *flags], [first])
-    run.add("pd", [ours, "pd", "--grpc", f"127.0.0.1:{pd}", *model, *flags], [second])
-    run.url = f"http://127.0.0.1:{port}"
-    run.add("proxy", [ours, "proxy", "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0", "--encoder",
-                      f"127.0.0.1:{encoder}", "--pd", f"127.0.0.1:{pd}", *flags], run.args.cores)
-    run.processes["proxy"].ready(f"{run.url}/readyz")
+    first, second = run.args.cores
+    encoder, pd = our_worker(run, "encoder", [first], store), our_worker(run, "pd", [second], store)
+    our_proxy(run, store, encoder, pd)
 
 
-START = {"aggregated": aggregated, "epd": epd, "connector": connector, "ours-vllm": ours_vllm, "ours": ours}
+def our_worker(run, role, cores, store):
+    """A worker of ours on one core; its address. It is not waited for."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [run.args.binary, role, "--grpc", address, "--model", f"m={run.model}", "--precision", "bf16", "--threads", 1]
+    run.add(role, [*command, "--ec", store, "--admin", "127.0.0.1:0"], cores)
+    return address
+
+
+def our_proxy(run, store, encoder, pd):
+    """Our proxy before an encoder and a worker, once it is ready."""
+    run.url = f"http://127.0.0.1:{free_port()}"
+    command = [run.args.binary, "proxy", "--http", run.url.removeprefix("http://"), "--grpc", "127.0.0.1:0"]
+    command += ["--encoder", encoder, "--pd", pd, "--ec", store, "--admin", "127.0.0.1:0"]
+    # vLLM's restart in the drill takes longer than the default.
+    command += ["--encoder-wait", 110] if encoder.startswith("vllm+") else []
+    run.add("proxy", command, run.args.cores).ready(f"{run.url}/readyz")
+
+
+START = {"aggregated": aggregated, "epd": epd, "connector": connector, "proxied": proxied, "vllm-ours": vllm_ours,
+         "ours-vllm": ours_vllm, "ours": ours}
 
 
 @contextmanager
@@ -217,7 +243,7 @@ def started(args, what, is_drill):
 
 def missing(args, what):
     """Why a system cannot be measured; empty: it can."""
-    if what == "ours-vllm":
+    if what in ("ours-vllm", "proxied", "vllm-ours"):
         shown = subprocess.run([args.binary, "proxy", "--help"], capture_output=True, text=True, check=False).stdout
         if "vllm+http" not in shown:
             return "the proxy of this binary does not route to vLLM"

@@ -12,8 +12,9 @@ mod sampling;
 pub use item::{frames, item_form, modality, options};
 pub use sampling::{finish_name, finish_reason, sampling_from_wire, sampling_to_wire};
 
+use crate::v1;
 use thiserror::Error;
-use triptych_core::{AdapterId, ContentKey, Failure, Fingerprint};
+use triptych_core::{AdapterId, ContentKey, Failure, Fingerprint, Tower};
 
 /// A message that does not follow the schema's comments.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -86,6 +87,29 @@ pub fn key(bytes: &[u8], field: &'static str) -> Result<ContentKey, WireError> {
 /// [`WireError::Length`] unless it has 32 bytes.
 pub fn fingerprint(bytes: &[u8], field: &'static str) -> Result<Fingerprint, WireError> {
     Fingerprint::from_slice(bytes).ok_or(WireError::Length { field, expected: 32, actual: bytes.len() })
+}
+
+/// Reads the digests of a tower.
+///
+/// # Errors
+/// [`WireError::Length`] unless each has 32 bytes.
+pub fn tower(tower: &v1::worker_model::Tower) -> Result<Tower, WireError> {
+    Ok(Tower {
+        configuration: fingerprint(&tower.configuration, "configuration")?,
+        processor: fingerprint(&tower.processor, "processor")?,
+        weights: fingerprint(&tower.weights, "weights")?,
+    })
+}
+
+impl From<&Tower> for v1::worker_model::Tower {
+    fn from(tower: &Tower) -> Self {
+        let bytes = |digest: &Fingerprint| digest.as_bytes().to_vec().into();
+        Self {
+            configuration: bytes(&tower.configuration),
+            processor: bytes(&tower.processor),
+            weights: bytes(&tower.weights),
+        }
+    }
 }
 
 /// Reads the identity of an adapter.

@@ -190,6 +190,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
         modality: v1::Modality::from(Modality::Image).into(),
         fingerprint: reference::fingerprint().as_bytes().to_vec().into(),
         takes_prompt: false,
+        tower: None,
     };
     let model = v1::WorkerModel {
         name: MODEL.into(),

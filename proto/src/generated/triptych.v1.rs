@@ -2211,6 +2211,22 @@ pub mod worker_model {
         /// It reads text together with the item.
         #[prost(bool, tag = "3")]
         pub takes_prompt: bool,
+        /// Its tower, of families whose rows vLLM publishes too. A PD worker takes rows that vLLM computed with the same.
+        #[prost(message, optional, tag = "4")]
+        pub tower: ::core::option::Option<Tower>,
+    }
+    /// Digests of all that a tower computes from beside the item, each 32 bytes.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Tower {
+        /// Its part of `config.json`.
+        #[prost(bytes = "bytes", tag = "1")]
+        pub configuration: ::prost::bytes::Bytes,
+        /// Settings of its processor.
+        #[prost(bytes = "bytes", tag = "2")]
+        pub processor: ::prost::bytes::Bytes,
+        /// Its tensors.
+        #[prost(bytes = "bytes", tag = "3")]
+        pub weights: ::prost::bytes::Bytes,
     }
     /// Encoders of other workers, whichever they are.
     #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2264,6 +2280,9 @@ pub struct EncodeRequest {
     /// The bytes are rows of an encoder output that the client computed, and their grid; part of the key.
     #[prost(bool, tag = "10")]
     pub item_is_embeddings: bool,
+    /// Priority of the request: smaller is more urgent.
+    #[prost(int32, tag = "11")]
+    pub priority: i32,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]

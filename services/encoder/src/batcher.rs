@@ -1,11 +1,13 @@
-//! Batches of waiting items, one thread for each encoder: takes items up to a budget of output tokens, and runs
-//! them as one forward.
+//! Batches of waiting items, one thread for each encoder: takes items in the order of [`crate::order`] up to a budget of
+//! output tokens, and runs them as one forward. It takes what waits: no item waits for others to fill a batch up.
 //!
 //! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
 //! forward. A panic in a forward is our bug; the items of that batch are encoded one by one then, and it fails the one
 //! that causes it.
 
+use crate::load::JobRanks;
 use crate::meters::EncoderMeters;
+use crate::order::JobOrder;
 use crate::pool::JobPermit;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -34,11 +36,13 @@ pub struct BatchLimits {
     pub max_tokens: usize,
     /// Most items. Default 16.
     pub max_items: usize,
+    /// Order in which they are taken. Default: by request, the least work left first.
+    pub order: JobOrder,
 }
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self { max_tokens: 128, max_items: 16 }
+        Self { max_tokens: 128, max_items: 16, order: JobOrder::default() }
     }
 }
 
@@ -240,10 +244,21 @@ impl BatcherThread {
             }
             self.waiting.retain(|job| !job.reply.is_closed());
             self.drop_unused_adapters();
+            self.sort();
             let batch = take_batch(&mut self.waiting, self.limits);
             if !batch.is_empty() {
                 self.encode(batch);
             }
+        }
+    }
+
+    /// Puts what waits in order. A job without a place lost its caller just then.
+    fn sort(&mut self) {
+        let Some(permit) = self.waiting.iter().find_map(|job| job.permit.upgrade()) else { return };
+        if self.waiting.len() > 1 {
+            let ranks: JobRanks = permit.load().ranks(self.limits.order);
+            let rank = |job: &BatchJob| job.permit.upgrade().and_then(|permit| ranks.of(permit.load()));
+            self.waiting.make_contiguous().sort_by_cached_key(rank);
         }
     }
 
@@ -357,6 +372,7 @@ fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits) -> Vec<Batc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::JobOwner;
     use crate::pool::{PoolConfig, PreprocessPool};
     use tokio_util::task::TaskTracker;
     use triptych_core::limits::Limits;
@@ -388,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_the_longest_prefix_that_fits() {
-        let limits = BatchLimits { max_tokens: 10, max_items: 3 };
+        let limits = BatchLimits { max_tokens: 10, max_items: 3, order: JobOrder::default() };
         let cases: [(&[u32], usize); 6] =
             [(&[], 0), (&[11, 1], 1), (&[4, 6, 1], 2), (&[1, 1, 1, 1], 3), (&[10], 1), (&[9, 2], 1)];
         for (sizes, expect) in cases {
@@ -469,7 +485,7 @@ mod tests {
             fault: None,
         };
         let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
-        let permit = pool.admit("m", Modality::Image, 1).unwrap();
+        let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
         // The only part is the job's.
         let item = BatchItem { adapter: Some(Arc::new(two)), ..item(3) };
         batcher.encode(item, &permit).await.unwrap();
@@ -523,7 +539,7 @@ mod tests {
             fault: None,
         };
         let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
-        let permit = pool.admit("m", Modality::Image, 1).unwrap();
+        let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
         let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);
         let failed = batcher.encode(item(13), &permit).await.unwrap_err();
         assert_eq!(failed.class, triptych_core::FailureClass::Internal);

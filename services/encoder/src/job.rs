@@ -173,8 +173,10 @@ impl EncoderWorkerState {
         if let Some(output) = self.cached_output(&job) {
             return self.respond_cached(output, state).await;
         }
-        let permit = self.pool.admit(&request.model, job.modality, request.item.len())?;
-        let starting = RequestId::parse(&request.request_id).map(|id| self.journal.begin(id));
+        let asker = RequestId::parse(&request.request_id);
+        let owner = self.pool.owner(asker, request.priority);
+        let permit = self.pool.admit(&request.model, job.modality, request.item.len(), owner)?;
+        let starting = asker.map(|id| self.journal.begin(id));
         let form = convert::item_form(&request)?;
         if form == ItemForm::Embeddings {
             return self.take_rows(&job, request.item, state, permit).await;

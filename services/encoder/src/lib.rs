@@ -25,6 +25,7 @@ mod batcher;
 
 pub mod load;
 pub mod cost;
+pub mod order;
 mod meters;
 
 mod error;

@@ -6,6 +6,7 @@
 
 use crate::cost::{CostCurve, CostFit, CostSample};
 use crate::meters::BacklogMeters;
+use crate::order::{JobOrder, JobOwner, JobRank, WaitingJob, ranks};
 use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -61,6 +62,7 @@ struct JobTable {
 
 struct TrackedJob {
     kind: EncoderKind,
+    owner: JobOwner,
     predicted: Duration,
     /// Output tokens; estimated from the bytes until the item is preprocessed.
     tokens: u32,
@@ -91,7 +93,7 @@ impl LoadTracker {
     }
 
     /// Adds an admitted job.
-    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> JobLoad {
+    pub fn admit(&self, model: &str, modality: Modality, bytes: usize, owner: JobOwner) -> JobLoad {
         let kind = (model.to_owned(), modality);
         let id = self.change(|table| {
             let id = table.next_id;
@@ -101,7 +103,7 @@ impl LoadTracker {
             // Saturates: an estimate beyond u32 is as good as the largest value.
             let tokens = curve.map_or(0, |c| (c.tokens_per_byte * bytes as f64) as u32);
             table.kinds.insert(kind.clone());
-            table.jobs.insert(id, TrackedJob { kind, predicted, tokens, stage: JobStage::Waiting });
+            table.jobs.insert(id, TrackedJob { kind, owner, predicted, tokens, stage: JobStage::Waiting });
             id
         });
         JobLoad { load: self.clone(), id, bytes }
@@ -110,6 +112,17 @@ impl LoadTracker {
     /// Predicted time of all queued and running jobs.
     pub fn queued(&self) -> Duration {
         self.table().queued()
+    }
+
+    /// Places of the waiting jobs in an order. Items that are not preprocessed yet count as work of their requests.
+    fn ranks(&self, order: JobOrder) -> JobRanks {
+        let table = self.table();
+        let waiting = table.jobs.iter().filter(|(_, job)| job.stage == JobStage::Waiting);
+        let job =
+            |(id, job): (&u64, &TrackedJob)| WaitingJob { id: *id, owner: job.owner, work: job.predicted };
+        let waiting: Vec<_> = waiting.map(job).collect();
+        drop(table);
+        JobRanks(ranks(order, &waiting))
     }
 
     /// Load and costs in the wire type.
@@ -191,6 +204,16 @@ fn unmeasured(bytes: usize) -> Duration {
     UNMEASURED.saturating_add(Duration::from_micros((bytes / UNMEASURED_BYTES_IN_US) as u64))
 }
 
+/// Places of the jobs that waited at one moment.
+pub struct JobRanks(HashMap<u64, JobRank>);
+
+impl JobRanks {
+    /// Place of a job; `None` if it did not wait.
+    pub fn of(&self, job: &JobLoad) -> Option<JobRank> {
+        self.0.get(&job.id).copied()
+    }
+}
+
 /// One job, from admission to its end. Dropping it removes the job.
 pub struct JobLoad {
     load: LoadTracker,
@@ -199,6 +222,11 @@ pub struct JobLoad {
 }
 
 impl JobLoad {
+    /// Places of all jobs that wait beside it.
+    pub fn ranks(&self, order: JobOrder) -> JobRanks {
+        self.load.ranks(order)
+    }
+
     /// Sets the output tokens, which preprocessing determined.
     pub fn sized(&self, tokens: u32) {
         self.load.change(|table| {
@@ -325,7 +353,7 @@ mod tests {
         let (load, _) = worker(8);
         for tokens in [10, 20, 30, 40, 50] {
             let took = tokens * MS;
-            load.admit("m", Modality::Image, tokens as usize).done(tokens, took, took);
+            load.admit("m", Modality::Image, tokens as usize, JobOwner::default()).done(tokens, took, took);
         }
         load
     }
@@ -334,7 +362,7 @@ mod tests {
     async fn a_job_is_counted_from_admission_to_its_end_with_its_predicted_cost() {
         let worker = trained();
         assert_eq!(load(&worker.state(false)), (0, 0, 0));
-        let job = worker.admit("m", Modality::Image, 100);
+        let job = worker.admit("m", Modality::Image, 100, JobOwner::default());
         let (_, waiting, queued) = load(&worker.state(false));
         assert!(waiting == 1 && (99_000..=101_000).contains(&queued), "{queued}");
         job.sized(30);
@@ -352,7 +380,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_has_measured_nothing_does_not_look_idle_with_a_job() {
         let (worker, _) = worker(8);
-        let job = worker.admit("m", Modality::Image, 100_000);
+        let job = worker.admit("m", Modality::Image, 100_000, JobOwner::default());
         assert_eq!(load(&worker.state(false)), (0, 1, 20_000));
         job.sized(30);
         assert_eq!(load(&worker.state(false)).2, 20_000, "its tokens tell nothing yet");
@@ -369,7 +397,7 @@ mod tests {
             assert!(text.contains(&line), "{line} in\n{text}");
         };
         let jobs = [10, 30].map(|tokens| {
-            let job = load.admit("m", Modality::Image, 1);
+            let job = load.admit("m", Modality::Image, 1, JobOwner::default());
             job.sized(tokens);
             job
         });
@@ -388,7 +416,8 @@ mod tests {
         let (worker, drain, began) = (trained(), Drain::new(), Instant::now());
         let mut reported = worker.watch(drain.clone());
         assert_eq!(load(&reported.next().await.unwrap().unwrap()), (0, 0, 0));
-        let jobs: Vec<_> = (0..5).map(|_| worker.admit("m", Modality::Image, 10)).collect();
+        let jobs: Vec<_> =
+            (0..5).map(|_| worker.admit("m", Modality::Image, 10, JobOwner::default())).collect();
         assert_eq!(load(&reported.next().await.unwrap().unwrap()).1, 5, "five changes, one message");
         assert_eq!(began.elapsed(), MIN_INTERVAL);
         let again = reported.next().await.unwrap().unwrap();

@@ -2,6 +2,7 @@
 
 use crate::load::{JobLoad, LoadTracker};
 use crate::meters::EncoderMeters;
+use crate::order::JobOwner;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{Failure, FailureClass, ItemOptions, Modality};
+use triptych_core::{Failure, FailureClass, ItemOptions, Modality, RequestId};
 use triptych_models::error::ItemError;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 use triptych_runtime::watchdog::Watchdog;
@@ -25,6 +26,8 @@ pub struct PreprocessPool {
     limits: Arc<Limits>,
     meters: Arc<EncoderMeters>,
     load: LoadTracker,
+    /// The start, from which arrivals of jobs count.
+    began: Instant,
     /// Task group that drain waits for.
     tasks: TaskTracker,
     watchdog: Watchdog,
@@ -80,6 +83,7 @@ impl PreprocessPool {
             max_jobs,
             limits: Arc::new(limits),
             load: LoadTracker::new(max_jobs, meters.backlog()),
+            began: Instant::now(),
             meters,
             tasks,
             watchdog,
@@ -92,11 +96,22 @@ impl PreprocessPool {
         &self.load
     }
 
+    /// The owner of a job that arrives now.
+    pub fn owner(&self, request: Option<RequestId>, priority: i32) -> JobOwner {
+        JobOwner { request, priority, arrived: self.began.elapsed() }
+    }
+
     /// A permit for one job of `bytes` bytes, held until its output is published.
     ///
     /// # Errors
     /// Overloaded when all permits are taken, with the predicted time of half the queue as retry-after.
-    pub fn admit(&self, model: &str, modality: Modality, bytes: usize) -> Result<Arc<JobPermit>, Failure> {
+    pub fn admit(
+        &self,
+        model: &str,
+        modality: Modality,
+        bytes: usize,
+        owner: JobOwner,
+    ) -> Result<Arc<JobPermit>, Failure> {
         let full = |_| {
             let message = format!("the encoder has {} jobs already, its limit", self.max_jobs);
             let pause = (self.load.queued() / 2).clamp(RETRY_AFTER.0, RETRY_AFTER.1);
@@ -104,7 +119,7 @@ impl PreprocessPool {
         };
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
-        let load = self.load.admit(model, modality, bytes);
+        let load = self.load.admit(model, modality, bytes, owner);
         Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
     }
 

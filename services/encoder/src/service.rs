@@ -30,6 +30,7 @@ impl EncoderService {
                 modality: v1::Modality::from(*modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
                 takes_prompt: m.preprocess.takes_prompt(),
+                tower: None,
             };
         let model = |name: &String, m: &ServedEncoder| v1::WorkerModel {
             name: name.clone(),

@@ -14,7 +14,7 @@ use crate::in_flight::InFlight;
 use crate::output::{Delta, Finished, Output, SequenceTimes};
 use crate::request::{SequenceId, SequenceRequest};
 use crate::runner::Runner;
-use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::scheduler::{AdmissionOrder, Scheduler, SchedulerConfig};
 use crate::sequence::Sequence;
 use crate::speculation::DraftProposer;
 use crate::stats::Stats;
@@ -120,6 +120,7 @@ impl Engine {
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
             rows: config.rows,
+            order: AdmissionOrder::default(),
         };
         Ok(Self {
             scheduler: Scheduler::new(scheduler_config, info, pools),

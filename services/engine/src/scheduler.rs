@@ -1,9 +1,10 @@
 //! Continuous batching over one queue of sequences.
 //!
-//! A step fills a budget of rows: first every decoding sequence (one row for each of its branches), then
-//! sequences that prefill, then waiting ones. The rules, each with a test of its name in `tests/engine`:
+//! A step fills a budget of rows: first every decoding sequence (one row for each of its branches), then waiting ones that are
+//! due before those that prefill, then these, then other waiting ones. The rules, each with a test of its name in `tests/engine`:
 //!
-//! - Order of admission: the smaller priority, then the least served tenant, then the earliest request.
+//! - Order of admission: the smaller priority, then the least served tenant, then the shortest prefill, with ageing: arrival plus
+//!   four times the time that the prompt still takes.
 //! - A sequence prefills up to the first item that is not loaded. There it leaves the device; its blocks stay in
 //!   the prefix cache, and it goes on when the item is loaded. Others overtake a sequence that waits for an
 //!   item, not one that waits for blocks.
@@ -50,6 +51,7 @@ use crate::states::{StateMove, StatePool, StateSlot};
 use crate::step_rates::{StepRates, StepRows};
 use deadline::DeadlineCheck;
 use decode_share::{DecodeShare, StepMix};
+pub use fair_queue::AdmissionOrder;
 use fair_queue::TenantShares;
 use plan_builder::PlanBuilder;
 use std::collections::{BTreeMap, HashMap};
@@ -76,6 +78,8 @@ pub struct SchedulerConfig {
     pub preemption: Preemption,
     /// Time for which a sequence keeps the rows of its items.
     pub rows: RowRetention,
+    /// Order of admission among the sequences of a tenant.
+    pub order: AdmissionOrder,
 }
 
 /// Sequences of an adapter.
@@ -235,7 +239,9 @@ impl Scheduler {
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
         if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {
-            self.prefill(&mut builder);
+            let started = self.running(|s| !s.is_decoding());
+            self.admit_ahead(&mut builder, now);
+            self.prefill(started, &mut builder);
             self.admit(&mut builder, now);
         }
         let changed = suspended || builder.n_admitted > 0 || self.counts.preemptions > n_preempted;

@@ -3,6 +3,7 @@
 mod footprint;
 mod inventory;
 mod modules;
+mod tower;
 
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
@@ -22,7 +23,7 @@ use crate::prompt::PromptBuilder;
 use crate::source::{LoadFormat, ModelSource};
 use crate::spec::{EncoderSpec, ItemsSpec, ModelSpec, StemSpec};
 use crate::tokenization::{MoreTokens, Tokenizer};
-use crate::weights::{self, Weights};
+use crate::weights::{self, StoredWeights, Weights};
 use std::path::Path;
 use std::sync::Arc;
 use triptych_core::{DType, Fingerprint, Modality, ModelName};
@@ -197,23 +198,32 @@ impl Model {
                     // The values that stored codes stand for depend on it.
                     parts.push(format!("quantized: {quantization}").into());
                 }
-                let names = encoder.names;
-                let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
-                let mut tensors = stored.under(names.prefixes)?;
-                tensors.extend(stored.first(&shared));
-                for prefixes in encoder.further_prefixes() {
-                    tensors.extend(stored.under(prefixes)?);
-                }
-                let described: Vec<String> =
-                    tensors.iter().map(|t| format!("{} {:?} {:?}", t.name, t.dtype, t.shape)).collect();
-                let hash = || tensors.iter().map(|tensor| *tensor.hash().as_bytes()).collect();
-                let hashes = packed::hashes(&self.source, &described, hash);
-                for (described, hash) in described.into_iter().zip(hashes) {
+                for (described, hash) in self.tensor_hashes(encoder, &stored)? {
                     parts.extend([described.into(), hash.to_vec()]);
                 }
             }
         }
         Ok(Fingerprint::of(parts.iter().map(Vec::as_slice)))
+    }
+
+    /// Name, type and shape of each tensor of an encoder, and the hash of its bytes.
+    fn tensor_hashes(
+        &self,
+        encoder: &EncoderSpec,
+        stored: &StoredWeights,
+    ) -> Result<Vec<(String, [u8; 32])>, ModelError> {
+        let names = encoder.names;
+        let shared = names.tokens.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>();
+        let mut tensors = stored.under(names.prefixes)?;
+        tensors.extend(stored.first(&shared));
+        for prefixes in encoder.further_prefixes() {
+            tensors.extend(stored.under(prefixes)?);
+        }
+        let described: Vec<String> =
+            tensors.iter().map(|t| format!("{} {:?} {:?}", t.name, t.dtype, t.shape)).collect();
+        let hash = || tensors.iter().map(|tensor| *tensor.hash().as_bytes()).collect();
+        let hashes = packed::hashes(&self.source, &described, hash);
+        Ok(described.into_iter().zip(hashes).collect())
     }
 
     /// Loads the encoder of a modality, and nothing of the decoder.

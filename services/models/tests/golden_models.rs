@@ -47,3 +47,5 @@ mod vision;
 mod whisper;
 #[path = "golden_models/whisper_long.rs"]
 mod whisper_long;
+#[path = "golden_models/wide_input.rs"]
+mod wide_input;

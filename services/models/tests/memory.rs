@@ -15,11 +15,14 @@ use triptych_models::decoder::{Decoder, TransformerDecoder};
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::model::FootprintBackend;
 
-/// Models whose parts differ: convolution stems and patches, tied and untied heads, tables of positions, gated layers.
-const CASES: [&str; 3] = ["whisper_large_v3", "bart_large", "glm_ocr"];
+/// Models whose parts differ: convolution stems and patches, tied and untied heads, tables of positions, gated layers, states.
+const CASES: [&str; 4] = ["whisper_large_v3", "bart_large", "glm_ocr", "qwen3_5_0_8b_text"];
 
 /// Blocks of KV cache, of self-attention and of cross-attention.
 const N_BLOCKS: [usize; 2] = [96, 48];
+
+/// Slots of recurrent states.
+const N_STATES: usize = 12;
 
 /// Bytes in use.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -76,30 +79,51 @@ fn assert_foretold(what: &str, kept: usize, foretold: usize) {
     assert!((0.99..=1.01).contains(&ratio), "{what}: {kept} bytes kept, {foretold} foretold");
 }
 
-#[test]
-fn stages_take_the_memory_that_is_reported_before_they_are_loaded() {
-    for name in CASES {
-        let Drawn { spec, weights, .. } = &Drawn::open(name);
-        for precision in [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4] {
-            let config = CpuConfig { threads: 1, precision, ..CpuConfig::default() };
-            let backend = CpuBackend::new(config).expect("a back end");
-            let what = |stage: &str| format!("{name} {stage} {precision:?}");
-            if let Some(spec) = &spec.encoder {
-                let told =
-                    foretold(precision, |b| drop(TransformerEncoder::load(spec, weights, &b.for_encoders())));
-                let (loaded, kept) =
-                    kept(|| TransformerEncoder::load(spec, weights, &backend.for_encoders()));
-                assert!(loaded.is_ok());
-                assert_foretold(&what("encoder"), kept, told);
-            }
-            let told = foretold(precision, |b| drop(TransformerDecoder::load(&spec.decoder, weights, b)));
-            let (decoder, n_bytes) = kept(|| TransformerDecoder::load(&spec.decoder, weights, &backend));
-            assert_foretold(&what("decoder"), n_bytes, told);
-            let mut decoder = decoder.expect("a decoder");
-            let info = decoder.info();
-            let ((), n_bytes) = kept(|| decoder.allocate_kv(N_BLOCKS[0], N_BLOCKS[1]).expect("room"));
-            let told = N_BLOCKS[0] * info.self_block_bytes + N_BLOCKS[1] * info.cross_block_bytes;
-            assert_foretold(&what("KV"), n_bytes, told);
+/// Holds the stages of a case, and their caches, to what is said of them.
+fn check(name: &str) {
+    let Drawn { spec, weights, .. } = &Drawn::open(name);
+    for precision in [Precision::F32, Precision::Bf16, Precision::Int8, Precision::Int4] {
+        let config = CpuConfig { threads: 1, precision, ..CpuConfig::default() };
+        let backend = CpuBackend::new(config).expect("a back end");
+        let what = |stage: &str| format!("{name} {stage} {precision:?}");
+        if let Some(spec) = &spec.encoder {
+            let told =
+                foretold(precision, |b| drop(TransformerEncoder::load(spec, weights, &b.for_encoders())));
+            let (loaded, kept) = kept(|| TransformerEncoder::load(spec, weights, &backend.for_encoders()));
+            assert!(loaded.is_ok());
+            assert_foretold(&what("encoder"), kept, told);
+        }
+        let told = foretold(precision, |b| drop(TransformerDecoder::load(&spec.decoder, weights, b)));
+        let (decoder, n_bytes) = kept(|| TransformerDecoder::load(&spec.decoder, weights, &backend));
+        assert_foretold(&what("decoder"), n_bytes, told);
+        let mut decoder = decoder.expect("a decoder");
+        let info = decoder.info();
+        let ((), n_bytes) = kept(|| decoder.allocate_kv(N_BLOCKS[0], N_BLOCKS[1]).expect("room"));
+        let told = N_BLOCKS[0] * info.self_block_bytes + N_BLOCKS[1] * info.cross_block_bytes;
+        assert_foretold(&what("KV"), n_bytes, told);
+        if let Some(slot) = info.state_slot_bytes {
+            let ((), n_bytes) = kept(|| decoder.allocate_states(N_STATES).expect("room"));
+            assert_foretold(&what("states"), n_bytes, N_STATES * slot.get());
         }
     }
+}
+
+#[test]
+fn stages_take_the_memory_that_is_reported_before_they_are_loaded() {
+    CASES.iter().for_each(|name| check(name));
+}
+
+#[test]
+#[ignore = "gigabytes of weights, minutes: `cargo test -p triptych-models --test memory -- --ignored --nocapture`"]
+fn stages_of_every_published_width_do() {
+    let all = std::fs::read_dir(golden::path("real_widths")).expect("cases");
+    let mut names: Vec<String> =
+        all.map(|entry| entry.expect("a case").file_name().into_string().expect("a name")).collect();
+    names.sort_unstable();
+    assert!(names.len() >= 12, "{names:?}");
+    let only = std::env::var("ONLY").unwrap_or_default();
+    names
+        .iter()
+        .filter(|name| only.is_empty() || only.split(',').any(|part| part == *name))
+        .for_each(|name| check(name));
 }

@@ -14,6 +14,7 @@ mod request;
 mod generation;
 mod assemble;
 mod adapters;
+mod accepted;
 mod adapter_updates;
 mod driver;
 pub mod grammar;

@@ -2,6 +2,7 @@
 //!
 //! Blocking: the caller gives it a thread. What it knows of the worker is settings.
 
+use crate::accepted::AcceptedEncoders;
 use crate::adapters::{ServedAdapter, ServedAdapters};
 use crate::config::PdConfig;
 use crate::driver::{Arbitration, Driver, DriverSetup, SequenceHook};
@@ -12,13 +13,13 @@ use crate::memory_plan::{MemoryPlan, ModelCaches};
 use crate::meters::{ArbiterMeters, MetricFamilies};
 use crate::served::ServedDecoder;
 use crate::warm::warm_up;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::prompt::{ChatFormat, ToolSyntax};
-use triptych_core::{Fingerprint, Modality, ModelName, RowTypes};
+use triptych_core::{ModelName, RowTypes};
 use triptych_engine::constraint::Constraints;
 use triptych_engine::{Engine, Pipelining, RowRetention, Speculation};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
@@ -53,8 +54,8 @@ struct LoadedWeights {
     model: Model,
     compute: Compute,
     decoder: Box<dyn Decoder>,
-    /// Fingerprints of the encoders whose outputs it takes.
-    encoders: BTreeMap<Modality, Fingerprint>,
+    /// The encoders whose outputs it takes.
+    encoders: AcceptedEncoders,
 }
 
 /// A model with an engine, before its thread is started.
@@ -64,7 +65,7 @@ pub struct LoadedDecoder {
     engine: Engine,
     /// Width of the logits.
     vocab: usize,
-    encoders: BTreeMap<Modality, Fingerprint>,
+    encoders: AcceptedEncoders,
     /// Its adapters by name.
     adapters: Vec<(String, ServedAdapter)>,
     /// Layers of its encoder that adapters may have a part for.
@@ -225,8 +226,8 @@ impl DecoderLoader {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |&m| Ok((m, model.fingerprint_in(m, dtype, self.precision)?));
-        let encoders = model.modalities().iter().map(fingerprint).collect::<Result<_, ModelError>>()?;
+        let fingerprint = |modality| model.fingerprint_in(modality, dtype, self.precision);
+        let encoders = AcceptedEncoders::of(&model, fingerprint)?;
         let decoder = compute.load_decoder(&model)?;
         Ok(LoadedWeights { source: source.clone(), model, compute, decoder, encoders })
     }

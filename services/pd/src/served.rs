@@ -1,5 +1,6 @@
 //! The models that a worker serves, by name, which change while it runs.
 
+use crate::accepted::AcceptedEncoders;
 use crate::adapters::{ServedAdapter, ServedAdapters};
 use crate::driver::Driver;
 use crate::grammar::GrammarCompiler;
@@ -11,7 +12,7 @@ use std::time::SystemTime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{Failure, FailureClass, Fingerprint, Modality};
+use triptych_core::{Failure, FailureClass};
 use triptych_models::ModelSource;
 use triptych_models::lora::EncoderModules;
 use triptych_models::prompt::PromptBuilder;
@@ -45,8 +46,8 @@ pub struct ServedDecoder {
     pub driver: Driver,
     /// Metrics.
     pub meters: PdMeters,
-    /// Fingerprints of the encoders whose outputs it takes.
-    pub encoders: BTreeMap<Modality, Fingerprint>,
+    /// The encoders whose outputs it takes.
+    pub encoders: AcceptedEncoders,
     /// True if its encoder reads text together with an item.
     pub encoder_takes_prompt: bool,
     /// Most tokens of the context.

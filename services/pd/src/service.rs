@@ -1,5 +1,6 @@
 //! The gRPC service: validates a request, lays out its prompt, and admits it.
 
+use crate::accepted::AcceptedEncoders;
 use crate::adapters::ServedAdapter;
 use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
@@ -10,7 +11,6 @@ use crate::state::PdWorkerState;
 use crate::truncation::{Truncation, TruncationRoom};
 use crate::{resume, watch};
 use futures::FutureExt;
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
@@ -22,7 +22,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{EncodedItem, Extent, Failure, FailureClass, Fingerprint, Modality, RequestId, TenantId};
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_models::prompt::{OutputKind, PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
@@ -74,7 +74,7 @@ impl PdWorkerState {
             Failure::invalid("request_id is not req- and 32 hex digits").with_param("request_id")
         })?;
         let starting = Some(self.journal.begin(id));
-        let takes = model.encoders_with(adapter.as_ref());
+        let takes = model.encoders.with(adapter.as_ref());
         let items = pending(model.items(request.items, &takes, &self.limits)?, &request.hints);
         let hints = request.hints.into_iter().take(items.len());
         let hints = hints.map(|hint| hint_from_wire(hint, deadline)).collect();
@@ -129,16 +129,10 @@ impl PdWorkerState {
 
     fn describe(&self) -> v1::DescribeResponse {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let encoder =
-            |m: &ServedDecoder, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
-                modality: v1::Modality::from(*modality).into(),
-                fingerprint: fingerprint.as_bytes().to_vec().into(),
-                takes_prompt: m.encoder_takes_prompt,
-            };
         let base = |(name, m): (&String, &Arc<ServedDecoder>)| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(|(modality, f)| encoder(m, modality, f)).collect(),
+            encoders: m.encoders.announced(m.encoder_takes_prompt),
             max_context: count(m.max_context),
             max_items: count(self.limits.max_items),
             created_s: m.created.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
@@ -153,11 +147,7 @@ impl PdWorkerState {
         let of_adapter = |m: &ServedDecoder, (name, of): (String, ServedAdapter), base: &v1::WorkerModel| {
             v1::WorkerModel {
                 name,
-                encoders: of
-                    .encoders(&m.encoders)
-                    .iter()
-                    .map(|(modality, f)| encoder(m, modality, f))
-                    .collect(),
+                encoders: m.encoders.with(Some(&of)).announced(m.encoder_takes_prompt),
                 adapts_encoder: of.encoder_part.is_some(),
                 parent: base.name.clone(),
                 adapter: of.id.as_bytes().to_vec().into(),
@@ -232,16 +222,11 @@ fn tenant(bytes: &[u8]) -> Result<TenantId, Failure> {
 }
 
 impl ServedDecoder {
-    /// Fingerprints of the encoders whose outputs it takes, with an adapter or without.
-    fn encoders_with(&self, adapter: Option<&ServedAdapter>) -> BTreeMap<Modality, Fingerprint> {
-        adapter.map_or_else(|| self.encoders.clone(), |adapter| adapter.encoders(&self.encoders))
-    }
-
     /// Reads the items, and refuses those of another encoder before anything is loaded.
     fn items(
         &self,
         wire: Vec<v1::EncodedItem>,
-        takes: &BTreeMap<Modality, Fingerprint>,
+        takes: &AcceptedEncoders,
         limits: &Limits,
     ) -> Result<Vec<EncodedItem>, Failure> {
         if wire.len() > limits.max_items {
@@ -260,9 +245,8 @@ impl ServedDecoder {
             if let Extent::Windows { n_windows, .. } = item.extent {
                 self.check_live(n_windows as usize)?;
             }
-            let expected = takes.get(&item.modality);
-            if expected != Some(&item.fingerprint) {
-                let detail = format!("item of encoder {}, this worker takes {expected:?}", item.fingerprint);
+            if !takes.accepts(item) {
+                let detail = format!("item of encoder {}, this worker takes {takes:?}", item.fingerprint);
                 return Err(
                     Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
                 );

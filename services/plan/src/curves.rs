@@ -8,16 +8,23 @@ mod check;
 pub mod costs;
 mod file;
 mod fit;
+mod kv;
 pub mod interference;
+mod joined;
 mod prompt;
 pub mod sample;
+mod source;
 pub mod timed;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
+pub(crate) use fit::{FitPoint, least_squares};
 pub use interference::{Interference, Stage, StageInterference};
+pub use joined::JoinError;
+pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
+pub use source::{ApiEncoders, ApiSource, Unmeasured};
 
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +87,9 @@ pub struct CostCurves {
     /// are taken.
     #[serde(default)]
     pub between_steps_us: f64,
+    /// The server of another engine that these are of; `None`: a worker of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<ApiSource>,
 }
 
 impl CostCurves {
@@ -179,32 +189,6 @@ pub struct StepPoint {
     pub p50_us: f64,
     /// 95th percentile.
     pub p95_us: f64,
-}
-
-/// Sizes of the KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KvSizes {
-    /// Bytes of one token's keys and values, all layers.
-    pub token_bytes: usize,
-    /// Bytes of a cross-attended row of encoder output; 0 for a decoder-only model.
-    pub cross_row_bytes: usize,
-    /// Tokens a sequence may have.
-    pub max_context: usize,
-    /// Rows of encoder output whose projection costs as much as a prompt token.
-    #[serde(default = "one_row")]
-    pub cross_rows_per_token: usize,
-    /// Bytes that weights leave free on a device with memory of its own; `None`: the caches are in the host's memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_bytes: Option<usize>,
-    /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_cross_rows: Option<usize>,
-}
-
-/// Cost of rows in files that say none.
-fn one_row() -> usize {
-    1
 }
 
 /// Cost of the proxy, in microseconds: the latency that an idle proxy adds to a request,

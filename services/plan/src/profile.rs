@@ -5,6 +5,7 @@
 //! point of a curve is measured once a round, all points in turn, so that a machine which slows down for a second slows
 //! all of them a little and none of them wholly.
 
+pub mod api;
 mod busy;
 mod colocation;
 mod encode;
@@ -142,7 +143,7 @@ pub fn measure(
         encode,
         encode_parts,
         step,
-        kv: grid::kv_sizes(&info, model.max_cross_rows()),
+        kv: KvSizes::of(&info, model.max_cross_rows()),
         prompt,
         colocated,
         interference,

@@ -1,20 +1,24 @@
 //! The service of an encoder worker over a vLLM server.
 //!
 //! An instance that only encodes is asked for one token about the item: its EC connector publishes the output while it answers.
-//! One that encodes what it reads has nothing to do before: its items go with their bytes.
+//! Where it publishes under the proxy's keys, the job has ended when the store has the object, whose head describes the output
+//! to workers of ours ([`published`]). An instance that encodes what it reads has nothing to do before: its items go with their
+//! bytes.
+
+mod published;
 
 use crate::failure::CallError;
 use crate::items::{AskedItem, check, encoder_instance, own_encoder};
-use crate::models::Described;
 use crate::pd::NO_ADAPTERS;
 use crate::server::VllmServer;
 use crate::states::{States, watch};
 use futures::stream::{self, BoxStream, StreamExt};
 use http::HeaderMap;
+use published::WRITE_BEHIND;
 use serde_json::json;
 use std::time::Instant;
 use tonic::{Request, Response, Status};
-use triptych_core::{DType, EncodedItem, Extent, Failure, FailureClass, Modality};
+use triptych_core::{DType, EncodedItem, Extent, Failure, Modality};
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
 use triptych_proto::{convert, v1};
@@ -61,15 +65,24 @@ fn nominal_extent(modality: Modality) -> Extent {
 }
 
 impl VllmServer {
-    async fn encode_item(&self, job: &EncodeJob, headers: HeaderMap) -> Result<(), Status> {
+    /// Has an item encoded; returns its output.
+    async fn encode_item(&self, job: &EncodeJob, headers: HeaderMap) -> Result<EncodedItem, Status> {
         let fingerprint = job.item.output.fingerprint;
         if fingerprint == own_encoder(&job.model) {
-            return Ok(());
+            return Ok(job.item.output.clone());
         }
-        if fingerprint != encoder_instance(&job.model) {
-            let failure = Failure::new(FailureClass::Mismatch, "this vLLM server is not that encoder");
-            return Err(to_status(&failure));
+        if fingerprint == encoder_instance(&job.model) {
+            self.ask_encoder(job, headers).await?;
+            return Ok(job.item.output.clone());
         }
+        self.make_room(&job.item.output).await;
+        self.ask_encoder(job, headers).await?;
+        let output = self.published(&job.item.output, WRITE_BEHIND).await;
+        output.map_err(|failure| to_status(&failure))
+    }
+
+    /// Asks for one token about the item, which has it encoded and published.
+    async fn ask_encoder(&self, job: &EncodeJob, headers: HeaderMap) -> Result<(), Status> {
         let part = job.item.part(&job.model).map_err(|failure| to_status(&failure))?;
         let body = json!({
             "model": job.model, "max_tokens": 1, "stream": false,
@@ -90,8 +103,7 @@ impl EncoderWorker for VllmServer {
         &self,
         _: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::DescribeResponse>, Status> {
-        let described = Self::describe(self, Described::Encoder).await;
-        described.map(Response::new).map_err(CallError::into_status)
+        self.describe_encoder().await.map(Response::new).map_err(CallError::into_status)
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<States>, Status> {
@@ -103,9 +115,9 @@ impl EncoderWorker for VllmServer {
         let headers = headers.map_err(|failure| to_status(&failure))?;
         let job = EncodeJob::read(request.into_inner()).map_err(|failure| to_status(&failure))?;
         let began = Instant::now();
-        self.encode_item(&job, headers).await?;
+        let output = self.encode_item(&job, headers).await?;
         let encode_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let item = Some((&job.item.output).into());
+        let item = Some((&output).into());
         let ready = v1::EncodeResponse { item, encode_us, ..v1::EncodeResponse::default() };
         let event = v1::EncodeEvent { kind: Some(Kind::Ready(ready)) };
         Ok(Response::new(stream::iter([Ok(event)]).boxed()))

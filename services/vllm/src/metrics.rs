@@ -1,4 +1,10 @@
-//! Load of a vLLM server, from its `/metrics` (prometheus.io, "Exposition formats"; docs.vllm.ai, "Production Metrics").
+//! A vLLM server's `/metrics` (prometheus.io, "Exposition formats"; docs.vllm.ai, "Production Metrics"): its load, and the encoder
+//! whose outputs its EC connector publishes under the proxy's keys (`services/ec/python`).
+
+use triptych_core::{Fingerprint, Tower};
+
+/// Gauge of the connector, whose labels describe its encoder of images.
+const ENCODER: &str = "triptych_ec_encoder_info";
 
 /// Load of a server, over all its engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,6 +50,42 @@ impl Load {
     }
 }
 
+/// An encoder of images whose outputs are published under the proxy's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PublishedEncoder {
+    /// Fingerprint of its outputs.
+    pub(crate) fingerprint: Fingerprint,
+    /// Its tower.
+    pub(crate) tower: Tower,
+}
+
+impl PublishedEncoder {
+    /// Reads a scrape. `None` if it has none, or engines of one server disagree.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let lines = text.lines().filter(|line| sample(line).is_some_and(|(name, _)| name == ENCODER));
+        let mut found: Vec<Option<Self>> = lines.map(Self::of_line).collect();
+        found.dedup();
+        let [one] = found[..] else { return None };
+        one
+    }
+
+    fn of_line(line: &str) -> Option<Self> {
+        // Of hex digits alone, so that no value of a label holds another label.
+        let digest = |name: &str| {
+            let (_, rest) = line.rsplit_once(&format!("{name}=\""))?;
+            Fingerprint::from_hex(rest.split_once('"')?.0)
+        };
+        Some(Self {
+            fingerprint: digest("fingerprint")?,
+            tower: Tower {
+                configuration: digest("configuration")?,
+                processor: digest("processor")?,
+                weights: digest("weights")?,
+            },
+        })
+    }
+}
+
 /// Name and value of a sample; `None` for a comment, or a value that is no number.
 fn sample(line: &str) -> Option<(&str, f64)> {
     if line.starts_with('#') {
@@ -78,6 +120,34 @@ mod tests {
             process_start_time_seconds 1.76e+09\n";
         let expect = Load { running: 5, waiting: 7, kv_usage: 0.5, started: Some(1.76e9) };
         assert_eq!(Load::read(text), Some(expect));
+    }
+
+    #[test]
+    fn a_published_encoder_is_read_where_it_is_whole_and_the_only_one() {
+        let digest = |n: u8| Fingerprint::from_bytes([n; 32]);
+        let tower = Tower { configuration: digest(1), processor: digest(2), weights: digest(3) };
+        let line = |fingerprint: &str| {
+            format!(
+                "triptych_ec_encoder_info{{model_name=\"a }} b\",engine=\"0\",fingerprint=\"{fingerprint}\",\
+                configuration=\"{}\",processor=\"{}\",weights=\"{}\"}} 1.0\n",
+                tower.configuration, tower.processor, tower.weights
+            )
+        };
+        let (one, other) = (line(&digest(7).to_string()), line(&digest(8).to_string()));
+        let found = PublishedEncoder { fingerprint: digest(7), tower };
+        let cases = [
+            (one.clone(), Some(found)),
+            (format!("up 1\n{one}{one}"), Some(found)),
+            (format!("{one}{other}"), None),
+            (line("07"), None),
+            (one.replace("weights", "weight"), None),
+            (format!("# {one}"), None),
+            ("triptych_ec_encoder_info 1.0\n".to_owned(), None),
+            (String::new(), None),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(PublishedEncoder::read(&text), expect, "{text}");
+        }
     }
 
     #[test]

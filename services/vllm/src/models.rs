@@ -3,9 +3,10 @@
 use crate::address::VllmAddress;
 use crate::failure::CallError;
 use crate::items::{by_metadata, encoder_instance, own_encoder};
+use crate::metrics::PublishedEncoder;
 use serde::Deserialize;
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{AdapterId, Fingerprint};
+use triptych_core::{AdapterId, Fingerprint, Modality};
 use triptych_proto::v1;
 use triptych_proto::v1::worker_model::{Encoder, ForeignEncoders};
 
@@ -33,8 +34,8 @@ struct ModelCard {
 /// Role in which a server is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Described {
-    /// An instance that only encodes.
-    Encoder,
+    /// An instance that only encodes, and what it publishes under the proxy's keys.
+    Encoder(Option<PublishedEncoder>),
     /// One that prefills and decodes.
     Pd,
 }
@@ -59,15 +60,19 @@ fn model(card: ModelCard, address: &VllmAddress, role: Described) -> v1::WorkerM
     let ModelCard { id, root, parent, max_model_len } = card;
     let base = parent.as_deref().unwrap_or(&id);
     let fingerprint = match role {
-        Described::Encoder => encoder_instance(base),
+        Described::Encoder(_) => encoder_instance(base),
         Described::Pd => own_encoder(base),
+    };
+    let published = match role {
+        Described::Encoder(published) => published,
+        Described::Pd => None,
     };
     let adapter = parent.as_ref().map(|_| {
         let parts = [id.as_bytes(), root.as_deref().unwrap_or_default().as_bytes()];
         AdapterId::of(parts).as_bytes().to_vec()
     });
     v1::WorkerModel {
-        encoders: encoders(address, fingerprint),
+        encoders: encoders(address, fingerprint, published),
         max_context: max_model_len.unwrap_or_default(),
         chat: (role == Described::Pd).then(|| chat_format(address).into()),
         adapter: adapter.unwrap_or_default().into(),
@@ -79,11 +84,20 @@ fn model(card: ModelCard, address: &VllmAddress, role: Described) -> v1::WorkerM
     }
 }
 
-fn encoders(address: &VllmAddress, fingerprint: Fingerprint) -> Vec<Encoder> {
-    let encoder = |modality: &triptych_core::Modality| Encoder {
-        modality: v1::Modality::from(*modality).into(),
-        fingerprint: fingerprint.as_bytes().to_vec().into(),
-        takes_prompt: false,
+fn encoders(
+    address: &VllmAddress,
+    fingerprint: Fingerprint,
+    published: Option<PublishedEncoder>,
+) -> Vec<Encoder> {
+    let encoder = |modality: &Modality| {
+        let published = published.filter(|_| *modality == Modality::Image);
+        let fingerprint = published.map_or(fingerprint, |published| published.fingerprint);
+        Encoder {
+            modality: v1::Modality::from(*modality).into(),
+            fingerprint: fingerprint.as_bytes().to_vec().into(),
+            takes_prompt: false,
+            tower: published.map(|published| (&published.tower).into()),
+        }
     };
     address.items.iter().map(encoder).collect()
 }

@@ -2,7 +2,6 @@
 
 use crate::ask::{Ask, tokenize};
 use crate::failure::CallError;
-use crate::models::Described;
 use crate::server::VllmServer;
 use crate::states::{States, watch};
 use crate::stream::{Messages, messages};
@@ -57,8 +56,7 @@ impl PrefillDecodeWorker for VllmServer {
         &self,
         _: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::DescribeResponse>, Status> {
-        let described = Self::describe(self, Described::Pd).await;
-        described.map(Response::new).map_err(CallError::into_status)
+        self.describe_pd().await.map(Response::new).map_err(CallError::into_status)
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<States>, Status> {

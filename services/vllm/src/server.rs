@@ -4,7 +4,7 @@ use crate::address::VllmAddress;
 use crate::ask::Ask;
 use crate::client::HttpClient;
 use crate::failure::CallError;
-use crate::metrics::Load;
+use crate::metrics::{Load, PublishedEncoder};
 use crate::models::{Described, read};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -24,6 +24,9 @@ const STORE_TIME: Duration = Duration::from_secs(2);
 /// Headers of a trace, passed on as they are.
 const TRACE: [&str; 2] = ["traceparent", "tracestate"];
 
+/// Text of a server's metrics; `None`: it has none.
+type Metrics = Result<Option<String>, CallError>;
+
 /// A vLLM server. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct VllmServer {
@@ -40,24 +43,44 @@ impl VllmServer {
         Self { address: Arc::new(address), http, store, n_calls: Arc::default() }
     }
 
-    /// Describes it in a role.
+    /// Describes it as a worker that prefills and decodes.
     ///
     /// # Errors
     /// [`CallError`] if it does not answer, or says that its engine is dead.
-    pub(crate) async fn describe(&self, role: Described) -> Result<v1::DescribeResponse, CallError> {
-        let url = &self.address.url;
-        let (health, models, load) = tokio::join!(
-            self.http.get(url, "/health"),
-            self.http.get(url, "/v1/models"),
-            // A server may have no metrics; then nobody sees that it was restarted.
-            self.load(),
-        );
+    pub(crate) async fn describe_pd(&self) -> Result<v1::DescribeResponse, CallError> {
+        let (health, models, load) = self.probes().await;
         health?;
-        let models = read(&models?, &self.address, role)?;
-        let started = load.ok().and_then(|load| load?.started);
+        // A server may have no metrics; then nobody sees that it was restarted.
+        let load = load.ok().flatten().and_then(|text| Load::read(&text));
+        self.described((&models?, Described::Pd), load)
+    }
+
+    /// Describes it as an encoder.
+    ///
+    /// # Errors
+    /// The same, and if its metrics do not come: they say what it publishes, and nothing else does.
+    pub(crate) async fn describe_encoder(&self) -> Result<v1::DescribeResponse, CallError> {
+        let (health, models, text) = self.probes().await;
+        health?;
+        let text = text?.unwrap_or_default();
+        let published = PublishedEncoder::read(&text);
+        self.described((&models?, Described::Encoder(published)), Load::read(&text))
+    }
+
+    async fn probes(&self) -> (Result<Bytes, CallError>, Result<Bytes, CallError>, Metrics) {
+        let url = &self.address.url;
+        tokio::join!(self.http.get(url, "/health"), self.http.get(url, "/v1/models"), self.metrics())
+    }
+
+    fn described(
+        &self,
+        (models, role): (&[u8], Described),
+        load: Option<Load>,
+    ) -> Result<v1::DescribeResponse, CallError> {
+        let started = load.and_then(|load| load.started);
         Ok(v1::DescribeResponse {
             worker_id: self.address.url.to_string(),
-            models,
+            models: read(models, &self.address, role)?,
             encodes: role == Described::Pd,
             instance: started.map_or_else(Bytes::new, |at| at.to_be_bytes().to_vec().into()),
             ..v1::DescribeResponse::default()
@@ -69,8 +92,12 @@ impl VllmServer {
     /// # Errors
     /// [`CallError`] if it does not answer.
     pub(crate) async fn load(&self) -> Result<Option<Load>, CallError> {
+        Ok(self.metrics().await?.and_then(|text| Load::read(&text)))
+    }
+
+    async fn metrics(&self) -> Metrics {
         match self.http.get(&self.address.url, "/metrics").await {
-            Ok(body) => Ok(Load::read(&String::from_utf8_lossy(&body))),
+            Ok(body) => Ok(Some(String::from_utf8_lossy(&body).into_owned())),
             Err(CallError::Refused(error)) if error.code < 500 => Ok(None),
             Err(e) => Err(e),
         }

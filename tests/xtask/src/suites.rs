@@ -24,8 +24,9 @@ pub enum Target {
     Cluster,
     /// The fuzzers, briefly.
     Fuzzers,
-    /// Tests of a module of a crate's `golden_models` that take minutes: the gate runs others of the module.
-    Slow { package: &'static str, module: &'static str },
+    /// Tests of a crate's `golden_models` that take minutes and are not in the gate: those whose names have `before`, the
+    /// filter and `after` in a row.
+    Slow { package: &'static str, before: &'static str, after: &'static str },
 }
 
 const fn package(name: &'static str, package: &'static str, about: &'static str) -> Suite {
@@ -37,7 +38,7 @@ const fn cluster(name: &'static str, needs: &'static [Need], about: &'static str
 }
 
 /// Every suite, the quick ones first.
-pub const SUITES: [Suite; 23] = [
+pub const SUITES: [Suite; 24] = [
     package("house", "house-rules", "imports, circles, words, sizes, layout; seconds"),
     package("schema", "triptych-proto-codegen", "the checked-in Rust of the schema"),
     cluster("sim", &[], "the cluster on a simulated network, from seeds"),
@@ -71,7 +72,17 @@ pub const SUITES: [Suite; 23] = [
         name: "real-widths",
         about: "models at published widths beside transformers; not in the gate, gigabytes and minutes",
         needs: &[],
-        target: Target::Slow { package: "triptych-models", module: "real_widths" },
+        target: Target::Slow { package: "triptych-models", before: "real_widths::", after: "" },
+    },
+    Suite {
+        name: "models-cuda",
+        about: "every golden model on the CUDA stand-in, where the gate takes a third; not in the gate, minutes",
+        needs: &[Need::Cxx],
+        target: Target::Slow {
+            package: "triptych-models",
+            before: "",
+            after: "::every_case_matches_on_cuda",
+        },
     },
     package("engine", "triptych-engine", "crate: blocks, scheduler, sampling"),
     Suite {
@@ -130,8 +141,8 @@ impl Suite {
     /// Arguments of the test binary; `filter`: a part of the names of tests.
     pub fn test_args(&self, filter: Option<&str>) -> Vec<String> {
         match self.target {
-            Target::Slow { module, .. } => {
-                let filter = format!("{module}::{}", filter.unwrap_or_default());
+            Target::Slow { before, after, .. } => {
+                let filter = format!("{before}{}{after}", filter.unwrap_or_default());
                 ["--", "--ignored", "--nocapture"].map(str::to_owned).into_iter().chain([filter]).collect()
             }
             _ => filter.map(str::to_owned).into_iter().collect(),

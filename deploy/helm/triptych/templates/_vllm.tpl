@@ -1,7 +1,10 @@
 {{/* `--ec-transfer-config` of a pod with vLLM: (dict "root" $ "pool" $pool). The kubelet fills in the store's setting. */}}
 {{- define "triptych.vllmTransfer" -}}
 {{- $v := .pool.vllm -}}
-{{- $extra := dict "store" "$(EC_STORE)" "accept_proxy_keys" true "patience_s" (int $v.patienceSeconds) -}}
+{{- /* Of an encoder: it publishes for PD workers of ours, of families that it refuses to start with otherwise. */ -}}
+{{- $ours := include "triptych.hasRole" (dict "root" .root "role" "pd") -}}
+{{- $accepts := or (ne .pool.role "encoder") (ne $ours "") -}}
+{{- $extra := dict "store" "$(EC_STORE)" "accept_proxy_keys" $accepts "patience_s" (int $v.patienceSeconds) -}}
 {{- with $v.fingerprints }}{{ $_ := set $extra "proxy_fingerprints" . }}{{ end -}}
 {{- $role := ternary "ec_producer" "ec_consumer" (eq .pool.role "encoder") -}}
 {{- $transfer := dict "ec_connector" "TriptychECConnector" "ec_connector_module_path" "triptych_ec.vllm_connector" -}}

@@ -15,7 +15,7 @@ extern "C" int standin_new_device(uint64_t seed) {
   Device& dev = device(next);
   dev.random_state = seed * 0x9e3779b97f4a7c15 | 1;
   for (int i = 0; i < 8; i++) dev.random(2);
-  constexpr unsigned kEagerness[] = {0, 64, 192, 255};
+  constexpr unsigned kEagerness[] = {0, 186, 246, 255};
   dev.eagerness = kEagerness[dev.random(4)];
   return next++;
 }

@@ -123,8 +123,8 @@ struct Device {
   int ordinal = 0;
   int retained = 0;
   uint64_t random_state = 1;
-  // In 256ths: how likely an operation runs soon after it is submitted.
-  unsigned eagerness = 128;
+  // In 256ths: how likely a burst of operations goes on. 0: none runs before something must be known of it.
+  unsigned eagerness = 240;
   // The error after which nothing works any more, and its cause.
   host::Fault sticky;
 

@@ -109,6 +109,8 @@ Result submit(Device& device, void* handle, const std::string& what, Work work) 
 }
 
 void advance_until(Device& device, const std::function<bool()>& done) {
+  if (done()) return;
+  Open open(device);
   while (!done()) {
     if (!step(device)) {
       fprintf(stderr, "streams wait for each other\n");
@@ -117,7 +119,10 @@ void advance_until(Device& device, const std::function<bool()>& done) {
   }
 }
 
+// Work runs in bursts, since each costs two changes of the memory's protection.
 void advance(Device& device) {
+  if (!device.eagerness || device.random(8)) return;
+  Open open(device);
   while (device.random(256) < device.eagerness && step(device)) {
   }
 }

@@ -71,7 +71,9 @@ impl AnswerState {
         if is_piece {
             let has_text = text.is_some_and(|t| !t.is_empty());
             let n_tokens = ids.or(grown);
-            if has_text || n_tokens.is_some() {
+            let is_role =
+                choice.and_then(|c| c.get("delta")).is_some_and(|delta| delta.get("role").is_some());
+            if has_text || n_tokens.is_some() || !is_role {
                 self.pieces.push(TokenMessage { at, n_tokens, has_text });
             }
         }
@@ -132,6 +134,17 @@ mod tests {
         ]);
         assert_eq!(times, [1, 2, 3], "the role is no token");
         assert_eq!((answer.prompt_tokens, answer.over, answer.error), (Some(17), true, None));
+    }
+
+    #[test]
+    fn an_answer_of_special_tokens_has_no_text_and_all_its_tokens() {
+        // vLLM leaves chunks without text out, but for the first and the last.
+        let (answer, times) = tokens(&[
+            r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":17,"completion_tokens":3,"total_tokens":20}}"#,
+        ]);
+        assert_eq!((times, answer.completion_tokens), (vec![1, 1, 1], Some(3)));
     }
 
     #[test]

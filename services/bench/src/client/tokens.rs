@@ -2,7 +2,8 @@
 //!
 //! A piece says how many tokens it has, or a count up to it, or nothing. Where pieces say nothing, the total at the
 //! end says how many tokens there were, and they are spread over the pieces with text in proportion: the first token
-//! is in the first piece, the last in the last.
+//! is in the first piece, the last in the last. An answer of special tokens alone has no text, and is no shorter for that: its
+//! tokens are spread over the pieces without.
 
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ pub(super) fn times(pieces: &[TokenMessage], total: Option<u32>) -> Vec<Duration
         let times = pieces.iter().flat_map(|p| (0..p.n_tokens.unwrap_or(0)).map(|_| p.at));
         return times.collect();
     }
-    let texts: Vec<Duration> = pieces.iter().filter(|p| p.has_text).map(|p| p.at).collect();
+    let is_silent = total.is_some() && !pieces.iter().any(|p| p.has_text);
+    let texts: Vec<Duration> = pieces.iter().filter(|p| p.has_text || is_silent).map(|p| p.at).collect();
     let m = texts.len() as u64;
     let n = u64::from(total.unwrap_or(m as u32).min(MAX_TOKENS));
     if m == 0 {
@@ -67,6 +69,9 @@ mod tests {
         assert_eq!(millis(&exact, Some(4)), [1, 2, 2, 2]);
         let empty = [piece(1, None, false), piece(2, None, true)];
         assert_eq!(millis(&empty, Some(2)), [2, 2], "a piece without text is no token");
+        let silent = [piece(1, None, false), piece(5, None, false)];
+        assert_eq!(millis(&silent, Some(4)), [1, 1, 5, 5], "special tokens have no text");
+        assert_eq!(millis(&silent, None), [] as [u128; 0]);
         assert_eq!(millis(&[], Some(9)), [] as [u128; 0]);
         let boastful = [piece(1, Some(4_000_000_000), true), piece(2, Some(1), true)];
         assert_eq!(millis(&boastful, Some(2)), [1, 2]);

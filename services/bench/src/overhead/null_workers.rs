@@ -106,6 +106,7 @@ fn description() -> v1::DescribeResponse {
         modality: v1::Modality::from(Modality::Image).into(),
         fingerprint: fingerprint().as_bytes().to_vec().into(),
         takes_prompt: false,
+        tower: None,
     };
     let model = v1::WorkerModel {
         name: MODEL.into(),

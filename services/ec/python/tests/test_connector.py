@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +16,13 @@ from vllm.v1.outputs import ECConnectorOutput
 
 from triptych_ec import SettingError
 from triptych_ec.extents import Grid, Windows
+from triptych_ec.model import model_fingerprint
 from triptych_ec.stores import Lease
+from triptych_ec.tower import Tower
 from triptych_ec.vllm_connector import TriptychECConnector, extent_of
 
 DTYPE = torch.bfloat16
+MODEL = Path(__file__).parents[4] / "tests/golden/qwen2_vl_two_images/model"
 
 
 class Instance:
@@ -32,7 +37,8 @@ class Instance:
             ec_connector_extra_config=extra,
         )
         vision = SimpleNamespace(deepstack_visual_indexes=list(range(n_levels)))
-        model = SimpleNamespace(dtype=DTYPE, model="m", mm_processor_kwargs=None, quantization=None)
+        model = SimpleNamespace(dtype=DTYPE, model=str(MODEL), quantization=None, hf_overrides={})
+        model.multimodal_config = SimpleNamespace(mm_processor_kwargs=None, media_io_kwargs={})
         model.hf_config = SimpleNamespace(vision_config=vision)
         model.get_hidden_size = lambda: 8 // (1 + n_levels)
         config = SimpleNamespace(ec_transfer_config=transfer, model_config=model)
@@ -199,6 +205,52 @@ def what_is_counted_is_in_vllms_metrics(tmp_path) -> None:
     text = generate_latest().decode()
     assert 'triptych_ec_publishes_total{engine="0",outcome="stored"} 1.0' in text
     assert 'triptych_ec_local_encodes_total{engine="0"} 1.0' in text
+
+
+def an_encoder_of_the_proxy_tells_what_it_publishes_before_its_first_item(tmp_path) -> None:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+    def told(role: str, **settings) -> str:
+        registry = CollectorRegistry()
+        types = {cls: partial(cls, registry=registry) for cls in (Counter, Gauge, Histogram)}
+        config = Instance(tmp_path, role, **settings).scheduler._vllm_config
+        TriptychECConnector.build_prom_metrics(config, types, ["engine"], {0: ["0"]})
+        lines = generate_latest(registry).decode().splitlines()
+        return "".join(line for line in lines if line.startswith("triptych_ec_encoder_info"))
+
+    tower = Tower.read(MODEL)
+    line = told("ec_producer", accept_proxy_keys=True)
+    digests = {"fingerprint": tower.rows_of_vllm("image", "BF16"), "configuration": tower.configuration}
+    digests |= {"processor": tower.processor, "weights": tower.weights}
+    assert all(f'{name}="{digest.hex()}"' in line for name, digest in digests.items()) and line.endswith(" 1.0"), line
+    assert not told("ec_producer") and not told("ec_both", accept_proxy_keys=True)
+
+
+def the_processor_of_a_server_is_in_its_fingerprint_wherever_it_runs(tmp_path) -> None:
+    def named(**kwargs) -> bytes:
+        config = Instance(tmp_path, "ec_producer").scheduler._vllm_config
+        config.model_config.multimodal_config.mm_processor_kwargs = kwargs or None
+        return model_fingerprint(config, "w")
+
+    assert named() == named(device="cuda") != named(max_pixels=7)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("quantization", "fp8"), ("hf_overrides", {"vision_config": {}}), ("media_io_kwargs", {"image": {"mode": "L"}})],
+)
+def an_encoder_whose_rows_are_not_the_checkpoints_does_not_publish_for_the_proxy(tmp_path, name: str, value) -> None:
+    config = Instance(tmp_path, "ec_producer", accept_proxy_keys=True).scheduler._vllm_config
+    place = config.model_config.multimodal_config if name == "media_io_kwargs" else config.model_config
+    setattr(place, name, value)
+    with pytest.raises(SettingError, match=f"`accept_proxy_keys` of an encoder: `{name}` is"):
+        TriptychECConnector(config, ECConnectorRole.SCHEDULER)
+    setattr(place, name, None)
+    config.model_config.model = str(tmp_path)
+    with pytest.raises(SettingError, match="config.json cannot be read"):
+        TriptychECConnector(config, ECConnectorRole.SCHEDULER)
+    config.ec_transfer_config.ec_role = "ec_consumer"
+    TriptychECConnector(config, ECConnectorRole.SCHEDULER)
 
 
 def a_setting_that_is_wrong_ends_the_start_with_its_name(tmp_path) -> None:

@@ -192,3 +192,43 @@ def the_rows_of_our_encoder_give_the_answers_of_vllm_itself(plain, tmp_path) -> 
 
 def stored(directory: Path) -> set[Path]:
     return set((directory / "store").glob("??/*.safetensors"))
+
+
+def vllms_encoder_feeds_prefill_and_decode_of_ours_with_the_answers_of_our_own_encoder(tmp_path) -> None:
+    store = f"disk:{tmp_path / 'store'}"
+    transfer = json.dumps(
+        CONNECTOR | {"ec_role": "ec_producer", "ec_connector_extra_config": {"store": store, "accept_proxy_keys": True}}
+    )
+    ports = {name: free_port() for name in ("vllm", "encoder", "pd", "encoder-admin", "pd-admin", "apart", "ours")}
+
+    def ours(role: str) -> contextlib.AbstractContextManager[None]:
+        command = [str(BINARY), role, "--model", f"vl={MODEL}", "--grpc", f"127.0.0.1:{ports[role]}", "--ec", store]
+        command += ["--admin", f"127.0.0.1:{ports[role + '-admin']}", "--threads", "1"]
+        return process(command, f"http://127.0.0.1:{ports[role + '-admin']}/readyz", tmp_path / role)
+
+    def before(name: str, encoder: str) -> contextlib.AbstractContextManager[None]:
+        workers = ["--encoder", encoder, "--pd", f"127.0.0.1:{ports['pd']}", "--ec", store]
+        return proxy(ports[name], tmp_path / name, *workers)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ours("pd"))
+        stack.enter_context(ours("encoder"))
+        dead = stack.enter_context(contextlib.ExitStack())
+        dead.enter_context(vllm(ports["vllm"], tmp_path / "vllm", "--ec-transfer-config", transfer))
+        stack.enter_context(before("apart", f"vllm+http://127.0.0.1:{ports['vllm']}"))
+        stack.enter_context(before("ours", f"127.0.0.1:{ports['encoder']}"))
+        for seed in (None, 1, 2):
+            assert said(ports["apart"], chat(seed)) == said(ports["ours"], chat(seed)), seed
+        assert len(stored(tmp_path)) == 4, "under keys of their own"
+        # Both caches of vLLM have the item; the store lost its object twice.
+        there = stored(tmp_path)
+        image = chat(3)["messages"][0]["content"][:1]
+        for _ in range(2):
+            post(ports["apart"], "/v1/embeddings", {"model": "vl", "messages": [{"role": "user", "content": image}]})
+            (lost,) = stored(tmp_path) - there
+            lost.unlink()
+        assert said(ports["apart"], chat(3)) == said(ports["ours"], chat(3))
+        assert lost.is_file()
+        # The encoder dies; what it published is still answered from.
+        dead.close()
+        assert said(ports["apart"], chat(1)) == said(ports["ours"], chat(1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Server, rust, start_store
 from samples import SAMPLE_ENCODER, sample
-from test_connector import Instance, request, rows
+from test_connector import MODEL, Instance, request, rows
 
 from triptych_ec import SettingError, decode, encode, open_store, proxy_identifier, proxy_key
 from triptych_ec.extents import Grid
@@ -16,8 +16,10 @@ from triptych_ec.items import EncodedItem
 from triptych_ec.loading import LoadedObject
 from triptych_ec.objects import seal
 from triptych_ec.settings import ConnectorSettings
+from triptych_ec.stores import Lease
 from triptych_ec.stores.tls import TlsFiles
 from triptych_ec.tensors import tensor_of
+from triptych_ec.tower import Tower
 
 GRID = (1, 2, 6)
 """The patches of the sample image with three rows."""
@@ -117,10 +119,34 @@ def only_an_encoder_of_the_proxy_publishes_under_its_keys(tmp_path) -> None:
     assert not list(tmp_path.glob("??/*")), "its key may be that of a Triptych encoder's rows"
     encoder = Instance(tmp_path, "ec_producer", accept_proxy_keys=True)
     assert encoder.step(request("a", name, grid=GRID), rows) == [name]
-    assert open_store(f"disk:{tmp_path}").head(item.key).extent == Grid(*GRID)
-    consumer = Instance(tmp_path, "ec_consumer", accept_proxy_keys=True)
+    head = open_store(f"disk:{tmp_path}").head(item.key)
+    assert head.extent == Grid(*GRID) and head.fingerprint == Tower.read(MODEL).rows_of_vllm("image", "BF16")
+    consumer = Instance(tmp_path, "ec_consumer", accept_proxy_keys=True, proxy_fingerprints=[head.fingerprint.hex()])
     assert consumer.step(request("b", name, has_input=False, grid=GRID), rows) == []
     assert torch.equal(consumer.cache[name], rows(name))
+
+
+def an_encoder_of_the_proxy_neither_waits_for_its_lease_nor_for_what_it_says_is_lost(tmp_path) -> None:
+    item, _ = sample(3, 8, "BF16", "image")
+    name = proxy_identifier(item.key)
+    store = open_store(f"disk:{tmp_path}")
+    assert isinstance(store.acquire(item.key, 60), Lease), "the proxy holds it"
+    encoder = Instance(tmp_path, "ec_producer", accept_proxy_keys=True)
+    asked = request("a", name, grid=GRID)
+    assert encoder.scheduler.ensure_cache_available(asked, 0), "at once"
+    assert encoder.step(asked, rows) == [name]
+    encoder.scheduler._scheduler.finished(request("a"))
+    for again in ("b", "c"):
+        (file,) = tmp_path.glob("??/*.safetensors")
+        file.unlink()
+        assert encoder.step(request(again, name, grid=GRID), rows) == [], "it is in the engine's cache"
+        assert store.head(item.key) is not None
+    assert encoder.step(request("d", name, grid=GRID), rows) == []
+    assert encoder.n("publishes", "already_there") == 1 and encoder.n("publishes", "stored") == 3
+    file.unlink()
+    encoder.cache.clear()
+    assert encoder.step(request("e", name, grid=GRID), rows, freed=(name,)) == [name]
+    assert store.head(item.key) is not None
 
 
 def settings_of_shared_keys_and_tls_are_checked(tmp_path) -> None:

@@ -143,6 +143,7 @@ impl Worker {
             item_is_token_ids: false,
             item_is_embeddings: false,
             fence: 0,
+            priority: 0,
         }
     }
 

@@ -1,7 +1,7 @@
 //! From the queue onto the device: blocks, a share of the cross-attention KV, and cached prefixes.
 
 use super::Scheduler;
-use super::fair_queue::FairQueue;
+use super::fair_queue::{AdmissionOrder, Due, FairQueue};
 use super::plan_builder::PlanBuilder;
 use super::preemption::ResourceNeed;
 use super::states::{find_checkpoint, take_states};
@@ -10,6 +10,7 @@ use crate::config::PrefixCache;
 use crate::plan::BlockMove;
 use crate::sequence::{BranchKv, DeviceKv, QueueKey, Sequence, SequenceStatus};
 use crate::states::StateSlot;
+use crate::step_rates::StepRates;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use triptych_core::AdapterId;
@@ -47,13 +48,33 @@ struct Allocation {
 impl Scheduler {
     /// Admits sequences in order, as long as there is budget and room.
     pub(super) fn admit(&mut self, builder: &mut PlanBuilder, now: Instant) {
+        self.admit_before(None, builder, now);
+    }
+
+    /// Admits those that are due before every prefill that runs, so that they do not wait for the end of a long one.
+    pub(super) fn admit_ahead(&mut self, builder: &mut PlanBuilder, now: Instant) {
+        let Some(rates) = self.ordering_rates() else { return };
+        let running = self.sequences.iter().filter(|(_, s)| s.device_kv().is_some() && !s.is_decoding());
+        let place = |(key, s): (&QueueKey, &Sequence)| (s.priority, Due::of(*key, s, Some(rates)));
+        if let Some(first) = running.map(place).min() {
+            self.admit_before(Some(first), builder, now);
+        }
+    }
+
+    /// Measured rates by which waiting sequences are put in order; `None`: they have the order of their arrival.
+    fn ordering_rates(&self) -> Option<&StepRates> {
+        let is_measured = self.rates.prefill_time(1).is_some();
+        (self.config.order == AdmissionOrder::LeastWorkLeft && is_measured).then_some(&self.rates)
+    }
+
+    fn admit_before(&mut self, limit: Option<(i32, Due)>, builder: &mut PlanBuilder, now: Instant) {
         if builder.budget == 0 {
             return;
         }
-        let mut queue = FairQueue::of(&self.sequences);
+        let mut queue = FairQueue::of(&self.sequences, self.ordering_rates());
         let mut adapters_are_full = false;
         while builder.budget > 0
-            && let Some(queue_key) = queue.pop(&self.shares)
+            && let Some(queue_key) = queue.pop(&self.shares, limit)
         {
             // Later sequences with adapters do not overtake one that waits for a place, so that running adapters run out.
             adapters_are_full |= self.lacks_adapter_room(queue_key);

@@ -111,9 +111,9 @@ impl Scheduler {
         }
     }
 
-    /// Continues the prefills that are started, each with the projection of its encoder input.
-    pub(super) fn prefill(&mut self, builder: &mut PlanBuilder) {
-        for queue_key in self.running(|s| !s.is_decoding()) {
+    /// Continues the prefills that were started before this step, each with the projection of its encoder input.
+    pub(super) fn prefill(&mut self, started: Vec<QueueKey>, builder: &mut PlanBuilder) {
+        for queue_key in started {
             if !self.grow_prefill(queue_key, builder) {
                 continue;
             }

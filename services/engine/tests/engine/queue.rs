@@ -188,3 +188,38 @@ fn a_sequence_that_waits_for_an_item_leaves_its_run_slot_to_others() {
     assert_eq!(bench.seen(1).tokens(), alone.seen(1).tokens());
     bench.assert_books_balance();
 }
+
+/// A bench that has measured that a row of a prompt takes a millisecond, with 64 rows a step, and prompts of 200 tokens in it.
+fn with_long_prompts() -> Bench {
+    let mut bench = Bench::decoder_only(EngineConfig { token_budget: 64, ..config() });
+    bench.set_costs(Duration::from_millis(1), Duration::ZERO);
+    bench.add(bench.sequence(1, 32, 1));
+    bench.settle();
+    for id in [2, 3, 4] {
+        bench.add(bench.sequence(id, 200, 1));
+    }
+    assert_eq!(bench.step(), [(2, 0..64)]);
+    bench
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_long_ones_that_came_before() {
+    let mut bench = with_long_prompts();
+    bench.add(bench.sequence(5, 4, 1));
+    assert_eq!(bench.step(), [(5, 0..4), (2, 64..124)]);
+    bench.settle();
+    bench.assert_books_balance();
+}
+
+#[test]
+fn a_long_prompt_ages_until_short_ones_wait_for_it() {
+    let mut bench = with_long_prompts();
+    // Four times the 200 ms that one takes, less the 64 ms that have passed.
+    bench.clock.advance(Duration::from_millis(800));
+    bench.add(bench.sequence(5, 4, 1));
+    assert_eq!(bench.step(), [(2, 64..128)]);
+    bench.settle();
+    let log = bench.log();
+    let starts = log.steps.iter().flatten().filter(|(_, tokens)| tokens.start == 0);
+    assert_eq!(starts.map(|(name, _)| *name).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+}

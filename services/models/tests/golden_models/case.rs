@@ -149,6 +149,25 @@ pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
     assert!(error <= INT8_TOLERANCE * scale, "{what}: rms error {error}, rms {scale}");
 }
 
+/// Largest error of the median row of an int8 run of a decoder with experts, and of all of them.
+///
+/// Where two experts are about as good for a token, rounding decides which one it goes to, and its row is another function's from
+/// there on. That is right, and it is few rows: the median row meets no such choice, and is as near as without experts.
+const ROUTED_INT8_TOLERANCES: [f32; 2] = [0.08, 0.3];
+
+/// Fails unless an int8 run of a decoder with experts, in rows of `width` values, is near `exact`.
+pub fn assert_routed_int8_close(what: &str, actual: &[f32], exact: &[f32], width: usize) {
+    let relative =
+        |actual: &[f32], exact: &[f32]| rms_error(actual, exact) / rms_error(exact, &vec![0.0; exact.len()]);
+    let rows = actual.chunks_exact(width).zip(exact.chunks_exact(width));
+    let mut errors: Vec<f32> = rows.map(|(actual, exact)| relative(actual, exact)).collect();
+    errors.sort_by(f32::total_cmp);
+    let [median, whole] = [errors[errors.len() / 2], relative(actual, exact)];
+    println!("{what}: rms error {whole:.1e} of rms, of the median row {median:.1e}, of rows {errors:.2?}");
+    let [of_median, of_all] = ROUTED_INT8_TOLERANCES;
+    assert!(median <= of_median && whole <= of_all, "{what}: {whole} of rms, of the median row {median}");
+}
+
 /// The same of decoders with weights in four bits: a value in 16 steps of the span of 32. Random weights are as likely large
 /// as small, the worst that such steps can meet: 0.27 to 0.47 here.
 const INT4_TOLERANCE: f32 = 0.6;
@@ -203,3 +222,51 @@ macro_rules! tests_on_every_back_end {
 }
 
 pub(crate) use tests_on_every_back_end;
+
+/// Every third case from the `first`. The stand-in takes some hundred times as long as a device, and the three shapes of a family
+/// stand one after the other: each family is run, f32 and bf16 by different shapes.
+pub fn every_third<'a>(cases: &[&'a str], first: usize) -> Vec<&'a str> {
+    let (first, step) = if triptych_cuda_standin::device().is_some() { (0, 1) } else { (first, 3) };
+    cases.iter().skip(first).step_by(step).copied().collect()
+}
+
+/// [`tests_on_every_back_end`] for modules of many `CASES`, a third of them on the stand-in; all of them by name of the suite.
+macro_rules! tests_of_many_cases {
+    () => {
+        #[test]
+        fn reference_matches() {
+            matches_reference(&CASES, &triptych_kernels::reference::ReferenceBackend::new());
+        }
+
+        #[test]
+        fn cpu_matches() {
+            matches_reference(&CASES, &crate::case::cpu(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cuda_matches() {
+            let cases = crate::case::every_third(&CASES, 0);
+            matches_reference(&cases, &crate::case::cuda(triptych_kernels::Precision::F32));
+        }
+
+        #[test]
+        fn cpu_in_bf16_is_as_near_as_the_references() {
+            bf16_is_as_near_as_the_references(&CASES, &crate::case::cpu(triptych_kernels::Precision::Bf16));
+        }
+
+        #[test]
+        fn cuda_in_bf16_is_as_near_as_the_references() {
+            let cases = crate::case::every_third(&CASES, 1);
+            bf16_is_as_near_as_the_references(&cases, &crate::case::cuda(triptych_kernels::Precision::Bf16));
+        }
+
+        #[test]
+        #[ignore = "minutes: `cargo xtask test models-cuda`"]
+        fn every_case_matches_on_cuda() {
+            matches_reference(&CASES, &crate::case::cuda(triptych_kernels::Precision::F32));
+            bf16_is_as_near_as_the_references(&CASES, &crate::case::cuda(triptych_kernels::Precision::Bf16));
+        }
+    };
+}
+
+pub(crate) use tests_of_many_cases;

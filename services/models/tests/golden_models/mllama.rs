@@ -255,7 +255,7 @@ fn images_become_the_tiles_of_the_reference() {
 }
 
 /// Tiles `[n_tiles, 3, side, side]` as patches.
-fn patches(tiles: &[f32], [side, patch]: [usize; 2]) -> Vec<f32> {
+pub fn patches(tiles: &[f32], [side, patch]: [usize; 2]) -> Vec<f32> {
     let mut values = Vec::with_capacity(tiles.len());
     for tile in tiles.chunks_exact(3 * side * side) {
         for place in 0..(side / patch) * (side / patch) {

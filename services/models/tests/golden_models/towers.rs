@@ -285,8 +285,8 @@ fn logits_over<B: Backend>(
     (own, names.iter().map(|n| loaded.case.values(&format!("prompt.{k}.{n}")).1).collect())
 }
 
-fn matches_reference<B: Backend>(backend: &B) {
-    for name in CASES {
+fn matches_reference<B: Backend>(cases: &[&str], backend: &B) {
+    for &name in cases {
         let loaded = load(name);
         let embeds = encode_all(&loaded, backend);
         for (item, rows) in &embeds {
@@ -312,14 +312,14 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
     }
 }
 
-fn bf16_is_as_near_as_the_references<B: Backend>(backend: &B) {
-    for name in CASES {
+fn bf16_is_as_near_as_the_references<B: Backend>(cases: &[&str], backend: &B) {
+    for &name in cases {
         let (logits, expected) = known_logits(name, backend, &["logits", "logits_bf16"]);
         assert_bf16_close(&format!("{name} logits"), &logits, &expected[0], &expected[1]);
     }
 }
 
-crate::case::tests_on_every_back_end!();
+crate::case::tests_of_many_cases!();
 
 #[test]
 fn cpu_in_int8_is_near() {

@@ -28,13 +28,22 @@ pub fn uniform(name: &str, n: usize) -> impl Iterator<Item = f32> {
 
 /// Writes a weight in bf16: a matrix of variance 1 / fan-in, a scale about 1, a bias about 0.
 fn write_weight(out: &mut impl Write, name: &str, shape: &[usize]) {
-    let fan_in: usize = shape.iter().skip(1).product();
+    let fan_in = match shape {
+        // Stacked experts: the lesser side, whichever of both comes first.
+        [_, n, m] if name.contains("experts.") || name.contains(".moe.") => *n.min(m),
+        _ => shape.iter().skip(1).product(),
+    };
+    let gain = match name {
+        // T5 does not scale scores: its queries are small.
+        _ if name.ends_with("Attention.q.weight") => 0.125,
+        // A router is sure of its choice, so that rounding seldom decides it.
+        _ if name.ends_with(".gate.weight") => 4.0,
+        _ => 1.0,
+    };
     let (middle, bound) = match shape.len() {
         0 | 1 if name.ends_with("bias") => (0.0, 0.0625),
         0 | 1 => (1.0, 0.125),
-        // T5 does not scale scores: its queries are small.
-        _ if name.ends_with("Attention.q.weight") => (0.0, (0.125 * (3.0 / fan_in as f64).sqrt()) as f32),
-        _ => (0.0, (3.0 / fan_in as f64).sqrt() as f32),
+        _ => (0.0, (gain * (3.0 / fan_in as f64).sqrt()) as f32),
     };
     for value in uniform(name, shape.iter().product()) {
         out.write_all(&bf16::from_f32(middle + value * bound).to_le_bytes()).expect("room for weights");

@@ -13,6 +13,8 @@ use triptych_bench::judge::{JudgedWindow, Rule, judge};
 use triptych_bench::outcome::Outcome;
 use triptych_bench::workload::Workload;
 use triptych_encoder::BatchLimits;
+use triptych_encoder::order::JobOrder;
+use triptych_engine::scheduler::AdmissionOrder;
 use triptych_pd::EngineSettings;
 
 /// Longer than any run: the servers that were measured refuse nothing, and wait.
@@ -74,8 +76,9 @@ fn spec(
         max_requests: UNLIMITED,
         ..EngineSettings::default()
     };
-    let pd = PdSpec { engine, ..PdSpec::default() };
-    let batch = BatchLimits { max_tokens: server.batch_tokens, max_items: BatchLimits::default().max_items };
+    let pd = PdSpec { engine, order: AdmissionOrder::Arrival, ..PdSpec::default() };
+    let batch =
+        BatchLimits { max_tokens: server.batch_tokens, order: JobOrder::Arrival, ..BatchLimits::default() };
     let encoder = EncoderSpec { batch, max_jobs: UNLIMITED, ..EncoderSpec::default() };
     let budget = cluster.encoder_budget().map_err(MeasureError::Setting)?;
     let pool = |name: &str, workers, role, curves: &Arc<CostCurves>| PoolSpec {

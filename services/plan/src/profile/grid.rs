@@ -3,7 +3,6 @@
 
 use super::error::ProfileError;
 use super::settings::{Extent, ProfileSettings};
-use crate::curves::KvSizes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_models::decoder::{DecoderInfo, GroupKv, PagedBatch, StepInput};
 use triptych_models::sampling::{ChooseBatch, ChooseRow};
@@ -34,18 +33,6 @@ pub struct Grid {
     pub cross_blocks: usize,
     /// Rows that each sequence cross-attends to; 0 without cross-attention.
     pub cross_rows: u32,
-}
-
-/// Sizes of the decoder's KV cache; `max_cross_rows`: encoder rows that a sequence may cross-attend to.
-pub fn kv_sizes(info: &DecoderInfo, max_cross_rows: Option<usize>) -> KvSizes {
-    KvSizes {
-        token_bytes: info.self_block_bytes.saturating_mul(info.kv_groups.n_groups()) / KV_BLOCK_TOKENS,
-        cross_row_bytes: if info.cross_attention { info.cross_block_bytes / KV_BLOCK_TOKENS } else { 0 },
-        max_context: info.max_context,
-        cross_rows_per_token: info.cross_rows_per_token,
-        device_bytes: None,
-        max_cross_rows,
-    }
 }
 
 impl Grid {

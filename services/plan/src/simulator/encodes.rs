@@ -248,6 +248,7 @@ impl World<'_> {
             worker,
             key,
             sized: in_flight.sized,
+            asker,
             epoch,
             work,
             forecast,
@@ -263,6 +264,7 @@ impl World<'_> {
         if let Some(asker) = asker {
             self.item_given(asker, &key);
         }
+        self.proxy.divide(instant, work.encode_us);
         self.queue.after(self.hop(), Event::JobArrives(job));
     }
 

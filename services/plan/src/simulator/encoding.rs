@@ -10,15 +10,16 @@ use super::world::{Event, World};
 use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
-use triptych_core::Modality;
+use triptych_core::{Modality, RequestId};
 use triptych_encoder::n_in_batch;
+use triptych_encoder::order::JobOwner;
 
 impl World<'_> {
     /// A job is at its encoder.
     pub(super) fn job_arrives(&mut self, id: JobId) {
         let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let (w, key, bytes) = (job.worker, job.key, job.sized.bytes);
+        let (w, key, bytes, asker) = (job.worker, job.key, job.sized.bytes, job.asker);
         job.since = now;
         if job.cancelled {
             return self.drop_job(id);
@@ -33,7 +34,12 @@ impl World<'_> {
         }
         encoder.n_jobs += 1;
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let ticket = encoder.load.admit(&model, Modality::Image, bytes);
+        let owner = JobOwner {
+            request: asker.map(|r| RequestId::from_bits(r as u128)),
+            priority: 0,
+            arrived: Duration::from_nanos(now),
+        };
+        let ticket = encoder.load.admit(&model, Modality::Image, bytes, owner);
         encoder.raw.push_back(id);
         if let Some(job) = self.jobs.get_mut(&id) {
             job.ticket = Some(ticket);
@@ -112,6 +118,14 @@ impl World<'_> {
         let Some(encoder) = &mut self.workers[w].encoder else { return };
         if encoder.running.is_some() {
             return;
+        }
+        let ticket = |id: &JobId| self.jobs.get(id).and_then(|job| job.ticket.as_ref());
+        if encoder.ready.len() > 1
+            && let Some(ranks) =
+                encoder.ready.iter().find_map(ticket).map(|job| job.ranks(encoder.spec.batch.order))
+        {
+            let rank = |id: &JobId| ticket(id).and_then(|job| ranks.of(job));
+            encoder.ready.make_contiguous().sort_by_cached_key(rank);
         }
         let sizes: Vec<u32> =
             encoder.ready.iter().map(|id| self.jobs.get(id).map_or(0, |job| job.sized.tokens)).collect();

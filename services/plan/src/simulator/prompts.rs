@@ -2,6 +2,7 @@
 //! the same content is the same key, and a conversation that goes on begins with what was said.
 
 use super::spec::{ItemsAt, PromptSpec};
+use crate::curves::VOCAB;
 use std::sync::Arc;
 use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem, TextBlocks};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
@@ -9,8 +10,6 @@ use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Finge
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 
-/// Tokens that are made up are below this.
-pub(super) const VOCAB: usize = 1 << 16;
 /// The stream of the template's tokens, which are the same everywhere.
 const TEMPLATE: u64 = u64::MAX;
 /// Letters of four of which a token is written.

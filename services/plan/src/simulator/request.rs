@@ -151,6 +151,8 @@ pub(super) struct Job {
     pub(super) worker: usize,
     pub(super) key: ContentKey,
     pub(super) sized: Sized,
+    /// The request that asked first.
+    pub(super) asker: Option<usize>,
     /// Its part in the proxy's account of that load.
     pub(super) epoch: u64,
     pub(super) work: Sent,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use triptych_encoder::BatchLimits;
+use triptych_engine::scheduler::AdmissionOrder;
 use triptych_pd::EngineSettings;
 use triptych_proxy::{EncodePolicy, Roles};
 use triptych_runtime::compute_arbiter::EncoderBudget;
@@ -104,11 +105,18 @@ pub struct PdSpec {
     pub rows_budget_bytes: usize,
     /// Outputs loaded at once.
     pub max_loads: usize,
+    /// Order of admission. Workers of ours have the default.
+    pub order: AdmissionOrder,
 }
 
 impl Default for PdSpec {
     fn default() -> Self {
-        Self { engine: EngineSettings::default(), rows_budget_bytes: 1 << 30, max_loads: 8 }
+        Self {
+            engine: EngineSettings::default(),
+            rows_budget_bytes: 1 << 30,
+            max_loads: 8,
+            order: AdmissionOrder::default(),
+        }
     }
 }
 

@@ -4,18 +4,15 @@ use super::event_queue::Nanos;
 use super::prompts::ROW_BYTES;
 use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
-use crate::curves::{Costs, KvSizes, Stage};
+use crate::curves::{Costs, Stage};
 use std::collections::{HashMap, VecDeque};
-use std::num::NonZeroUsize;
 use std::rc::Rc;
 use triptych_core::ContentKey;
-use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_ec::local::LocalCache;
 use triptych_encoder::load::LoadTracker;
 use triptych_engine::plan::StepPlan;
 use triptych_engine::scheduler::{Scheduler, SchedulerConfig};
 use triptych_engine::{SequenceId, SequenceRequest, Stats};
-use triptych_models::decoder::{DecoderInfo, KvCacheGroups};
 use triptych_proto::v1;
 use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 
@@ -236,29 +233,9 @@ fn scaled(budget: usize, row_bytes: usize) -> usize {
     budget / row_bytes * ROW_BYTES
 }
 
-/// A decoder of these sizes that computes nothing.
-fn decoder(kv: KvSizes) -> DecoderInfo {
-    let vocab = super::prompts::VOCAB;
-    DecoderInfo {
-        vocab,
-        n_readable: vocab,
-        encoder_hidden: 1,
-        row_parts: NonZeroUsize::MIN,
-        max_context: kv.max_context,
-        cross_attention: kv.cross_row_bytes > 0,
-        cross_optional: true,
-        mutual_items: false,
-        kv_groups: KvCacheGroups::FULL,
-        self_block_bytes: kv.token_bytes.saturating_mul(KV_BLOCK_TOKENS),
-        cross_block_bytes: kv.cross_row_bytes.saturating_mul(KV_BLOCK_TOKENS),
-        state_slot_bytes: None,
-        cross_rows_per_token: kv.cross_rows_per_token,
-    }
-}
-
 impl PdSide {
     fn new(pool: &PoolSpec, spec: &PdSpec) -> Result<Self, SpecError> {
-        let info = decoder(pool.curves.kv);
+        let info = pool.curves.kv.decoder();
         let config = spec.engine.for_decoder(&info, pool.curves.kv.max_cross_rows);
         let wrong = |e: triptych_engine::EngineError| SpecError::Engine {
             pool: pool.name.clone(),
@@ -274,6 +251,7 @@ impl PdSide {
             prefix_cache: config.prefix_cache,
             preemption: config.preemption,
             rows: config.rows,
+            order: spec.order,
         };
         let scheduler = Scheduler::new(bounds, info, pools);
         Ok(Self {

@@ -1,7 +1,10 @@
 //! Nothing is lost, nothing is made up, and the same seed gives the same run.
 
 use crate::made::{FAST, Load, apart, pool};
+use std::num::{NonZeroU32, NonZeroUsize};
 use triptych_bench::outcome::End;
+use triptych_models::decoder::KvCacheGroups;
+use triptych_plan::curves::KvSizes;
 use triptych_plan::simulator::result::{LeftOver, Simulation};
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{
@@ -90,6 +93,59 @@ fn every_request_ends_once_and_every_book_balances() {
     cross.pools[1].curves = curves.into();
     cross.prompt.items = ItemsAt::Cross;
     check("cross", &cross, Load { images: 1, ..LOAD });
+}
+
+/// The load on one PD worker with these caches; text alone.
+fn with_caches(case: &str, change: impl FnOnce(&mut KvSizes, &mut PdSpec), load: Load) -> Simulation {
+    let mut cluster = apart(1, 1, FAST);
+    let mut curves = (*cluster.pools[1].curves).clone();
+    let PoolRole::Pd(pd) = &mut cluster.pools[1].role else { panic!("a PD worker") };
+    pd.engine.host_kv_bytes = 0;
+    change(&mut curves.kv, pd);
+    cluster.pools[1].curves = curves.into();
+    check(case, &cluster, Load { images: 0, ..load })
+}
+
+/// Most sequences that ran at once.
+fn most_running(run: &Simulation) -> usize {
+    run.timeline.iter().map(|moment| moment.running).max().unwrap_or(0)
+}
+
+/// Bytes of a token's keys and values in the books' sizes, as `made::curves` has them.
+const TOKEN_BYTES: usize = 10_000;
+
+#[test]
+fn layers_with_a_window_give_back_what_is_behind_it() {
+    // Room for three sequences at their ends, if nothing is given back.
+    let load = Load { rate: 100.0, n: 30, text: 300, output: 300, ..LOAD };
+    let room = 3 * 640 * TOKEN_BYTES;
+    let run = |case: &str, groups: &[u32]| {
+        let windows: Vec<_> = groups.iter().map(|window| NonZeroU32::new(*window)).collect();
+        let groups = KvCacheGroups::of(&windows).expect("as many as fit");
+        let change = |kv: &mut KvSizes, pd: &mut PdSpec| {
+            kv.groups = groups;
+            pd.engine.self_kv_bytes = Some(room);
+        };
+        most_running(&with_caches(case, change, load))
+    };
+    // As in Gemma 3: five layers of six see 64 tokens.
+    let (whole, windowed) = (run("whole", &[0; 6]), run("windowed", &[64, 64, 64, 64, 64, 0]));
+    assert!((2..=6).contains(&whole), "{whole} at once");
+    assert!(windowed >= 2 * whole, "{windowed} at once with windows, {whole} without");
+}
+
+#[test]
+fn no_more_sequences_run_than_have_a_state() {
+    let load = Load { rate: 200.0, text: 20, output: 40, ..LOAD };
+    let run = |slots: usize| {
+        let change = |kv: &mut KvSizes, pd: &mut PdSpec| {
+            kv.state_slot_bytes = NonZeroUsize::new(1000);
+            pd.engine.state_bytes = Some(1000 * slots);
+        };
+        most_running(&with_caches("states", change, load))
+    };
+    assert_eq!(run(3), 3);
+    assert!(run(64) > 6);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod books;
 mod costs;
 mod elastic;
+mod first_images;
 mod interference;
 mod made;
 mod maps;

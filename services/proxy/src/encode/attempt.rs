@@ -117,6 +117,7 @@ impl Attempt {
             item_is_embeddings: options.form == ItemForm::Embeddings,
             options: Some(options.clone().into()),
             fence: self.fence,
+            priority: self.job.priority,
         }
     }
 

@@ -25,6 +25,8 @@ pub struct EncodeJob {
     pub options: ItemOptions,
     /// Time at which the request's answer is due.
     pub deadline: Instant,
+    /// The request's priority: smaller is more urgent.
+    pub priority: i32,
     /// The tenant's account, to which the encode is charged.
     pub account: Arc<Account>,
     /// The PD worker that should encode it, if PD workers do.

@@ -7,7 +7,7 @@ use super::foreign::Foreign;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, WorkerId};
+use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, Tower, WorkerId};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_runtime::discovery::Role;
@@ -58,8 +58,12 @@ pub struct Served {
     pub name: ModelName,
     /// Hugging Face's `model_type`.
     pub family: String,
-    /// Its encoders.
+    /// Its encoders, of a PD worker those that it is paired with (`pairing.rs`).
     pub edition: Edition,
+    /// Encoders that the worker announces.
+    pub own: Edition,
+    /// Their towers, of families whose outputs are taken from vLLM too.
+    pub towers: BTreeMap<Modality, Tower>,
     /// The kinds of items whose encoder reads text together with the item.
     pub prompted: BTreeSet<Modality>,
     /// Tokens the context holds; 0 where the worker does not say.
@@ -93,9 +97,18 @@ impl Served {
         if self.adapts_encoder { &self.name } else { self.encoder_model() }
     }
 
-    /// The encoders that the worker itself has.
-    fn own_encoders(&self) -> &Edition {
-        self.foreign.as_ref().map_or(&self.edition, Foreign::own)
+    /// True if its worker reads the outputs of these encoders. Those that it is paired with come and go; what it was asked for
+    /// before, it still reads.
+    fn reads(&self, edition: &Edition) -> bool {
+        let of_vllm = |modality: &Modality, fingerprint: &Fingerprint| {
+            self.towers.get(modality).is_some_and(|tower| tower.is_of_vllm(*modality, fingerprint))
+        };
+        let reads = |(modality, fingerprint): (&Modality, &Fingerprint)| {
+            self.own.get(modality) == Some(fingerprint) || of_vllm(modality, fingerprint)
+        };
+        self.edition == *edition
+            || self.own == *edition && self.foreign.is_some()
+            || self.foreign.is_none() && !self.towers.is_empty() && edition.iter().all(reads)
     }
 
     /// The PD workers that serve the same.
@@ -119,8 +132,12 @@ impl TryFrom<v1::WorkerModel> for Served {
         };
         let prompted = m.encoders.iter().filter(|e| e.takes_prompt);
         let edition = m.encoders.iter().map(encoder).collect::<Result<Edition, WireError>>()?;
-        let foreign = m.foreign_encoders.map(|foreign| Foreign::read(foreign, &edition)).transpose()?;
+        let foreign = m.foreign_encoders.map(Foreign::read).transpose()?;
+        let towers = m.encoders.iter().filter_map(|e| Some((e.modality, e.tower.as_ref()?)));
+        let towers = towers.map(|(m, tower)| Ok((convert::modality(m)?, convert::tower(tower)?)));
         Ok(Self {
+            towers: towers.collect::<Result<_, WireError>>()?,
+            own: edition.clone(),
             prompted: prompted.map(|e| convert::modality(e.modality)).collect::<Result<_, WireError>>()?,
             name: ModelName::new(m.name),
             family: m.family,
@@ -169,6 +186,8 @@ pub struct Disagreement {
     pub encoder: (WorkerId, Fingerprint),
     /// The PD worker and the fingerprint it announces.
     pub pd: (WorkerId, Fingerprint),
+    /// Parts in which their towers differ, where both announce them.
+    pub differences: Vec<&'static str>,
 }
 
 /// The model that answers a request, and what must agree with it.
@@ -229,13 +248,12 @@ impl Known {
             Want::Encoder { model, modality, fingerprint } => {
                 self.is_encoder()
                     && served.encoder_model() == model
-                    && served.own_encoders().get(modality) == Some(fingerprint)
+                    && served.own.get(modality) == Some(fingerprint)
             }
             Want::Pd { model, edition, adapter, is_foreign } => {
                 self.role == Role::Pd
                     && served.name == *model
-                    // Encoders of a worker that has none come and go; what it was asked for before, it still does.
-                    && (served.edition == *edition || served.foreign.is_some() && served.own_encoders() == edition)
+                    && served.reads(edition)
                     && served.foreign.is_some() == *is_foreign
                     && served.adapter.as_ref().map(|(_, id)| id) == adapter.as_ref()
             }
@@ -288,14 +306,22 @@ impl Catalog {
             let ours = self.encoders().filter(|(_, has)| has.foreign.is_none());
             for (encoder, has) in ours.filter(|(_, has)| has.name == *needs.encoders_name()) {
                 for (modality, wanted) in &needs.edition {
-                    if let Some(other) = has.edition.get(modality).filter(|f| *f != wanted) {
-                        found.insert(Disagreement {
-                            model: needs.name.clone(),
-                            modality: *modality,
-                            encoder: (encoder.id.clone(), *other),
-                            pd: (pd.id.clone(), *wanted),
-                        });
-                    }
+                    let other = has.own.get(modality).filter(|f| *f != wanted);
+                    // Of two encoders with one tower, the one that is paired is asked.
+                    let towers = (has.towers.get(modality), needs.towers.get(modality));
+                    let Some(other) = other.filter(|_| towers.0.is_none() || towers.0 != towers.1) else {
+                        continue;
+                    };
+                    found.insert(Disagreement {
+                        model: needs.name.clone(),
+                        modality: *modality,
+                        encoder: (encoder.id.clone(), *other),
+                        pd: (pd.id.clone(), *wanted),
+                        differences: match towers {
+                            (Some(has), Some(needs)) => has.differences(needs),
+                            _ => Vec::new(),
+                        },
+                    });
                 }
             }
         }
@@ -347,7 +373,7 @@ impl Catalog {
         let fit_of = |modality: &Modality| {
             let wanted = served.edition.get(modality);
             let announced = self.encoders().filter(|(_, m)| m.name == *served.encoders_name());
-            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own_encoders().get(modality)?)));
+            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own.get(modality)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
                 match (Some(fingerprint) == wanted, health.takes_work()) {
@@ -404,7 +430,14 @@ impl Catalog {
     fn disagreement(&self, served: &Served) -> Failure {
         let details: Vec<_> = self.disagreements().into_iter().filter(|d| d.model == served.name).collect();
         let shown = details.first().map_or_else(String::new, |d| {
-            format!(": for {}, encoders have {} and decoders expect {}", d.modality, d.encoder.1, d.pd.1)
+            let differ = match d.differences.is_empty() {
+                true => String::new(),
+                false => format!("; they differ in {}", d.differences.join(" and ")),
+            };
+            format!(
+                ": for {}, encoders have {} and decoders expect {}{differ}",
+                d.modality, d.encoder.1, d.pd.1
+            )
         });
         Failure::new(
             FailureClass::Mismatch,

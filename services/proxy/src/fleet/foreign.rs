@@ -16,8 +16,6 @@ pub type Announced = (Fingerprint, String);
 /// Encoders of a worker of another engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
-    /// The worker itself, as an encoder: items that are named so are encoded where they are read.
-    own: BTreeMap<Modality, Fingerprint>,
     /// Families and items that are read by metadata.
     by_metadata: BTreeSet<(String, Modality)>,
     /// Items that are read by metadata of the encoder that is there.
@@ -29,22 +27,13 @@ impl Foreign {
     ///
     /// # Errors
     /// [`WireError`] of a kind of item that is none.
-    pub fn read(
-        announced: ForeignEncoders,
-        own: &BTreeMap<Modality, Fingerprint>,
-    ) -> Result<Self, WireError> {
+    pub fn read(announced: ForeignEncoders) -> Result<Self, WireError> {
         let by_metadata = announced.by_metadata.into_iter();
         let by_metadata = by_metadata.map(|of| Ok((of.family, convert::modality(of.modality)?)));
         Ok(Self {
-            own: own.clone(),
             by_metadata: by_metadata.collect::<Result<_, WireError>>()?,
             without_bytes: BTreeSet::new(),
         })
-    }
-
-    /// The worker itself, as an encoder.
-    pub fn own(&self) -> &BTreeMap<Modality, Fingerprint> {
-        &self.own
     }
 
     /// True if the worker is sent items of this kind with their bytes.
@@ -52,13 +41,15 @@ impl Foreign {
         !self.without_bytes.contains(&modality)
     }
 
-    /// Pairs it with the encoders of its model's name; returns the encoder of each kind of item.
+    /// Pairs it with the encoders of its model's name; returns the encoder of each kind of item, `own` where it is the worker
+    /// itself: items that are named so are encoded where they are read.
     pub fn pair(
         &mut self,
+        own: &BTreeMap<Modality, Fingerprint>,
         encoders: &BTreeMap<Modality, BTreeSet<Announced>>,
     ) -> BTreeMap<Modality, Fingerprint> {
         self.without_bytes.clear();
-        let mut edition = self.own.clone();
+        let mut edition = own.clone();
         for (modality, announced) in encoders {
             let fingerprints: BTreeSet<_> = announced.iter().map(|(fingerprint, _)| fingerprint).collect();
             let (Some(fingerprint), 1) = (fingerprints.first(), fingerprints.len()) else { continue };

@@ -1,6 +1,9 @@
-//! Pairs of encoders and PD workers of other engines ([`super::foreign`]), made again whenever the catalog changes.
+//! Pairs of encoders and PD workers of different engines, made again whenever the catalog changes.
+//!
+//! A PD worker of another engine reads the one encoder of its model ([`super::foreign`]). A PD worker of ours reads what its own
+//! encoders made; where there are none, what vLLM's made with the same tower.
 
-use super::catalog::{Catalog, Known, Served};
+use super::catalog::{Catalog, Edition, Known, Served};
 use super::foreign::Announced;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::{Fingerprint, Modality, ModelName, WorkerId};
@@ -21,22 +24,53 @@ pub struct Pairing {
     pub has_bytes: bool,
 }
 
-/// Pairs the workers of other engines with the encoders that are known.
+/// Pairs PD workers with the encoders that are known.
 pub fn pair(catalog: &mut Catalog) {
-    let encoders: Vec<Known> =
-        catalog.workers.iter().filter(|known| known.role == Role::Encoder).cloned().collect();
-    for served in catalog.workers.iter_mut().flat_map(|known| &mut known.models) {
+    let encoders: Vec<Known> = catalog.workers.iter().filter(|known| known.is_encoder()).cloned().collect();
+    let pds = catalog.workers.iter_mut().filter(|known| known.role == Role::Pd);
+    for served in pds.flat_map(|known| &mut known.models) {
         let announced = announced(&encoders, served);
-        if let Some(foreign) = &mut served.foreign {
-            served.edition = foreign.pair(&announced);
-        }
+        let of_vllm = vllm_edition(&encoders, served);
+        served.edition = match &mut served.foreign {
+            Some(foreign) => foreign.pair(&served.own, &announced),
+            None => of_vllm,
+        };
     }
+}
+
+/// The encoders of a PD worker of ours. Once it is paired with one of vLLM's, it reads no items that nobody encodes: vLLM's publish
+/// some kinds alone, and the model would never be ready.
+fn vllm_edition(encoders: &[Known], served: &Served) -> Edition {
+    let models = || {
+        let models = encoders.iter().flat_map(|known| &known.models);
+        models.filter(|model| model.foreign.is_none() && model.name == *served.encoder_model())
+    };
+    let is_known = |modality: &Modality, fingerprint: &Fingerprint| {
+        models().any(|model| model.own.get(modality) == Some(fingerprint))
+    };
+    let paired = |(modality, own): (&Modality, &Fingerprint)| {
+        if is_known(modality, own) {
+            return None;
+        }
+        let tower = served.towers.get(modality)?;
+        let with_it = models().filter(|model| model.towers.get(modality) == Some(tower));
+        let of_vllm = with_it.filter_map(|model| model.own.get(modality));
+        of_vllm.filter(|fingerprint| tower.is_of_vllm(*modality, fingerprint)).min().copied()
+    };
+    let paired: Edition = served.own.iter().filter_map(|own| Some((*own.0, paired(own)?))).collect();
+    let mut edition = served.own.clone();
+    if !paired.is_empty() {
+        edition.retain(|modality, own| is_known(modality, own));
+        edition.extend(paired);
+    }
+    edition
 }
 
 /// Encoders under the name of a model, by kind of item. One that reads text beside an item is for workers of ours.
 fn announced(encoders: &[Known], served: &Served) -> BTreeMap<Modality, BTreeSet<Announced>> {
     let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    let models = encoders.iter().flat_map(|known| &known.models);
+    let workers = encoders.iter().filter(|known| known.role == Role::Encoder);
+    let models = workers.flat_map(|known| &known.models);
     for model in models.filter(|model| model.name == *served.encoder_model()) {
         for (modality, fingerprint) in &model.edition {
             if *modality != Modality::Text && !model.prompted.contains(modality) {
@@ -57,7 +91,7 @@ pub fn pairings(catalog: &Catalog) -> BTreeSet<Pairing> {
                 worker: known.id.clone(),
                 model: served.name.clone(),
                 modality: *modality,
-                encoder: Some(*fingerprint).filter(|encoder| foreign.own().get(modality) != Some(encoder)),
+                encoder: Some(*fingerprint).filter(|encoder| served.own.get(modality) != Some(encoder)),
                 has_bytes: foreign.reads_bytes(*modality),
             }));
         }

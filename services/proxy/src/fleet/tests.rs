@@ -28,6 +28,7 @@ fn with_roles(roles: Roles, n_encoders: usize, n_pds: usize) -> Arc<FleetState> 
         dialer: Dialer::default(),
         encode_slo: Mutex::new(None),
         roles,
+        demand: Mutex::default(),
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));
@@ -51,6 +52,8 @@ fn describe(encodes: bool) -> description::Description {
         name: ModelName::new("vl"),
         family: "f".into(),
         edition: edition(),
+        own: edition(),
+        towers: Default::default(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,

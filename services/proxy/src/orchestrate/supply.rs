@@ -31,6 +31,9 @@ struct SuppliedItem {
     known: Option<Announced>,
     /// Set when it is READY.
     encoded: Option<Encoded>,
+    /// True if its description alone is of use: a worker of another engine holds a request back until all its items are there, and
+    /// gives it up if that takes long.
+    is_early: bool,
     /// True if it failed: nothing more is heard of it.
     has_failed: bool,
 }
@@ -52,11 +55,13 @@ impl<'a> Supply<'a> {
         let placement = place(work, &jobs);
         jobs.iter_mut().for_each(|job| job.placement.clone_from(&placement));
         let subscriptions = work.orchestrator.encodes.begin(&jobs);
+        let is_early = work.route.served.foreign.is_none();
         let item = |(job, subscription)| SuppliedItem {
             job,
             subscription,
             known: None,
             encoded: None,
+            is_early,
             has_failed: false,
         };
         let items = jobs.into_iter().zip(subscriptions).map(item).collect();
@@ -226,7 +231,7 @@ enum Report {
 
 impl SuppliedItem {
     async fn next(&mut self) -> Result<Report, Failure> {
-        if self.known.is_none() {
+        if self.known.is_none() && self.is_early {
             let known = self.subscription.announced().await?;
             if known.pending {
                 return Ok(Report::Announced(known));

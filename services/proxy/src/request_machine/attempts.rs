@@ -7,7 +7,7 @@
 use super::action::{AttemptId, CancelReason, Counted, EncodeAction, SendReason};
 use super::event::ChosenWorker;
 use super::output::Encoded;
-use super::policy::{ATTEMPTS, EncodePolicy, WORKER_WAIT, backoff};
+use super::policy::{ATTEMPTS, EncodePolicy, backoff};
 use super::surroundings::Surroundings;
 use std::time::{Duration, Instant};
 use triptych_core::{Failure, FailureClass, WorkerId};
@@ -237,7 +237,7 @@ impl Attempts {
 
     fn choose(&mut self, now: Instant) -> EncodeAction {
         self.hedge_at = None;
-        self.next = Next::Worker { until: (now + WORKER_WAIT).min(self.deadline) };
+        self.next = Next::Worker { until: (now + self.policy.encoder_wait).min(self.deadline) };
         EncodeAction::Choose { tried: self.tried.clone() }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Times a job or a request is sent before it is given up.
 pub const ATTEMPTS: u32 = 5;
-/// The longest wait for a worker to be there at all: long enough for a restart.
+/// The longest wait for a worker to be there at all: long enough for a restart of ours.
 pub const WORKER_WAIT: Duration = Duration::from_secs(30);
 /// The longest wait of a request that is to be tried alone for a worker that has nothing else.
 pub const IDLE_WAIT: Duration = Duration::from_secs(5);
@@ -54,6 +54,8 @@ pub struct EncodePolicy {
     pub hedge_after_unknown: Duration,
     /// The most that one job may take at one worker. Default 60 s.
     pub attempt_time: Duration,
+    /// The longest wait for an encoder to be there at all. Default 30 s; a vLLM encoder's restart takes longer.
+    pub encoder_wait: Duration,
     /// The most that the encode of an item may take altogether, however long its requests would wait. Default 120 s.
     pub max_time: Duration,
     /// The share of work that may be sent twice.
@@ -68,6 +70,7 @@ impl Default for EncodePolicy {
             hedge_after_at_least: Duration::from_millis(100),
             hedge_after_unknown: Duration::from_secs(5),
             attempt_time: Duration::from_secs(60),
+            encoder_wait: WORKER_WAIT,
             max_time: Duration::from_secs(120),
             retries: RetryPolicy::default(),
         }

@@ -30,6 +30,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
             modality: v1::Modality::from(modality).into(),
             fingerprint: Bytes::copy_from_slice(Fingerprint::from_bytes([fingerprint; 32]).as_bytes()),
             takes_prompt: false,
+            tower: None,
         }],
         max_context: 4096,
         max_items: 8,

@@ -59,6 +59,11 @@ pub struct BoundArgs {
           default_value_t = EncodePolicy::default().attempt_time.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub encode_attempt_timeout: u64,
+    /// Seconds that an item waits for an encoder worker to be there at all, as while one restarts
+    #[arg(long, value_name = "S", env = "TRIPTYCH_ENCODER_WAIT",
+          default_value_t = EncodePolicy::default().encoder_wait.as_secs(),
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub encoder_wait: u64,
     /// Workers that encode where PD workers hold encoders (--with-encoder): `auto`, the one predicted to be done first, what runs
     /// there counted; `fixed`, encoder workers, and PD workers only where there are none or none is able
     #[arg(long, value_name = "ROLES", env = "TRIPTYCH_ROLES", default_value_t = Roles::default())]
@@ -77,6 +82,7 @@ impl BoundArgs {
             ("--head-timeout", self.head_timeout),
             ("--body-idle-timeout", self.body_idle_timeout),
             ("--encode-attempt-timeout", self.encode_attempt_timeout),
+            ("--encoder-wait", self.encoder_wait),
             ("--max-realtime-sessions", u64::from(self.max_realtime_sessions)),
             ("--max-realtime-time", self.max_realtime_time),
         ];
@@ -117,7 +123,8 @@ impl BoundArgs {
     /// Rules by which items are encoded.
     pub fn encodes(&self) -> EncodePolicy {
         let attempt_time = Duration::from_secs(self.encode_attempt_timeout);
-        EncodePolicy { attempt_time, ..EncodePolicy::default() }
+        let encoder_wait = Duration::from_secs(self.encoder_wait);
+        EncodePolicy { attempt_time, encoder_wait, ..EncodePolicy::default() }
     }
 }
 
@@ -143,7 +150,15 @@ mod tests {
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let last = ["--encode-attempt-timeout", "8", "--trust-request-chat-template", "--roles", "auto"];
+        let last = [
+            "--encode-attempt-timeout",
+            "8",
+            "--encoder-wait",
+            "9",
+            "--trust-request-chat-template",
+            "--roles",
+            "auto",
+        ];
         let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
         let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
@@ -152,7 +167,12 @@ mod tests {
         assert_eq!(set.request(), RequestBounds { n: 2, beams: 3, stops: 0, chat_templates: true });
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
-        assert_eq!((set.encodes().attempt_time, set.roles), (Duration::from_secs(8), Roles::Auto));
+        let encodes = set.encodes();
+        assert_eq!(
+            (encodes.attempt_time, encodes.encoder_wait),
+            (Duration::from_secs(8), Duration::from_secs(9))
+        );
+        assert_eq!(set.roles, Roles::Auto);
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);
         for wrong in [["--max-n", "17"], ["--max-beams", "0"], ["--max-head-kib", "7"], ["--roles", "x"]] {

@@ -123,7 +123,11 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         limits,
         graphs: args.models.graphs.config(),
         cores: args.cores.open(args.models.compute.device)?,
-        batch: BatchLimits { max_tokens: args.batch_tokens, max_items: args.batch_items.max(1) },
+        batch: BatchLimits {
+            max_tokens: args.batch_tokens,
+            max_items: args.batch_items.max(1),
+            ..BatchLimits::default()
+        },
         max_jobs: args.max_jobs,
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
         model_updates: args.updates.dir()?,

@@ -23,9 +23,22 @@ pub struct Proxy {
 }
 
 impl Proxy {
+    /// A proxy that is ready.
     pub async fn start(encoders: Vec<String>, pds: Vec<String>) -> Self {
+        let proxy = Self::unready(encoders, pds, Self::store().await).await;
+        eventually("the proxy is ready", async || proxy.status("/readyz").await == 200).await;
+        proxy
+    }
+
+    /// A store in memory.
+    pub async fn store() -> Arc<dyn EcStore> {
+        let setting = EcSetting::Memory(MemorySetting::default());
+        triptych_ec::open(&setting, &Limits::default()).await.unwrap()
+    }
+
+    /// A proxy that was started.
+    pub async fn unready(encoders: Vec<String>, pds: Vec<String>, store: Arc<dyn EcStore>) -> Self {
         let limits = Limits::default();
-        let store = triptych_ec::open(&EcSetting::Memory(MemorySetting::default()), &limits).await.unwrap();
         let settings = VllmSettings {
             api_key: Some("secret".into()),
             store: Arc::clone(&store),
@@ -64,7 +77,7 @@ impl Proxy {
         tokio::spawn(triptych_proxy::run(config, Drain::new(), MetricsRegistry::default()));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let proxy = Self { http: address, store, client };
-        eventually("the proxy is ready", async || proxy.status("/readyz").await == 200).await;
+        eventually("the proxy listens", async || proxy.status("/healthz").await != 0).await;
         proxy
     }
 

@@ -1,9 +1,10 @@
-//! A fake encoder worker of ours, which publishes to the store at once.
+//! A fake encoder worker of ours, which describes its outputs and publishes them to the store.
 
 use futures::stream::{self, BoxStream, StreamExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use triptych_core::item::from_f32;
@@ -25,17 +26,25 @@ pub struct Encoder {
     pub store: Arc<std::sync::OnceLock<Arc<dyn EcStore>>>,
     family: &'static str,
     n_encodes: Arc<AtomicUsize>,
+    /// Closed: outputs are described and not yet READY.
+    gate: Arc<watch::Sender<bool>>,
 }
 
 impl Encoder {
     /// Serves a family's images; returns its address too.
     pub async fn start(family: &'static str) -> (Self, String) {
-        let encoder = Self { store: Arc::default(), family, n_encodes: Arc::default() };
+        let gate = Arc::new(watch::Sender::new(true));
+        let encoder = Self { store: Arc::default(), family, n_encodes: Arc::default(), gate };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let routes = Routes::new(EncoderWorkerServer::new(encoder.clone()));
         tokio::spawn(async move { serve_grpc(routes, listener.into(), None, &Drain::new()).await });
         (encoder, address)
+    }
+
+    /// Lets outputs become READY, or not.
+    pub fn open(&self, is_open: bool) {
+        self.gate.send_replace(is_open);
     }
 
     pub fn n_encodes(&self) -> usize {
@@ -62,6 +71,7 @@ impl EncoderWorker for Encoder {
             modality: v1::Modality::Image.into(),
             fingerprint: fingerprint().as_bytes().to_vec().into(),
             takes_prompt: false,
+            tower: None,
         };
         let model = v1::WorkerModel {
             name: crate::fake::MODEL.into(),
@@ -88,11 +98,15 @@ impl EncoderWorker for Encoder {
             checksum: [0; 32],
         };
         let output = EncoderOutput::seal(item, from_f32(&[1.0; 6], DType::F32)).unwrap();
-        let store = self.store.get().unwrap();
-        store.put_if_absent(&output.item().key, encode(&output)).await.unwrap();
-        let ready = v1::EncodeResponse { item: Some(output.item().into()), ..Default::default() };
-        let event = v1::EncodeEvent { kind: Some(Kind::Ready(ready)) };
-        Ok(Response::new(stream::iter([Ok(event)]).boxed()))
+        let (store, mut gate) = (Arc::clone(self.store.get().unwrap()), self.gate.subscribe());
+        let described = v1::EncodeEvent { kind: Some(Kind::Announced(output.item().into())) };
+        let ready = async move {
+            gate.wait_for(|is_open| *is_open).await.unwrap();
+            store.put_if_absent(&output.item().key, encode(&output)).await.unwrap();
+            let ready = v1::EncodeResponse { item: Some(output.item().into()), ..Default::default() };
+            Ok(v1::EncodeEvent { kind: Some(Kind::Ready(ready)) })
+        };
+        Ok(Response::new(stream::iter([Ok(described)]).chain(stream::once(ready)).boxed()))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

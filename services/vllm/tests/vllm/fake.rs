@@ -1,10 +1,11 @@
 //! A fake vLLM server: HTTP/1.1 by hand, so that it can misbehave in every way. It records what it is asked for.
 
+use crate::connector::Connector;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -38,6 +39,10 @@ struct Record {
     asked: Mutex<Vec<Asked>>,
     script: Mutex<VecDeque<Step>>,
     models: Mutex<Option<Value>>,
+    /// More lines of its metrics.
+    metrics: Mutex<String>,
+    /// Its EC connector; a scripted answer publishes nothing.
+    connector: OnceLock<Connector>,
     /// Requests whose caller went away while they were held.
     n_dropped: AtomicUsize,
     is_dead: std::sync::atomic::AtomicBool,
@@ -74,9 +79,20 @@ impl Vllm {
         self.record.script.lock().unwrap().extend(steps);
     }
 
+    /// Forgets what was not answered yet.
+    pub fn clear_script(&self) {
+        self.record.script.lock().unwrap().clear();
+    }
+
     /// Answers `/v1/models` with this.
     pub fn serve_models(&self, models: Value) {
         *self.record.models.lock().unwrap() = Some(models);
+    }
+
+    /// Has an EC connector that publishes under the proxy's keys, and says so.
+    pub fn publish(&self, connector: Connector) {
+        *self.record.metrics.lock().unwrap() = connector.metrics();
+        assert!(self.record.connector.set(connector).is_ok());
     }
 
     /// Requests of the model so far.
@@ -118,15 +134,20 @@ async fn connection(mut stream: TcpStream, record: Arc<Record>) {
             "/metrics" => {
                 let text =
                     "vllm:num_requests_running{engine=\"0\"} 1.0\nprocess_start_time_seconds 1.7e+09\n";
-                whole(&mut stream, 200, text).await
+                let text = text.to_owned() + &record.metrics.lock().unwrap().clone();
+                whole(&mut stream, 200, &text).await
             }
             "/tokenize" => {
                 let tokens = json!({"count": 2, "max_model_len": 512, "tokens": [5, 6], "token_strs": null});
                 whole(&mut stream, 200, &tokens.to_string()).await
             }
             _ => {
-                record.asked.lock().unwrap().push(asked);
+                record.asked.lock().unwrap().push(asked.clone());
                 let step = record.script.lock().unwrap().pop_front();
+                let step = match (step, record.connector.get()) {
+                    (None, Some(connector)) => Some(connector.encode(&asked.body).await),
+                    (step, _) => step,
+                };
                 answer(&mut stream, step.unwrap_or_else(|| Step::Stream(hello())), &record).await
             }
         };

@@ -1,6 +1,6 @@
 //! Items: with their bytes where vLLM encodes, by metadata where our encoders do, and after an encoder instance of vLLM's.
 
-use crate::cluster::Proxy;
+use crate::cluster::{CHAT, Proxy, eventually};
 use crate::encoder::{Encoder, GRID};
 use crate::fake::{MODEL, Step, Vllm};
 use base64::Engine;
@@ -76,6 +76,21 @@ async fn an_item_of_our_encoder_goes_by_metadata_and_is_encoded_again_when_it_is
     ask(&proxy, PNG).await;
     assert_eq!((encoder.n_encodes(), vllm.asked().len()), (2, n + 2));
     assert!(proxy.store.get(&key).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_request_is_sent_when_its_item_is_there_and_not_when_it_is_described() {
+    let (vllm, encoder, proxy) = with_encoder("qwen2_vl").await;
+    encoder.open(false);
+    let request = tokio::spawn(proxy.client.post(proxy.url(CHAT)).json(&about(PNG)).send());
+    eventually("it is encoded", async || encoder.n_encodes() == 1).await;
+    // Another request goes all the way meanwhile.
+    let text = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(proxy.chat(&text).await.0, 200);
+    assert_eq!(vllm.asked().len(), 1, "vLLM would wait for its patience and give the request up");
+    encoder.open(true);
+    assert_eq!(request.await.unwrap().unwrap().status().as_u16(), 200);
+    assert_eq!((vllm.asked().len(), image_of(&vllm)["type"].as_str()), (2, Some("image_embeds")));
 }
 
 #[tokio::test]

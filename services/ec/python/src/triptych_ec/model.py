@@ -1,4 +1,4 @@
-"""A vLLM model's encoder by its configuration and files: its fingerprint, and the width of its rows."""
+"""A vLLM model's encoder by its configuration and files: its fingerprint, its tower, and the width of its rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .errors import SettingError
 from .keys import fingerprint
+from .tower import Tower
 
 _SAMPLE_BYTES = 4 << 10
 _N_SAMPLES = 64
@@ -22,7 +24,7 @@ def model_fingerprint(vllm_config: Any, name: str) -> bytes:
     model = vllm_config.model_config
     hf_config: Any = getattr(model, "hf_config", None)
     parts: list[bytes] = [b"vllm", str(getattr(model, "dtype", "")).encode()]
-    parts.append(_json(getattr(model, "mm_processor_kwargs", None)))
+    parts.append(_json(_processor_kwargs(model)))
     parts.append(_json(hf_config.to_dict() if hasattr(hf_config, "to_dict") else None))
     parts.append(str(getattr(model, "quantization", None)).encode())
     if name:
@@ -32,6 +34,43 @@ def model_fingerprint(vllm_config: Any, name: str) -> bytes:
         return fingerprint([*parts, b"sampled", *_samples(path)])
     commit = getattr(hf_config, "_commit_hash", None) or getattr(model, "revision", None)
     return fingerprint([*parts, b"hub", str(path).encode(), str(commit).encode()])
+
+
+def published_tower(vllm_config: Any) -> Tower:
+    """The tower whose images an encoder publishes under the keys of Triptych's proxy.
+
+    Raises `SettingError` where vLLM is told to compute other rows than the checkpoint's files say: a PD worker knows those alone.
+    """
+    model = vllm_config.model_config
+    multimodal: Any = getattr(model, "multimodal_config", None)
+    values = {name: getattr(model, name, None) for name in ("quantization", "hf_overrides")}
+    values |= {name: getattr(multimodal, name, None) for name in ("media_io_kwargs", "mm_encoder_attn_dtype")}
+    values["mm_processor_kwargs"] = _processor_kwargs(model)
+    changed = [f"`{name}` is {value!r}" for name, value in values.items() if value]
+    if changed:
+        raise SettingError(f"`accept_proxy_keys` of an encoder: {', '.join(changed)}; allowed is the checkpoint as it is")
+    try:
+        return Tower.read(_directory(model))
+    except SettingError as e:
+        raise SettingError(f"`accept_proxy_keys` of an encoder: {e}") from e
+
+
+def _processor_kwargs(model: Any) -> dict[str, Any] | None:
+    """The settings of the processor that a server was started with; where it runs is none, and vLLM sets it by the role."""
+    kwargs = getattr(getattr(model, "multimodal_config", None), "mm_processor_kwargs", None)
+    return {name: value for name, value in (kwargs or {}).items() if name != "device"} or None
+
+
+def _directory(model: Any) -> Path:
+    path = Path(str(getattr(model, "model", "")))
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), revision=getattr(model, "revision", None), local_files_only=True))
+    except (OSError, ValueError) as e:
+        raise SettingError(f"the files of {path} are not here: {e}") from e
 
 
 def row_width(vllm_config: Any, modality: str) -> int | None:

@@ -10,7 +10,7 @@ took before the encode.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +49,7 @@ class Planned:
     """An output that a worker publishes when it is encoded."""
 
     key: bytes
+    fingerprint: bytes
     modality: str
     n_tokens: int
     extent: Extent
@@ -214,6 +215,9 @@ class SchedulerHalf:
             # If the engine evicts it in this very step, it encodes it.
             self._absent.add(identifier)
             return True
+        shared = self._keys.shared_key(identifier)
+        if shared is not None and can_encode and self._publishes(identifier):
+            return self._publish_for_proxy(request, feature, shared)
         wanted = self._keys.wanted(feature, can_encode)
         key = self._needed[request].setdefault(identifier, wanted.key)
         status = self.loader.poll(request, wanted)
@@ -236,6 +240,22 @@ class SchedulerHalf:
         is_shared = self._keys.shared_key(identifier) is not None
         return self._connector.is_producer and not (is_shared and self._connector.is_consumer)
 
+    def _publish_for_proxy(self, request: str, feature: Any, key: bytes) -> bool:
+        """True: the item is published, from the engine's cache or freshly encoded. The proxy asks for what is not in the store,
+        and holds the lease of the key until it is, so neither is asked for here."""
+        self._absent.add(feature.identifier)
+        fingerprint = self._keys.published(feature.modality)
+        if fingerprint is None:
+            logger.warning("item %s: a %s is not published under a proxy's key", feature.identifier, feature.modality)
+        elif feature.identifier not in self._handed_over.get(request, ()):
+            self._plan(request, feature, (key, fingerprint))
+        return True
+
+    def _plan(self, request: str, feature: Any, identity: tuple[bytes, bytes]) -> None:
+        n_tokens = feature.mm_position.get_num_embeds()
+        planned = Planned(*identity, feature.modality, n_tokens, extent_of(feature, n_tokens), None)
+        self._to_encode.setdefault(request, {})[feature.identifier] = planned
+
     def _claim(self, request: str, feature: Any, key: bytes) -> bool:
         """True once the item may be encoded; its publication is planned then."""
         if feature.identifier in self._handed_over.get(request, ()):
@@ -247,9 +267,7 @@ class SchedulerHalf:
             return False
         if settled is Settled.HELD and self.loader.look_again(request, feature.identifier):
             return False
-        n_tokens = feature.mm_position.get_num_embeds()
-        planned = Planned(key, feature.modality, n_tokens, extent_of(feature, n_tokens), None)
-        self._to_encode.setdefault(request, {})[feature.identifier] = planned
+        self._plan(request, feature, (key, self._connector._fingerprint))
         return True
 
     def allocated(self, identifier: str) -> None:
@@ -268,9 +286,7 @@ class SchedulerHalf:
             for identifier, planned in self._to_encode.pop(request).items():
                 lease = self.claims.hand_over(planned.key)
                 self._handed_over.setdefault(request, set()).add(identifier)
-                meta.planned[identifier] = Planned(
-                    planned.key, planned.modality, planned.n_tokens, planned.extent, lease
-                )
+                meta.planned[identifier] = replace(planned, lease=lease)
         self._in_engine.difference_update(output.free_encoder_mm_hashes)
         self._in_engine |= self._allocated
         self._loads, self._allocated = {}, set()
@@ -343,7 +359,7 @@ class WorkerHalf:
             return
         item = EncodedItem(
             key=planned.key,
-            fingerprint=self._connector._fingerprint,
+            fingerprint=planned.fingerprint,
             modality=planned.modality,
             n_tokens=rows.shape[0],
             hidden=rows.shape[1],

@@ -11,7 +11,7 @@ from .extents import Extent, Grid, Windows
 from .items import DTYPE_BYTES
 from .keys import content_key, proxy_key
 from .loading import Wanted
-from .model import row_width
+from .model import published_tower, row_width
 from .settings import ConnectorSettings
 from .tensors import dtype_name
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 OPTIONS = "vllm mm identifier v1"
 """The form of the item in a content key: vLLM's identifier in place of the item's bytes."""
+
+PUBLISHED = "image"
+"""The kind of items that are published under keys of Triptych's proxy: videos have times, which vLLM does not tell."""
 
 _ANY_DTYPE = frozenset(DTYPE_BYTES)
 
@@ -34,10 +37,15 @@ class ItemKeys:
         self._accept_proxy_keys = settings.accept_proxy_keys
         self._of_proxy = settings.fingerprints()
         self._dtypes = frozenset({dtype_name(vllm_config.model_config.dtype)})
+        self._published = published_fingerprint(vllm_config, settings)
 
     def shared_key(self, identifier: str) -> bytes | None:
         """The key in an identifier of Triptych's proxy, where such identifiers are accepted."""
         return proxy_key(identifier) if self._accept_proxy_keys else None
+
+    def published(self, modality: str) -> bytes | None:
+        """The fingerprint of rows that are published under such a key; `None`: none are of this kind of item."""
+        return self._published if modality == PUBLISHED else None
 
     def wanted(self, feature: Any, can_encode: bool) -> Wanted:
         """What is looked for. An object of a Triptych encoder may have any type of rows; vLLM's are of the model's."""
@@ -56,6 +64,22 @@ class ItemKeys:
     def _own_key(self, feature: Any) -> bytes:
         item = feature.identifier.encode()
         return content_key(self._encoder, feature.modality, item, options=OPTIONS, tenant_salt=self._salt)
+
+
+def published_fingerprint(vllm_config: VllmConfig, settings: ConnectorSettings) -> bytes | None:
+    """The fingerprint of rows that an encoder publishes under keys of Triptych's proxy; `None`: this instance publishes none.
+
+    Raises `SettingError` for an encoder whose rows no PD worker of Triptych takes.
+    """
+    if not publishes_for_proxy(vllm_config, settings):
+        return None
+    return published_tower(vllm_config).rows_of_vllm(PUBLISHED, dtype_name(vllm_config.model_config.dtype))
+
+
+def publishes_for_proxy(vllm_config: VllmConfig, settings: ConnectorSettings) -> bool:
+    """True of an instance that only encodes and accepts the proxy's keys."""
+    transfer: Any = vllm_config.ec_transfer_config
+    return settings.accept_proxy_keys and transfer.ec_role == "ec_producer"
 
 
 class InputFields:

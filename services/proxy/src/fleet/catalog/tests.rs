@@ -5,10 +5,13 @@ use Health::{Down, Ready};
 use Modality::{Audio, Image};
 
 fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    let served = |(name, edition): &(&str, &[(Modality, u8)])| Served {
+    let edition = |of: &[(Modality, u8)]| of.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32])));
+    let served = |(name, of): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
-        edition: edition.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32]))).collect(),
+        edition: edition(of).collect(),
+        own: edition(of).collect(),
+        towers: Default::default(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,
@@ -179,6 +182,7 @@ fn items_go_to_encoders_that_have_the_adapter() {
         known.models.push(Served {
             name: ModelName::new(name),
             edition: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
+            own: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
             adapter: Some((base.name.clone(), id)),
             adapts_encoder,
             ..base

@@ -1,0 +1,84 @@
+//! Items of the cases at published widths, as `tests/golden/wide.py` draws them.
+
+use crate::drawn::uniform;
+use crate::towers::patches;
+use serde_json::Value;
+use triptych_core::Extent;
+use triptych_models::preprocess::{EncoderInput, Features, TileRows};
+use triptych_models::spec::{EncoderSpec, MelWindows, StemSpec};
+
+/// Values of variance 1, as many as a shape has.
+fn values(shape: &[usize]) -> Vec<f32> {
+    uniform("features", shape.iter().product()).map(|value| value * 3_f64.sqrt() as f32).collect()
+}
+
+fn list(value: &Value) -> Vec<usize> {
+    serde_json::from_value(value.clone()).expect("a shape")
+}
+
+fn square(side: usize) -> Extent {
+    Extent::Grid { t: 1, h: side as u32, w: side as u32 }
+}
+
+/// The item of a case for its encoder.
+pub fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
+    let given = json["input"].as_object().expect("an input");
+    let n_rows = json["item"][1].as_u64().or(json["n_rows"].as_u64()).map(|n| n as u32);
+    let [kind, ref shape] = ["tokens", "mel", "chunks", "samples", "patches", "planes", "views", "tile"]
+        .iter()
+        .find_map(|kind| given.get(*kind).map(|shape| [Value::from(*kind), shape.clone()]))
+        .expect("a kind of input");
+    let shape = list(shape);
+    let known = || n_rows.expect("a number of rows");
+    let (extent, n_tokens, features) = match kind.as_str().unwrap_or_default() {
+        "tokens" => {
+            let ids: Vec<u32> = shape.iter().map(|id| *id as u32).collect();
+            (Extent::Tokens, ids.len() as u32, Features::Tokens(ids))
+        }
+        "mel" => {
+            let n_frames = shape[1] as u32;
+            let features = log_mel(encoder, values(&shape), n_frames);
+            (Extent::windows(1, 0), n_rows.unwrap_or(n_frames / 2), features)
+        }
+        "chunks" => {
+            let n_valid = (shape[0] * shape[2]) as u32;
+            (Extent::windows(1, 0), known(), Features::MaskedMel { mel: values(&shape), n_valid })
+        }
+        "samples" => (Extent::windows(1, 0), known(), Features::Samples(values(&shape))),
+        "patches" => {
+            let [t, h, w] = list(&given["grid"])[..] else { panic!("a grid") };
+            let extent = Extent::Grid { t: t as u32, h: h as u32, w: w as u32 };
+            (extent, known(), Features::Patches(values(&shape)))
+        }
+        "tile" => {
+            let StemSpec::Tiles(tiles) = &encoder.stem else { panic!("tiles") };
+            let patches = crate::mllama::patches(&values(&shape), [shape[2], tiles.patch[1]]);
+            (square(tiles.side), known(), Features::Patches(patches))
+        }
+        kind => image(encoder, kind, shape, known()),
+    };
+    EncoderInput { extent, n_tokens, features }
+}
+
+/// A window of log-mel, as the stem reads it.
+fn log_mel(encoder: &EncoderSpec, mel: Vec<f32>, n_frames: u32) -> Features {
+    match encoder.stem {
+        StemSpec::Mel { windows: MelWindows::Masked, .. } => Features::MaskedMel { mel, n_valid: n_frames },
+        _ => Features::Mel(mel),
+    }
+}
+
+/// An image in planes.
+fn image(encoder: &EncoderSpec, kind: &str, shape: Vec<usize>, n_rows: u32) -> (Extent, u32, Features) {
+    let side = encoder.stem.patch_side().expect("patches");
+    let [h, w] = [shape[2] / side, shape[3] / side].map(|n| n as u32);
+    let values = values(&shape);
+    let patches = patches(&(shape, values), encoder);
+    let rows = TileRows::whole(n_rows);
+    let features = match encoder.stem {
+        _ if kind == "views" => Features::Views { patches, sides: vec![w], rows },
+        StemSpec::PrefixedPatches { .. } => Features::Tiles { patches, rows },
+        _ => Features::Patches(patches),
+    };
+    (Extent::Grid { t: 1, h, w }, n_rows, features)
+}
