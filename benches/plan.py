@@ -34,7 +34,7 @@ def run(*command, to=None):
     if to is None:
         subprocess.run(command, check=True)
         return
-    part = to.with_suffix(".part")
+    part = to.with_name(to.name + ".part")
     with open(part, "w") as lines:
         subprocess.run(command, check=True, stdout=lines)
     part.rename(to)
@@ -56,7 +56,7 @@ class Validation:
     def measure_curves(self):
         for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
             if not file.exists():
-                part = file.with_suffix(".part")
+                part = file.with_name(file.name + ".part")
                 flags = ["--threads", str(threads), "--cores", cores, "--rounds", str(self.args.rounds), "-o", str(part)]
                 run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
