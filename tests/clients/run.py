@@ -74,7 +74,7 @@ def models() -> list[str]:
 def timed() -> list[str]:
     """Flags of a cluster whose workers compute nothing and take as long as curves of another machine say."""
     model, curves = ROOT / "benches" / "models" / "qwen2-vl-timed", ROOT / "benches" / "papers" / "a100-qwen3-vl-4b.json"
-    return ["--model", f"timed={model}", "--load-format", "dummy", "--timed-by", str(curves), "--kv-mib", "55"]
+    return ["--model", f"timed={model}", "--load-format", "dummy", "--timed-by", str(curves)]
 
 
 class Cluster:
@@ -143,7 +143,7 @@ def against(binary: Path, flags: list[str], scripts: list[list], programs: dict[
         with urllib.request.urlopen(f"{cluster.http}/models") as served:
             print(f"served: {[model['id'] for model in json.load(served)['data']]}")
         for script in scripts:
-            done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=900)
+            done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=1800)
             found += rows(done.stdout)
             if "agreement" in str(script[-1]):
                 print("\n".join(line for line in done.stderr.splitlines() if ": TTFT" in line))

@@ -8,6 +8,7 @@ pub mod files;
 mod cells;
 mod content;
 mod escape;
+mod names;
 mod page;
 mod paired_table;
 mod sweeps;

@@ -5,6 +5,7 @@
 //! another engine is measured through its API ([`triptych_plan::profile::api`]).
 
 mod api;
+mod output;
 mod processes;
 
 use crate::args::rows::RowArgs;
@@ -15,9 +16,9 @@ use crate::model;
 use api::ApiArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use output::{bar, progress_on};
 use processes::Processes;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_bench::overhead;
@@ -26,9 +27,7 @@ use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_models::{Model, ModelSource};
 use triptych_plan::curves::{CostCurves, FrontCost, Provenance, ProxyCost, VERSION};
-use triptych_plan::profile::{
-    self, Busy, BusyWatch, Extent, ProfileSettings, Profiled, Rounds, host, markdown, store,
-};
+use triptych_plan::profile::{self, BusyWatch, Extent, ProfileSettings, Profiled, Rounds, host, store};
 
 /// Memory for keys and values while steps are measured: as much as a worker has by default.
 const KV_BYTES: usize = 1 << 30;
@@ -74,9 +73,11 @@ pub struct ProfileArgs {
 /// # Errors
 /// [`CliError`] for a model or store that cannot be used, and for cores that do not exist.
 pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
-    check_output(&args)?;
+    output::check(&args.output)?;
     if let Some(url) = &args.api.url {
-        return api::run(&args, url).await;
+        let size = api::Size { rounds: args.rounds, is_quick: args.quick, threads: args.compute.threads };
+        let curves = api::measure(&args.api, url, &size).await?;
+        return output::write_curves(&args.output, &curves, None);
     }
     host::bind(&args.cores, args.compute.threads)?;
     let source = find_model(&args).await?;
@@ -97,22 +98,7 @@ pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
     let provenance = host::provenance(&args.cores, args.rounds, busy, built_from);
     let curves = assemble(&args, measured, opened, provenance, &bar).await?;
     bar.finish_and_clear();
-    write_curves(&args, &curves, busy)
-}
-
-/// Writes the file, and prints the summary.
-fn write_curves(args: &ProfileArgs, curves: &CostCurves, busy: Option<Busy>) -> Result<(), CliError> {
-    curves.check().map_err(|e| CliError::failed("the measured curves cannot be used", &e))?;
-    let text = serde_json::to_string_pretty(curves);
-    let text = text.map_err(|e| CliError::failed("cannot write the curves as JSON", &e))?;
-    std::fs::write(&args.output, text + "\n")
-        .map_err(|e| CliError::setting(format!("cannot write --output {}", args.output.display()), &e))?;
-    let mut page = markdown::page(curves);
-    if let Some(busy) = busy.filter(|busy| busy.total() > Busy::DOUBTFUL) {
-        page.push_str(&markdown::warning(busy));
-    }
-    let written = std::io::stdout().lock().write_all(page.as_bytes());
-    written.map_err(|e| CliError::failed("cannot write the summary", &e))
+    output::write_curves(&args.output, &curves, busy)
 }
 
 /// Compute curves of a model.
@@ -120,15 +106,6 @@ struct Measured {
     name: String,
     profiled: Profiled,
     dtype: DType,
-}
-
-/// Refuses a folder that is not there before minutes of measuring.
-fn check_output(args: &ProfileArgs) -> Result<(), CliError> {
-    let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty());
-    match dir.filter(|dir| !dir.is_dir()) {
-        Some(dir) => Err(CliError::Setting(format!("--output: there is no directory {}", dir.display()))),
-        None => Ok(()),
-    }
 }
 
 async fn find_model(args: &ProfileArgs) -> Result<ModelSource, CliError> {
@@ -223,20 +200,4 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
 fn row_bytes(hidden: usize, dtype: DType) -> usize {
     let scale = if dtype.is_scaled() { size_of::<f32>() } else { 0 };
     hidden * dtype.size() + scale
-}
-
-fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{msg:>10} {wide_bar} {pos}/{len} {elapsed}");
-    ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn progress_on(bar: &ProgressBar) -> impl Fn(&'static str, usize, usize) {
-    |part: &'static str, done: usize, of: usize| {
-        bar.set_message(part);
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-    }
 }

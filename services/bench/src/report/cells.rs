@@ -1,7 +1,7 @@
 //! Table of the cells of a page: when, with which commit and on which machine each result was measured.
 
 use super::Section;
-use super::sweeps::name;
+use super::names::name;
 use super::table::{Cell, Table};
 use crate::result::SweepResult;
 

@@ -1,6 +1,6 @@
 //! Table of paired differences: the first result of a section against each of the others.
 
-use super::sweeps::{name, short};
+use super::names::{name, short};
 use super::table::{Cell, Table};
 use crate::paired::{Compared, Difference, PairedRate, paired};
 use crate::result::SweepResult;

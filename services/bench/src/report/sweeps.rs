@@ -2,6 +2,7 @@
 
 use super::cells;
 use super::chart::{Axis, Bar, BarChart, Chart, Limit, LineChart, Scale, Series, Stroke};
+use super::names::{name, short};
 use super::paired_table::paired_table;
 use super::table::{Cell, Table};
 use super::{Report, Section};
@@ -17,11 +18,6 @@ type Kind = (String, String, String, String);
 fn kind(sweep: &SweepResult) -> Kind {
     let setup = &sweep.setup;
     (setup.model.clone(), setup.workload.clone(), setup.slo.clone(), setup.arrivals.clone())
-}
-
-/// Name of a result among others of its kind.
-pub(super) fn name(sweep: &SweepResult) -> String {
-    sweep.setup.topology.clone().unwrap_or_else(|| sweep.setup.target.clone())
 }
 
 impl Report {
@@ -122,7 +118,7 @@ fn overview(kinds: &BTreeMap<Kind, Vec<&SweepResult>>) -> Section {
     let one_model = models.windows(2).all(|pair| pair[0] == pair[1]);
     let rows = kinds.iter().map(|((model, workload, slo, _), sweeps)| {
         let what = if one_model { workload.clone() } else { format!("{model}: {workload}") };
-        let of = |name: &String| sweeps.iter().find(|s| super::sweeps::name(s) == *name);
+        let of = |name: &String| sweeps.iter().find(|s| super::names::name(s) == *name);
         let best = best_rate(sweeps);
         let cells =
             names.iter().map(|name| of(name).map_or_else(|| "–".into(), |sweep| goodput_cell(sweep, best)));
@@ -178,14 +174,6 @@ fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String>
         _ => String::new(),
     };
     Some(format!("{:.2}{interval}", ours / theirs))
-}
-
-pub(super) fn short(rate: f64) -> String {
-    match rate {
-        r if r >= 100.0 => format!("{r:.0}"),
-        r if r >= 10.0 => format!("{r:.1}"),
-        r => format!("{r:.2}"),
-    }
 }
 
 fn section(sweeps: &[&SweepResult]) -> Section {

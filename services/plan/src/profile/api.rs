@@ -15,47 +15,17 @@ mod images;
 mod info;
 mod prober;
 mod prompts;
+mod server;
 
 pub use error::ApiProfileError;
 pub use info::ServerInfo;
+pub use server::{ApiServer, ApiSettings};
 
 use super::progress::Progress;
-use super::settings::Extent;
-use crate::curves::{ApiEncoders, CostCurves, Provenance};
+use crate::curves::{ApiEncoders, CostCurves};
 use assemble::Samples;
 use cases::Cases;
 use prober::{Ask, Prober};
-use std::sync::Arc;
-use triptych_bench::client::Target;
-
-/// A server that is measured.
-pub struct ApiServer {
-    /// Target of prompts of text: completions, which have no template.
-    pub text: Arc<dyn Target>,
-    /// Target of prompts with images, and of texts like them: chats.
-    pub chat: Arc<dyn Target>,
-    /// Another instance of the engine, which only encodes, if images are to be measured there.
-    pub encoder: Option<Arc<dyn Target>>,
-    /// Its own description.
-    pub info: ServerInfo,
-}
-
-/// Settings of a measurement.
-#[derive(Clone, Debug)]
-pub struct ApiSettings {
-    /// Repeats of each point.
-    pub rounds: u32,
-    /// Number of points.
-    pub extent: Extent,
-    /// Seed of the texts and images: another one has no byte in common.
-    pub salt: u64,
-    /// Threads of the server; `None`: not known.
-    pub threads: Option<usize>,
-    /// The model's name in the curves.
-    pub model: String,
-    /// Provenance of the curves.
-    pub measured: Provenance,
-}
 
 /// Measures a server.
 ///
@@ -75,9 +45,9 @@ pub async fn measure(
     let cases = Cases::new(settings.extent, &server.info);
     let prefills = prompts::measure(&mut prober, text, (&cases.prefills, settings.rounds), progress).await?;
     let decoded = decodes::measure(&mut prober, text, (&cases.decodes, settings.rounds), progress).await?;
-    let images = images::measure(&mut prober, server, (&cases.images, settings.rounds), progress).await;
+    let images = images::measure(&mut prober, server, (&cases.images, settings.rounds), progress).await?;
     let encoders = if server.encoder.is_some() { ApiEncoders::Apart } else { ApiEncoders::Colocated };
-    let samples = Samples { prefills, decoded, images: images.ok(), encoders };
+    let samples = Samples { prefills, decoded, images, encoders };
     Ok(assemble::curves(server, settings, &samples))
 }
 

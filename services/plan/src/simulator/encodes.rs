@@ -266,6 +266,7 @@ impl World<'_> {
         if let Some(asker) = asker {
             self.item_given(asker, &key);
         }
+        self.proxy.divide(instant, work.encode_us);
         self.queue.after(self.hop(), Event::JobArrives(job));
     }
 

@@ -6,6 +6,7 @@
 use super::catalog::Health;
 use super::elastic::PlacementSite;
 use super::outlier::{Circuit, Outlier};
+use super::roles::ElasticRole;
 use super::score::{EncoderLoad, EngineLoad, PREFILL_US, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use crate::request_machine::deaths::Life;
@@ -56,6 +57,10 @@ pub struct View {
     pub instance: Option<Bytes>,
     /// It has a request that is tried alone.
     pub is_isolated: bool,
+    /// Role that an operator gave it, whoever answers there.
+    pub assigned: ElasticRole,
+    /// Role that it has: the operator's, or else one by the encodes that are asked for.
+    pub role: ElasticRole,
 }
 
 /// A report, and when it came.
@@ -307,7 +312,7 @@ impl View {
 
     fn engine_load(&self) -> EngineLoad {
         let (running, _, waiting_tokens) = self.requests();
-        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US) }
+        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US), role: self.role }
     }
 
     /// Items that it does not hold, and their costs in microseconds.

@@ -1,6 +1,6 @@
 //! `triptych profile --url`: flags of a server of another engine, and the measurement of its curves.
 
-use super::{ProfileArgs, bar, progress_on, write_curves};
+use super::output::{bar, progress_on};
 use crate::commit::commit;
 use crate::error::CliError;
 use clap::Args;
@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use triptych_bench::client::Target;
 use triptych_bench::client::http::{Endpoint, HttpTarget};
 use triptych_bench::client::models::choose;
+use triptych_plan::curves::CostCurves;
 use triptych_plan::profile::api::{self, ApiServer, ApiSettings, ServerInfo};
 use triptych_plan::profile::{Extent, host};
 
@@ -32,18 +33,27 @@ pub struct ApiArgs {
     pub api_key: Option<String>,
 }
 
-/// Measures the server at `url`, writes the file, and prints the summary.
+/// Size of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Repeats of each point.
+    pub rounds: u32,
+    /// True for few small points.
+    pub is_quick: bool,
+    /// Threads of the server; 0: not known.
+    pub threads: usize,
+}
+
+/// Measures the server at `url`.
 ///
 /// # Errors
-/// [`CliError`] for an address that is none, a server that does not answer, and a file that cannot be written.
-pub async fn run(args: &ProfileArgs, url: &str) -> Result<(), CliError> {
+/// [`CliError`] for an address that is none, and a server that does not answer.
+pub async fn measure(args: &ApiArgs, url: &str, size: &Size) -> Result<CostCurves, CliError> {
     let bar = bar();
-    let server = find(&args.api, url).await?;
-    let settings = settings(args, &server);
-    let measured = api::measure(&server, &settings, &progress_on(&bar)).await;
+    let server = find(args, url).await?;
+    let measured = api::measure(&server, &settings(size, &server), &progress_on(&bar)).await;
     bar.finish_and_clear();
-    let curves = measured.map_err(|e| CliError::failed(format!("cannot measure {url}"), &e))?;
-    write_curves(args, &curves, None)
+    measured.map_err(|e| CliError::failed(format!("cannot measure {url}"), &e))
 }
 
 /// The server with its model and its description.
@@ -83,19 +93,19 @@ fn target(args: &ApiArgs, (flag, url): (&str, &str), endpoint: Endpoint) -> Resu
         .map_err(|e| CliError::setting(format!("{flag} {url}"), &e))
 }
 
-fn settings(args: &ProfileArgs, server: &ApiServer) -> ApiSettings {
+fn settings(size: &Size, server: &ApiServer) -> ApiSettings {
     let built_from = host::Build { commit: commit(), store: "none".into() };
-    let mut measured = host::provenance(&[], args.rounds, None, built_from);
+    let mut measured = host::provenance(&[], size.rounds, None, built_from);
     let engine = server.info.engine.as_deref().unwrap_or("a server");
     measured.host = format!("{engine} at {}, asked from {}", server.info.url, measured.host);
     let name = server.text.model();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     ApiSettings {
-        rounds: args.rounds,
-        extent: if args.quick { Extent::Quick } else { Extent::Full },
+        rounds: size.rounds,
+        extent: if size.is_quick { Extent::Quick } else { Extent::Full },
         // The low digits: no two measurements have a text in common.
         salt: now as u64,
-        threads: Some(args.compute.threads).filter(|n| *n > 0),
+        threads: Some(size.threads).filter(|n| *n > 0),
         // The part that a directory of the model would be named by.
         model: name.rsplit('/').next().unwrap_or(&name).to_owned(),
         measured,

@@ -7,13 +7,13 @@
 use super::decodes::Decodes;
 use super::images::Images;
 use super::prompts::Prefill;
-use super::{ApiServer, ApiSettings};
+use super::server::{ApiServer, ApiSettings};
 use crate::curves::{
     ApiEncoders, ApiSource, ColocationSlowdown, CostCurves, FitPoint, FrontCost, ItemsAt, KvSizes,
     PromptSpec, ProxyCost, StepPoint, Unmeasured, VERSION, least_squares,
 };
 
-/// What was measured.
+/// Measured times and sizes.
 pub(super) struct Samples {
     /// Prompts.
     pub(super) prefills: Vec<Prefill>,
@@ -21,7 +21,7 @@ pub(super) struct Samples {
     pub(super) decoded: Decodes,
     /// Images; `None`: the server reads none.
     pub(super) images: Option<Images>,
-    /// Where they were encoded.
+    /// Place of their encoder.
     pub(super) encoders: ApiEncoders,
 }
 

@@ -101,8 +101,14 @@ pub(super) async fn measure(
             if is_left_out[i] {
                 continue;
             }
-            let answers = prober.several(target, (case.n, &Ask::text(case.prompt, case.output))).await?;
-            match Window::of(&answers) {
+            let answers = prober.several(target, (case.n, &Ask::text(case.prompt, case.output))).await;
+            let window = match answers {
+                Ok(answers) => Window::of(&answers),
+                // A server may refuse so many at once.
+                Err(_) if round == 0 && i > 0 => None,
+                Err(e) => return Err(e),
+            };
+            match window {
                 // The first round warms up.
                 Some(window) if round > 0 => windows[i].push(window),
                 Some(_) => {}

@@ -3,10 +3,10 @@
 //! Where another instance only encodes, its answer ends with the encode, and a short text there takes what a request takes
 //! otherwise.
 
-use super::ApiServer;
 use super::cases::ImageCase;
 use super::error::ApiProfileError;
 use super::prober::{Answer, Ask, Prober};
+use super::server::ApiServer;
 use crate::curves::costs::Spread;
 use crate::curves::{EncodePoint, ItemPoint};
 use crate::profile::progress::{Progress, micros};
@@ -38,18 +38,22 @@ struct Sample {
     times: Vec<f64>,
 }
 
-/// Measures each case; those that the server refuses are left out.
+/// Measures each case; those that the server refuses are left out. `None`: it takes no chats, or no image.
 ///
 /// # Errors
-/// [`ApiProfileError`] if it takes no chats, or no image.
+/// [`ApiProfileError`] if it stops to answer.
 pub(super) async fn measure(
     prober: &mut Prober,
     server: &ApiServer,
     (cases, rounds): (&[ImageCase], u32),
     progress: Progress<'_>,
-) -> Result<Images, ApiProfileError> {
-    let template = prober.one(&server.chat, &Ask::text(TEXT, 1)).await?.prompt_tokens.saturating_sub(TEXT);
-    let mut samples = samples(prober, server, (cases, template)).await?;
+) -> Result<Option<Images>, ApiProfileError> {
+    let Ok(chat) = prober.one(&server.chat, &Ask::text(TEXT, 1)).await else { return Ok(None) };
+    let template = chat.prompt_tokens.saturating_sub(TEXT);
+    let mut samples = samples(prober, server, (cases, template)).await;
+    if samples.is_empty() {
+        return Ok(None);
+    }
     let of = samples.len() * rounds as usize;
     let n = samples.len();
     for round in 0..rounds as usize {
@@ -66,32 +70,25 @@ pub(super) async fn measure(
         tokens: s.tokens,
         bytes: prober.image_bytes(s.case.side),
     });
-    Ok(Images { items: items.collect(), template, encodes: samples.into_iter().map(point).collect() })
+    let items = items.collect();
+    Ok(Some(Images { items, template, encodes: samples.into_iter().map(point).collect() }))
 }
 
-/// Sends each case once: the server warms up, and counts the tokens of the images.
+/// Sends each case once: the server warms up, and counts the tokens of the images. It may refuse large ones, and several in a request.
 async fn samples(
     prober: &mut Prober,
     server: &ApiServer,
     (cases, template): (&[ImageCase], u32),
-) -> Result<Vec<Sample>, ApiProfileError> {
+) -> Vec<Sample> {
     let mut samples = Vec::new();
-    let mut refused = None;
     for &case in cases {
-        match prober.one(&server.chat, &Ask::images(TEXT, (case.side, case.n))).await {
-            Ok(answer) => {
-                let tokens = answer.prompt_tokens.saturating_sub(template + TEXT);
-                if tokens > 0 {
-                    samples.push(Sample { case, tokens, times: Vec::new() });
-                }
-            }
-            Err(e) => refused = Some(e),
+        let answer = prober.one(&server.chat, &Ask::images(TEXT, (case.side, case.n))).await;
+        let tokens = answer.map_or(0, |answer| answer.prompt_tokens.saturating_sub(template + TEXT));
+        if tokens > 0 {
+            samples.push(Sample { case, tokens, times: Vec::new() });
         }
     }
-    match (samples.is_empty(), refused) {
-        (true, Some(e)) => Err(e),
-        _ => Ok(samples),
-    }
+    samples
 }
 
 /// Time of the images of a request, in microseconds.

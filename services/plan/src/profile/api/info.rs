@@ -8,7 +8,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Metric whose labels are the settings of the KV cache.
 const CACHE_CONFIG: &str = "vllm:cache_config_info{";
 
-/// What a server tells of itself.
+/// Description of a server by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Its URL.

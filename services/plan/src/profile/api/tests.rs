@@ -1,11 +1,13 @@
 //! A modelled server under a paused clock: its costs are known, and the measurement has to find them through its streams.
 
 use super::*;
-use crate::curves::{BatchShape, Costs, StepShape, Unmeasured};
+use crate::curves::{BatchShape, Costs, Provenance, StepShape, Unmeasured};
+use crate::profile::settings::Extent;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
-use triptych_bench::client::{Clock, ContentSource, PreparedRequest, Reply};
+use triptych_bench::client::{Clock, ContentSource, PreparedRequest, Reply, Target};
 use triptych_bench::offered::{ItemShape, Offered};
 use triptych_bench::outcome::End;
 
