@@ -108,6 +108,9 @@ def vllm(run, prepared, kind, _):
                "--max-num-seqs", args.in_flight, "--no-enable-prefix-caching"]
     if kind == "vision":
         command += ["--max-model-len", 1024 if args.brief else 2048, "--limit-mm-per-prompt", '{"image": 1}', "--skip-mm-profiling"]
+    if kind == "audio":
+        # A step has all rows of a clip.
+        command += ["--max-num-batched-tokens", 2048]
     command += ["--enforce-eager"] if args.eager else []
     cores = args.cores
     env = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",

@@ -1,4 +1,4 @@
-"""vLLM alone, vLLM apart, our encoders before vLLM, and all ours, in turn on the same requests: one table.
+"""vLLM alone, vLLM apart, our encoders before vLLM and its before ours, and all ours, in turn on the same requests: one table.
 
     python3 benches/vllm/run.py                       # every cell that is not there yet, into benches/results/vllm.*
     python3 benches/vllm/run.py --brief               # few requests: that it runs, not how fast; stores nothing

@@ -46,6 +46,9 @@ pub struct QuestionArgs {
     /// Seeds that the best few are simulated with; goodput and its interval are over them. Default: 5, with --quick 3
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
+    /// First of these seeds: figures of seeds that nothing was tuned with
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub first_seed: u64,
     /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
@@ -81,6 +84,7 @@ impl QuestionArgs {
         let base = if self.quick { Effort::QUICK } else { Effort::FULL };
         Effort {
             seeds: self.seeds.unwrap_or(base.seeds),
+            first_seed: self.first_seed,
             requests: self.requests.and_then(|n| usize::try_from(n).ok()).unwrap_or(base.requests),
             ..base
         }
