@@ -31,7 +31,7 @@ def rows_of(results, kind):
                 values[f"prefill of {prefill['tokens']} tokens, tokens/s"] = prefill["tokens_per_s"]
             values |= {f"decode at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result["decode"]}
             if not prefill:
-                values |= {f"its steps alone at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result.get("steps", [])}
+                values |= {f"decode steps alone at batch {d['batch']}, tokens/s": d["tokens_per_s"] for d in result.get("steps", [])}
             if beams := result.get("beams_tokens_per_s"):
                 values["decode with 5 beams, tokens/s"] = beams
             # A peer that takes one sequence at a time has a memory for one, and none for the largest batch.

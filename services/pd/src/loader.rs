@@ -226,7 +226,7 @@ impl DecoderLoader {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |modality| model.fingerprint_in(modality, dtype, self.precision);
+        let fingerprint = |id| model.fingerprint_in(id, dtype, self.precision);
         let encoders = AcceptedEncoders::of(&model, fingerprint)?;
         let decoder = compute.load_decoder(&model)?;
         Ok(LoadedWeights { source: source.clone(), model, compute, decoder, encoders })

@@ -97,6 +97,10 @@ pub fn measure(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Profiled, ProfileError> {
+    let towers: Vec<_> = model.towers().map(|(_, name)| name).filter(|name| !name.is_empty()).collect();
+    if !towers.is_empty() {
+        return Err(ProfileError::Towers { towers: towers.join(" and ") });
+    }
     let compute = Compute::new(settings.compute)?;
     let mut stage = match model.modalities().first() {
         Some(&modality) => Some(EncodeStage::measure(model, (modality, &compute), settings, progress)?),

@@ -33,7 +33,7 @@ impl Model {
         let config = JsonFile::read(dir, CONFIG)?;
         let Some(vision) = config.get("vision_config") else { return Ok(None) };
         let processor = JsonFile::processor(dir, ItemProcessor::Image)?;
-        let tensors = self.tensor_hashes(self.encoder_of(modality)?, &stored)?;
+        let tensors = self.tensor_hashes(self.encoder_of(modality.into())?, &stored)?;
         let tensors: Vec<[&[u8]; 2]> =
             tensors.iter().map(|(described, hash)| [described.as_bytes(), hash.as_slice()]).collect();
         Ok(Some(Tower {

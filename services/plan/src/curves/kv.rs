@@ -84,7 +84,7 @@ impl KvSizes {
             vocab: VOCAB,
             n_readable: VOCAB,
             encoder_hidden: 1,
-            row_parts: NonZeroUsize::MIN,
+            embedded_hidden: 1,
             max_context: self.max_context,
             cross_attention: self.cross_row_bytes > 0,
             cross_optional: true,

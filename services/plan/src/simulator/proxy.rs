@@ -79,7 +79,7 @@ impl Proxy {
     }
 
     pub(super) fn of_item<'a>(&'a self, modality: Modality, bytes: u64) -> ItemSize<'a> {
-        ItemSize { model: &self.model, modality, bytes }
+        ItemSize { model: &self.model, encoder: modality.into(), bytes }
     }
 
     /// Gives every worker with both halves its role, as the product does.

@@ -9,7 +9,7 @@ use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::{FrontCost, ProxyCost};
 use std::time::{Duration, Instant};
 use triptych_bench::outcome::End;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, RequestId, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, Modality, RequestId, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 use triptych_proxy::Roles;
@@ -104,7 +104,7 @@ impl World<'_> {
         let colocated = self.proxy.answering(&self.proxy.colocated);
         let Proxy { views, model, rng, ids, roles, .. } = &mut self.proxy;
         let items = request.items.iter().zip(&request.offered.items);
-        let size = |modality, bytes| ItemSize { model, modality, bytes };
+        let size = |modality: Modality, bytes| ItemSize { model, encoder: modality.into(), bytes };
         let sizes: Vec<_> =
             items.map(|(item, offered)| (item.key, size(modality_of(offered), item.sized.bytes))).collect();
         let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();

@@ -181,7 +181,7 @@ fn prefer(able: &mut Vec<Able<'_>>, holders: &[WorkerId]) {
 /// The item of some work, if it is one.
 pub(super) fn item_of<'a>(want: &'a Want, bytes: u64) -> Option<ItemSize<'a>> {
     match want {
-        Want::Encoder { model, modality, .. } => Some(ItemSize { model, modality: *modality, bytes }),
+        Want::Encoder { model, encoder, .. } => Some(ItemSize { model, encoder: *encoder, bytes }),
         Want::Pd { .. } => None,
     }
 }

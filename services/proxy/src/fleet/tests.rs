@@ -52,6 +52,7 @@ fn describe(encodes: bool) -> description::Description {
         name: ModelName::new("vl"),
         family: "f".into(),
         edition: edition(),
+        tower_names: Default::default(),
         own: edition(),
         towers: Default::default(),
         prompted: BTreeSet::new(),
@@ -70,13 +71,13 @@ fn describe(encodes: bool) -> description::Description {
 }
 
 fn edition() -> catalog::Edition {
-    [(Modality::Image, Fingerprint::from_bytes([1; 32]))].into()
+    [(Modality::Image.into(), Fingerprint::from_bytes([1; 32]))].into()
 }
 
 fn encode() -> Want {
     Want::Encoder {
         model: ModelName::new("vl"),
-        modality: Modality::Image,
+        encoder: Modality::Image.into(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
     }
 }

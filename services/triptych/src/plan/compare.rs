@@ -45,7 +45,7 @@ pub struct CompareArgs {
         long,
         value_name = "WORKLOADS",
         value_delimiter = ' ',
-        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-short:images=1 epd-long:images=1"
+        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-long:images=1 epd-short:images=2,share=0.9"
     )]
     pub day: Vec<String>,
     /// Folder for `compare.json`, `compare.md` and `compare.html`
