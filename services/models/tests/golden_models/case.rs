@@ -153,7 +153,7 @@ pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
 ///
 /// Where two experts are about as good for a token, rounding decides which one it goes to, and its row is another function's from
 /// there on. That is right, and it is few rows: the median row meets no such choice, and is as near as without experts.
-const ROUTED_INT8_TOLERANCES: [f32; 2] = [0.08, 0.3];
+const ROUTED_INT8_TOLERANCES: [f32; 2] = [0.1, 0.3];
 
 /// Fails unless an int8 run of a decoder with experts, in rows of `width` values, is near `exact`.
 pub fn assert_routed_int8_close(what: &str, actual: &[f32], exact: &[f32], width: usize) {
