@@ -344,6 +344,7 @@ pub fn is_worth_reporting(reported: &v1::WorkerState, state: &v1::WorkerState, s
 mod tests {
     use super::*;
     use triptych_runtime::MetricsRegistry;
+    use triptych_core::Modality;
 
     const MS: Duration = Duration::from_millis(1);
 

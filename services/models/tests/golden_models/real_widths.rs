@@ -154,12 +154,7 @@ heavy!(
     qwen3_vl_30b_a3b,
     qwen3_5_35b_a3b,
     trocr_base,
-    donut_base,
     qwen3_asr_1_7b,
     moonshine_base,
     deepseek_ocr_2,
-    step3_vl,
-    mistral_small_3_1,
-    idefics3_8b,
-    llama_3_2_11b_vision,
 );

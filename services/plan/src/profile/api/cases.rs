@@ -30,6 +30,31 @@ pub(super) struct ImageCase {
     pub(super) n: u32,
 }
 
+/// Sizes of the cases.
+struct Sizes {
+    prefills: &'static [u32],
+    streams: &'static [u32],
+    prompts: &'static [u32],
+    sides: &'static [u32],
+    /// Images of requests with more than one.
+    several: &'static [u32],
+}
+
+const QUICK: Sizes = Sizes {
+    prefills: &[16, 64, 256],
+    streams: &[1, 4],
+    prompts: &[32, 128],
+    sides: &[112, 224],
+    several: &[],
+};
+const FULL: Sizes = Sizes {
+    prefills: &[16, 64, 128, 256, 512, 1024, 2048, 4096],
+    streams: &[1, 2, 4, 8, 16, 32, 64],
+    prompts: &[64, 512, 2048],
+    sides: &[112, 224, 336, 448, 640, 896, 1280],
+    several: &[2, 4],
+};
+
 /// All cases, each list in ascending order.
 #[derive(Clone, Debug)]
 pub(super) struct Cases {
@@ -44,17 +69,10 @@ pub(super) struct Cases {
 impl Cases {
     /// Cases that the server has room for.
     pub(super) fn new(extent: Extent, info: &ServerInfo) -> Self {
-        let (prefills, n_streams, prompts, sides, several): (&[u32], &[u32], &[u32], &[u32], &[u32]) =
-            match extent {
-                Extent::Quick => (&[16, 64, 256], &[1, 4], &[32, 128], &[112, 224], &[]),
-                Extent::Full => (
-                    &[16, 64, 128, 256, 512, 1024, 2048, 4096],
-                    &[1, 2, 4, 8, 16, 32, 64],
-                    &[64, 512, 2048],
-                    &[112, 224, 336, 448, 640, 896, 1280],
-                    &[2, 4],
-                ),
-            };
+        let Sizes { prefills, streams, prompts, sides, several } = match extent {
+            Extent::Quick => QUICK,
+            Extent::Full => FULL,
+        };
         let longest = info.max_context.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX));
         let longest = longest.saturating_sub(TEMPLATE);
         let room = info.kv_tokens.map_or(u64::MAX, |n| n as u64);
@@ -63,7 +81,7 @@ impl Cases {
             let each = case.prompt + case.output;
             each <= longest && u64::from(case.n) * u64::from(each + TEMPLATE) <= room
         };
-        let all = n_streams.iter().flat_map(|n| prompts.iter().map(move |prompt| decode(*n, *prompt)));
+        let all = streams.iter().flat_map(|n| prompts.iter().map(move |prompt| decode(*n, *prompt)));
         let one = sides.iter().map(|&side| ImageCase { side, n: 1 });
         let some = several.iter().flat_map(|&n| [224, 448].map(|side| ImageCase { side, n }));
         Self {

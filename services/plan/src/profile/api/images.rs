@@ -10,9 +10,6 @@ use super::server::ApiServer;
 use crate::curves::costs::Spread;
 use crate::curves::{EncodePoint, ItemPoint};
 use crate::profile::progress::{Progress, micros};
-use std::sync::Arc;
-use std::time::Duration;
-use triptych_bench::client::Target;
 
 /// Tokens of the text beside images.
 const TEXT: u32 = 8;
@@ -98,10 +95,11 @@ async fn difference(
     sample: &Sample,
 ) -> Result<f64, ApiProfileError> {
     let ask = Ask::images(TEXT, (sample.case.side, sample.case.n));
-    let (target, text, time): (&Arc<dyn Target>, u32, fn(&Answer) -> Duration) = match &server.encoder {
-        Some(encoder) => (encoder, TEXT, |answer| answer.ended),
-        None => (&server.chat, TEXT + sample.tokens, Answer::first),
+    let (target, text) = match &server.encoder {
+        Some(encoder) => (encoder, TEXT),
+        None => (&server.chat, TEXT + sample.tokens),
     };
+    let time = |answer: &Answer| if server.encoder.is_some() { answer.ended } else { answer.first() };
     let with = prober.one(target, &ask).await?;
     let without = prober.one(target, &Ask::text(text, 1)).await?;
     Ok(micros(time(&with)) - micros(time(&without)))

@@ -5,13 +5,14 @@ use Health::{Down, Ready};
 use Modality::{Audio, Image};
 
 fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    let edition =
-        |of: &[(Modality, u8)]| of.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32])));
+    let edition = |of: &[(Modality, u8)]| -> Edition {
+        of.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32]))).collect()
+    };
     let served = |(name, of): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
-        edition: edition(of).collect(),
-        own: edition(of).collect(),
+        edition: edition(of),
+        own: edition(of),
         towers: Default::default(),
         tower_names: BTreeMap::new(),
         prompted: BTreeSet::new(),
