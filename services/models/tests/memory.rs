@@ -122,5 +122,8 @@ fn stages_of_every_published_width_do() {
     names.sort_unstable();
     assert!(names.len() >= 12, "{names:?}");
     let only = std::env::var("ONLY").unwrap_or_default();
-    names.iter().filter(|name| only.is_empty() || only.split(',').any(|part| part == *name)).for_each(|name| check(name));
+    names
+        .iter()
+        .filter(|name| only.is_empty() || only.split(',').any(|part| part == *name))
+        .for_each(|name| check(name));
 }

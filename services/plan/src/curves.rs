@@ -17,8 +17,8 @@ pub mod timed;
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
-pub use kv::{KvSizes, VOCAB};
 pub use interference::{Interference, Stage, StageInterference};
+pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
 
 use serde::{Deserialize, Serialize};

@@ -71,7 +71,8 @@ impl AnswerState {
         if is_piece {
             let has_text = text.is_some_and(|t| !t.is_empty());
             let n_tokens = ids.or(grown);
-            let is_role = choice.and_then(|c| c.get("delta")).is_some_and(|delta| delta.get("role").is_some());
+            let is_role =
+                choice.and_then(|c| c.get("delta")).is_some_and(|delta| delta.get("role").is_some());
             if has_text || n_tokens.is_some() || !is_role {
                 self.pieces.push(TokenMessage { at, n_tokens, has_text });
             }

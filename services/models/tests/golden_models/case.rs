@@ -157,9 +157,8 @@ const ROUTED_INT8_TOLERANCES: [f32; 2] = [0.08, 0.3];
 
 /// Fails unless an int8 run of a decoder with experts, in rows of `width` values, is near `exact`.
 pub fn assert_routed_int8_close(what: &str, actual: &[f32], exact: &[f32], width: usize) {
-    let relative = |actual: &[f32], exact: &[f32]| {
-        rms_error(actual, exact) / rms_error(exact, &vec![0.0; exact.len()])
-    };
+    let relative =
+        |actual: &[f32], exact: &[f32]| rms_error(actual, exact) / rms_error(exact, &vec![0.0; exact.len()]);
     let rows = actual.chunks_exact(width).zip(exact.chunks_exact(width));
     let mut errors: Vec<f32> = rows.map(|(actual, exact)| relative(actual, exact)).collect();
     errors.sort_by(f32::total_cmp);

@@ -1,9 +1,8 @@
 //! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 cases.
 
 use crate::case::{
-    Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close, assert_routed_int8_close,
-    assert_rows_close,
-    cpu, cuda,
+    Case, assert_bf16_close, assert_int4_close, assert_int8_close, assert_logits_close,
+    assert_routed_int8_close, assert_rows_close, cpu, cuda,
 };
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use std::collections::BTreeMap;
@@ -177,7 +176,9 @@ fn cpu_in_int8_is_near() {
         let (logits, expected) = known_logits(name, &cpu(Precision::Int8), &["logits"]);
         let what = format!("{name} logits");
         match name.contains("_moe_") {
-            true => assert_routed_int8_close(&what, &logits, &expected[0], load(name).model.spec().decoder.vocab),
+            true => {
+                assert_routed_int8_close(&what, &logits, &expected[0], load(name).model.spec().decoder.vocab)
+            }
             false => assert_int8_close(&what, &logits, &expected[0]),
         }
     }

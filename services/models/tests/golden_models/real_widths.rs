@@ -53,7 +53,10 @@ impl Wide {
         let rows = self.drawn.spec.encoder.as_ref().map(|spec| {
             let mut encoder =
                 TransformerEncoder::load(spec, &self.drawn.weights, backend).expect("an encoder");
-            let rows = encoder.encode(&[&wide_input::input(&self.case.json, spec)]).expect("an item that fits").remove(0);
+            let rows = encoder
+                .encode(&[&wide_input::input(&self.case.json, spec)])
+                .expect("an item that fits")
+                .remove(0);
             sequence.hidden = encoder.hidden();
             let given = &self.case.json;
             match given["item"][0].as_u64().or(given["seen_from"].as_u64()) {

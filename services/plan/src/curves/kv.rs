@@ -118,7 +118,10 @@ mod windows {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<KvCacheGroups, D::Error> {
         let windows: Vec<Option<NonZeroU32>> = Vec::deserialize(from)?;
         KvCacheGroups::of(&windows).ok_or_else(|| {
-            D::Error::custom(format!("groups has {} windows, allowed are 1 to {MAX_KV_GROUPS}", windows.len()))
+            D::Error::custom(format!(
+                "groups has {} windows, allowed are 1 to {MAX_KV_GROUPS}",
+                windows.len()
+            ))
         })
     }
 }
@@ -144,7 +147,10 @@ mod tests {
     fn a_decoder_is_the_same_after_a_file() {
         let sizes = KvSizes::of(&info(), None);
         let text = serde_json::to_string(&sizes).expect("numbers");
-        assert!(text.contains(r#""groups":[512,512,null],"state_slot_bytes":7000,"mutual_items":true"#), "{text}");
+        assert!(
+            text.contains(r#""groups":[512,512,null],"state_slot_bytes":7000,"mutual_items":true"#),
+            "{text}"
+        );
         let read: KvSizes = serde_json::from_str(&text).expect("what was written");
         assert_eq!(read.decoder(), info());
         assert_eq!(read.token_bytes, 3000, "three blocks of each group for sixteen tokens");
@@ -155,8 +161,11 @@ mod tests {
         let text = r#"{"token_bytes": 10, "cross_row_bytes": 0, "max_context": 64}"#;
         let info = serde_json::from_str::<KvSizes>(text).expect("an older file").decoder();
         assert_eq!((info.kv_groups, info.state_slot_bytes), (KvCacheGroups::FULL, None));
-        for (groups, part) in [("[]", "groups has 0 windows"), ("[0]", "nonzero"), ("[1,1,1,1,1,1,1,1,1]", "1 to 8")] {
-            let text = format!(r#"{{"token_bytes":10,"cross_row_bytes":0,"max_context":64,"groups":{groups}}}"#);
+        for (groups, part) in
+            [("[]", "groups has 0 windows"), ("[0]", "nonzero"), ("[1,1,1,1,1,1,1,1,1]", "1 to 8")]
+        {
+            let text =
+                format!(r#"{{"token_bytes":10,"cross_row_bytes":0,"max_context":64,"groups":{groups}}}"#);
             let error = serde_json::from_str::<KvSizes>(&text).expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }

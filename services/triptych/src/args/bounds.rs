@@ -150,7 +150,15 @@ mod tests {
         assert_eq!((defaults.times(), defaults.encodes()), (ClientTimes::default(), EncodePolicy::default()));
         let set = ["x", "--max-n", "2", "--max-beams", "3", "--max-stops", "0", "--max-connections", "5"];
         let more = ["--max-head-kib", "9", "--head-timeout", "6", "--body-idle-timeout", "7"];
-        let last = ["--encode-attempt-timeout", "8", "--encoder-wait", "9", "--trust-request-chat-template", "--roles", "auto"];
+        let last = [
+            "--encode-attempt-timeout",
+            "8",
+            "--encoder-wait",
+            "9",
+            "--trust-request-chat-template",
+            "--roles",
+            "auto",
+        ];
         let sessions = ["--max-realtime-sessions", "4", "--max-realtime-time", "60"];
         let all = set.into_iter().chain(more).chain(last).chain(sessions);
         let set = Flags::parse_from(all).bounds;
@@ -160,7 +168,10 @@ mod tests {
         assert_eq!(set.connections(), ConnectionBounds { connections: 5, head_bytes: 9 << 10 });
         assert_eq!(set.sessions(), SessionBounds { per_tenant: 4, longest: Duration::from_secs(60) });
         let encodes = set.encodes();
-        assert_eq!((encodes.attempt_time, encodes.encoder_wait), (Duration::from_secs(8), Duration::from_secs(9)));
+        assert_eq!(
+            (encodes.attempt_time, encodes.encoder_wait),
+            (Duration::from_secs(8), Duration::from_secs(9))
+        );
         assert_eq!(set.roles, Roles::Auto);
         let times = ClientTimes { head: Duration::from_secs(6), body_idle: Duration::from_secs(7) };
         assert_eq!(set.times(), times);
