@@ -33,7 +33,7 @@ def events(path):
 
 def power(n):
     """A range of counts that are alike, as text."""
-    if n <= 2:
+    if n <= 1:
         return str(n)
     low = 1 << (n.bit_length() - 1)
     return f"{low} to {2 * low - 1}"
@@ -44,10 +44,10 @@ def kind(name, args):
     if name == "preprocess":
         return "read an item"
     if name == "forward" and "items" in args:
-        return f"encode {power(args['items'])} items"
+        return f"encode, items: {power(args['items'])}"
     if name == "step" and "sequences" in args:
         extra = args["tokens"] - args["sequences"]
-        return f"prefill {power(extra)} tokens" if extra > 0 else f"decode {power(args['sequences'])} sequences"
+        return f"prefill, tokens: {power(extra)}" if extra > 0 else f"decode, sequences: {power(args['sequences'])}"
     return None
 
 
@@ -85,7 +85,7 @@ def spans(path):
 
 def order(row):
     """Rows of a kind stay together, by size."""
-    words = row.split()
+    words = row.replace(",", "").split()
     numbers = [int(word) for word in words if word.isdigit()]
     return (["read", "encode", "prefill", "decode", "between"].index(words[0]), numbers)
 

@@ -22,6 +22,8 @@ TOPOLOGIES = ["1e1pd", "dp2", "colocated"]
 PARTS = [0.45, 0.65, 0.8, 0.9, 1.0, 1.15]
 SLO = "ttft=1500ms,tpot=5ms"
 WARM_UP_S = 2
+# For the comparison at the end.
+RESERVE_S = 60
 # Start and end of a cluster, and answers that are under way when a window ends.
 BESIDE_S = 3
 
@@ -32,7 +34,7 @@ def run(*command, to=None):
     if to is None:
         subprocess.run(command, check=True)
         return
-    part = to.with_suffix(".part")
+    part = to.with_name(to.name + ".part")
     with open(part, "w") as lines:
         subprocess.run(command, check=True, stdout=lines)
     part.rename(to)
@@ -54,7 +56,7 @@ class Validation:
     def measure_curves(self):
         for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
             if not file.exists():
-                part = file.with_suffix(".part")
+                part = file.with_name(file.name + ".part")
                 flags = ["--threads", str(threads), "--cores", cores, "--rounds", str(self.args.rounds), "-o", str(part)]
                 run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
@@ -68,8 +70,12 @@ class Validation:
             command = [self.binary, "plan", *self.question, *flags]
             print("$", " ".join(command), flush=True)
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            found = {one["name"].split(" (")[0]: one["first_search"] for one in answer["simulated"]}
-            found.update({name.split(" (")[0]: bound * 0.7 for name, bound in answer["pruned"]})
+            found = {}
+            simulated = [(one["name"], one["first_search"]) for one in answer["simulated"]]
+            # Of what was not simulated only a bound is known.
+            for name, rate in simulated + [(name, 0.7 * bound) for name, bound in answer["pruned"]]:
+                topology = name.split(" (")[0]
+                found[topology] = max(rate, found.get(topology, 0))
             wanted = {t: found.get(t) or max(found.values()) for t in TOPOLOGIES}
             known[workload] = {t: [round(rate * part, 2) for part in PARTS] for t, rate in wanted.items()}
             file.write_text(json.dumps(known, indent=1))
@@ -82,7 +88,7 @@ class Validation:
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
 
     def validate(self):
-        flags = ["--results", str(self.out / "cells"), "--output", str(self.out), "--quick"]
+        flags = ["--results", str(self.out / "cells"), "--output", str(self.out)]
         run(self.binary, "plan", "validate", *self.question, *flags)
 
     def overlay(self):
@@ -107,6 +113,8 @@ class Validation:
         self.measure_curves()
         for workload in WORKLOADS:
             for topology, rates in self.rates(workload).items():
+                if time.monotonic() - began > self.args.minutes * 60 - RESERVE_S:
+                    sys.exit(f"{self.args.minutes} minutes are over; start it again to go on with {workload} on {topology}")
                 self.suite(workload, topology, rates, out=self.out / "cells")
             # After each workload, so that what was measured is compared if time runs out.
             self.validate()

@@ -1,4 +1,4 @@
-"""vLLM alone, vLLM apart, our encoders before vLLM, and all ours, in turn on the same requests: one table.
+"""vLLM alone, vLLM apart, our encoders before vLLM and its before ours, and all ours, in turn on the same requests: one table.
 
     python3 benches/vllm/run.py                       # every cell that is not there yet, into benches/results/vllm.*
     python3 benches/vllm/run.py --brief               # few requests: that it runs, not how fast; stores nothing
@@ -144,9 +144,10 @@ def cell(args, name, what, work):
         with systems.started(args, what, is_drill=name.startswith("drill:")) as running:
             ready = time.monotonic() - began
             args.cells.put(name, {"ready_s": round(ready, 1), **work(running)})
-    except systems.NotStarted as e:
+    except (systems.NotStarted, OSError, ValueError, subprocess.SubprocessError) as e:
+        # The other cells go on; the table says what became of this one.
         print(f"{name}: {e}", flush=True)
-        args.left_out[name] = str(e).splitlines()[0]
+        args.left_out[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
 
 
 def main():

@@ -6,7 +6,7 @@ import systems
 def markdown(document):
     host = document["host"]
     lines = ["# Encoders apart, beside vLLM", "",
-             "vLLM apart and in one instance, our encoders before vLLM, and all ours, one after the other on the same machine and "
+             "vLLM apart and in one instance, our encoders before vLLM, its encoder before ours, and all ours, one after the other on the same machine and "
              "the same requests: one image of 640×640 and 100 tokens of text each, 32 tokens written, a Qwen2-VL of 263 M "
              "parameters with random weights, bf16. Each system has the same two cores; where encoding and decoding are apart, "
              "each has one. Made by `python3 benches/vllm/run.py`; the load is that of `triptych bench`.", "",

@@ -9,7 +9,7 @@ mod output;
 mod prompt;
 mod sampling;
 
-pub use item::{frames, item_form, modality, options};
+pub use item::{encoder_id, frames, item_form, modality, options};
 pub use sampling::{finish_name, finish_reason, sampling_from_wire, sampling_to_wire};
 
 use crate::v1;

@@ -71,13 +71,17 @@ def models() -> list[str]:
     ]
 
 
+def timed() -> list[str]:
+    """Flags of a cluster whose workers compute nothing and take as long as curves of another machine say."""
+    model, curves = ROOT / "benches" / "models" / "qwen2-vl-timed", ROOT / "benches" / "papers" / "a100-qwen3-vl-4b.json"
+    return ["--model", f"timed={model}", "--load-format", "dummy", "--timed-by", str(curves)]
+
+
 class Cluster:
     """A cluster on free ports."""
 
-    def __init__(self, binary: Path) -> None:
-        args = [binary, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
-        for model in models():
-            args += ["--model", model]
+    def __init__(self, binary: Path, flags: list[str]) -> None:
+        args = [binary, "up", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *flags]
         self.log = open(WORK / "up.log", "w+", encoding="utf-8")
         self.process = subprocess.Popen(args, stdout=self.log, stderr=subprocess.STDOUT, cwd=ROOT)
         self.http, self.grpc = self.ready()
@@ -117,17 +121,19 @@ def table(found: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--binary", type=Path, required=True, help="the triptych binary")
-    parser.add_argument("only", nargs="*", help="clients to run; all by default")
-    args = parser.parse_args()
-    python, load = python_with("requirements.txt"), python_with("requirements-load.txt")
-    aiperf = python_with("requirements-aiperf.txt")
-    install_npm()
-    cluster = Cluster(args.binary.resolve())
+def chosen(scripts: list[list], only: list[str]) -> list[list]:
+    """The scripts that are to run."""
+    return [script for script in scripts if not only or any(name in str(script[-1]) for name in only)]
+
+
+def against(binary: Path, flags: list[str], scripts: list[list], programs: dict[str, str]) -> list[dict]:
+    """What scripts report of a cluster with these flags."""
+    if not scripts:
+        return []
+    cluster = Cluster(binary, flags)
+    found = []
     try:
-        environment = os.environ | {
+        environment = os.environ | programs | {
             "OPENAI_BASE_URL": cluster.http,
             "OPENAI_API_KEY": "unused",
             "TRIPTYCH_GRPC": cluster.grpc,
@@ -136,28 +142,43 @@ def main() -> int:
         }
         with urllib.request.urlopen(f"{cluster.http}/models") as served:
             print(f"served: {[model['id'] for model in json.load(served)['data']]}")
-        shutil.copy(HERE / "openai_npm.mjs", WORK / "openai_npm.mjs")
-        scripts = [
-            [python, HERE / "openai_python.py"],
-            ["node", WORK / "openai_npm.mjs"],
-            [python, HERE / "frameworks.py"],
-            [python, HERE / "grpc_client.py"],
-            [python, HERE / "buf_curl.py"],
-            [load, HERE / "load.py"],
-            [aiperf, HERE / "aiperf_load.py"],
-        ]
-        found = []
         for script in scripts:
-            if args.only and not any(name in str(script[-1]) for name in args.only):
-                continue
-            done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=1800)
             found += rows(done.stdout)
+            if "agreement" in str(script[-1]):
+                print("\n".join(line for line in done.stderr.splitlines() if ": TTFT" in line))
             if done.returncode != 0:
                 error = done.stderr.strip().splitlines()[-1:] or ["ended early"]
                 found.append({"client": Path(script[-1]).name, "version": "", "check": "the script", "error": error[0]})
                 print(done.stderr, file=sys.stderr)
     finally:
         cluster.stop()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", type=Path, required=True, help="the triptych binary")
+    parser.add_argument("only", nargs="*", help="clients to run; all by default")
+    args = parser.parse_args()
+    python, load = python_with("requirements.txt"), python_with("requirements-load.txt")
+    aiperf = python_with("requirements-aiperf.txt")
+    install_npm()
+    binary = args.binary.resolve()
+    shutil.copy(HERE / "openai_npm.mjs", WORK / "openai_npm.mjs")
+    scripts = [
+        [python, HERE / "openai_python.py"],
+        ["node", WORK / "openai_npm.mjs"],
+        [python, HERE / "frameworks.py"],
+        [python, HERE / "grpc_client.py"],
+        [python, HERE / "buf_curl.py"],
+        [load, HERE / "load.py"],
+        [aiperf, HERE / "aiperf_load.py"],
+    ]
+    programs = {"TRIPTYCH_BINARY": str(binary), "TRIPTYCH_LOAD_PYTHON": str(load), "TRIPTYCH_AIPERF_PYTHON": str(aiperf)}
+    flags = [word for model in models() for word in ("--model", model)]
+    found = against(binary, flags, chosen(scripts, args.only), {})
+    found += against(binary, timed(), chosen([[python, HERE / "agreement.py"]], args.only), programs)
     failed = [row for row in found if row["error"] is not None]
     for row in failed:
         print(f"FAILED {row['client']} {row['check']}: {row['error']}")

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use triptych_bench::arrivals::Arrivals;
+use triptych_bench::blocks::{Block, RunKey};
 use triptych_bench::client::grpc::GrpcTarget;
 use triptych_bench::outcome::End;
 use triptych_bench::result::SweepResult;
@@ -121,7 +122,7 @@ async fn every_request_has_a_verdict_after_a_worker_is_killed() {
             signal(pd, "KILL");
         }
     };
-    let run = sweep.run(10.0, 1, &listener).await;
+    let run = sweep.run(RunKey { rate: 10.0, seed: 1, block: Block::WHOLE }, &listener).await;
     assert!(killed.load(Ordering::Relaxed), "the run was long enough for the kill");
     let verdict = &run.result.verdict;
     assert_eq!(verdict.n_offered, 40);

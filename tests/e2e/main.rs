@@ -25,6 +25,7 @@ mod privacy;
 mod responses;
 mod text_decoders;
 mod tls;
+mod towers;
 mod tools;
 mod rolling;
 mod traces;

@@ -101,6 +101,7 @@ fn encoder(parts: Parts) -> EncoderConfig {
         grpc: parts.listener.into(),
         admin: None,
         models: vec![model()],
+        towers: triptych_encoder::TowerChoice::default(),
         lora: triptych_encoder::LoraSettings::default(),
         store: parts.store,
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },

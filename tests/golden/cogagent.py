@@ -484,12 +484,6 @@ def attempt(shape, seed, tok, images):
     return seed, model, runs
 
 
-def packed(shape, seen):
-    """Rows of both towers as rows of one width: those among the tokens in parts."""
-    width = shape.text["cross_hidden_size"]
-    return torch.cat([seen["low"][0].reshape(-1, width), seen["high"][0]])
-
-
 def config_json(shape, tok):
     i = tok.token_to_id
     return {
@@ -532,11 +526,10 @@ def make_case(shape):
         image.save(out / "images" / f"{name(image)}.png")
         for tower, settings in (("low", shape.low), ("high", shape.high)):
             tensors[f"image.{i}.{tower}_pixels"] = pixels(image, settings["image_size"])
-        tensors[f"image.{i}.rows"] = packed(shape, seen_by_image[i])
+            tensors[f"image.{i}.{tower}_rows"] = seen_by_image[i][tower][0]
     requests = []
     for k, r in enumerate(runs):
         ids, n_low = r["ids"], r["seen"]["low"].shape[1]
-        n_parts = shape.text["hidden_size"] // shape.text["cross_hidden_size"]
         positions = positions_of(len(ids), n_low)[0]
         if k in LOGITS_OF:
             kept = [*range(0, n_low + 2, 3), *range(len(ids) - 8, len(ids))]
@@ -546,14 +539,15 @@ def make_case(shape):
         tensors[f"prompt.{k}.logits_last"] = r["logits"][-1]
         tensors[f"prompt.{k}.position_ids"] = positions.expand(3, -1)
         requests.append({
-            "rows": r["image"], "cross_first_row": n_low * n_parts, "prompt": ids, "end_tokens": [tok.token_to_id("</s>")],
-            "spans": [{"rows": r["image"], "first_token": 1, "first_row": 0, "n_rows": n_low}],
+            "rows": 2 * r["image"] + 1, "prompt": ids, "end_tokens": [tok.token_to_id("</s>")],
+            "spans": [{"rows": 2 * r["image"], "first_token": 1, "first_row": 0, "n_rows": n_low}],
             "positions": f"prompt.{k}.position_ids", "next_position": int(positions[-1]) + 1, "max_new_tokens": 32,
             "greedy": r["tokens"][:32],
             "beam4": stable_beams(model, exact, r, [tok.token_to_id("</s>")]),
             "next_logits": f"prompt.{k}.logits_last",
         })
-    write_compact(out / "matrix.json", {"rows": [f"image.{i}.rows" for i in range(len(images))], "requests": requests})
+    outputs = [f"image.{i}.{tower}_rows" for i in range(len(images)) for tower in ("low", "high")]
+    write_compact(out / "matrix.json", {"rows": outputs, "requests": requests})
     write_tensors(out / "expected.safetensors", tensors)
     write_compact(out / "expected.json", {
         "seed": seed, "images": {name(i): {"file": f"images/{name(i)}.png"} for i in images},

@@ -48,6 +48,7 @@ from transformers import (
     VisionEncoderDecoderModel,
     ViTConfig,
 )
+from transformers.models.moonshine.modeling_moonshine import MoonshineEncoderModelOutput
 
 import cogagent
 import deepseek_ocr
@@ -93,7 +94,8 @@ def samples(model):
     """Two seconds of samples."""
     decoded, shape = ids(12, 9), (32000,)
     encoded = model.get_encoder()(features(shape)[None].to(model.dtype)).last_hidden_state
-    logits = model(encoder_outputs=(encoded,), decoder_input_ids=decoded).logits[0]
+    seen = MoonshineEncoderModelOutput(last_hidden_state=encoded)
+    logits = model(encoder_outputs=seen, decoder_input_ids=decoded).logits[0]
     return cross_attended(encoded[0], logits, {"input": {"samples": shape}, "prompt": decoded[0].tolist()})
 
 
@@ -174,6 +176,7 @@ def deepseek_ocr_2():
     config = deepseek_ocr.published().config
     config.image_token_id = ITEM_TOKEN
     config.vision_config.sam_config.num_hidden_layers = config.vision_config.encoder_config.num_hidden_layers = 2
+    config.vision_config.encoder_config.layer_types = config.vision_config.encoder_config.layer_types[:2]
     config.vision_config.sam_config.global_attn_indexes = [1]
     config.text_config.num_hidden_layers, config.text_config.vocab_size = 2, VOCAB
     config.text_config.mlp_layer_types = ["dense", "sparse"]

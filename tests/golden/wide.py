@@ -22,6 +22,8 @@ ITEM_TOKEN = 2000
 # Every so many values of a stored row.
 STRIDE = 8
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
+# Values that are drawn at once.
+PART = 1 << 22
 
 
 def uniform(name, n):
@@ -29,12 +31,16 @@ def uniform(name, n):
     start = 0xCBF29CE484222325
     for byte in name.encode():
         start = (start ^ byte) * 0x100000001B3 & (1 << 64) - 1
-    with np.errstate(over="ignore"):
-        z = np.uint64(start) + GAMMA * np.arange(1, n + 1, dtype=np.uint64)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    return 2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) - 1
+    out = np.empty(n, np.float32)
+    # In parts, since integers of 64 bits take more room than the values.
+    for at in range(0, n, PART):
+        with np.errstate(over="ignore"):
+            z = np.uint64(start) + GAMMA * np.arange(at + 1, min(n, at + PART) + 1, dtype=np.uint64)
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z ^= z >> np.uint64(31)
+        out[at:at + PART] = 2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) - 1
+    return out
 
 
 def gain(name):
@@ -125,6 +131,9 @@ def filled_by_file(case):
         path = os.path.join(folder, "model.safetensors")
         state, shapes = {}, {}
         for name, value in load_file(path).items():
+            if not value.is_floating_point():
+                state[name] = value
+                continue
             is_turned = case.inputs_first and value.dim() == 3 and "experts." in name
             shape = [value.shape[0], *value.shape[:0:-1]] if is_turned else list(value.shape)
             drawn = weight(name, shape)
@@ -154,6 +163,9 @@ def filled(case):
         for name, value in model.state_dict().items():
             published = case.rename(name)
             if name.endswith(case.left_out) and case.left_out:
+                if hasattr(model, "shared") and name.endswith("embed_tokens.weight"):
+                    # One table, whether transformers ties it or not.
+                    value.copy_(weight("shared.weight", value.shape))
                 continue
             shapes[published] = list(value.shape)
             value.copy_(weight(published, value.shape))

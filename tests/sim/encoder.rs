@@ -173,6 +173,7 @@ impl EncoderWorker for Encoder {
             token_us: PER_TOKEN.as_micros() as f64,
             tokens_per_byte: 1.0,
             p95_ratio: 1.5,
+            ..v1::EncodeCost::default()
         };
         let load = v1::WorkerLoad { capacity: 64, costs: vec![cost], ..Default::default() };
         Ok(Response::new(states(v1::WorkerState { load: Some(load), ..Default::default() })))
@@ -189,8 +190,7 @@ pub fn describe(name: &str, encodes: bool) -> v1::DescribeResponse {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::from(Modality::Image).into(),
         fingerprint: reference::fingerprint().as_bytes().to_vec().into(),
-        takes_prompt: false,
-        tower: None,
+        ..v1::worker_model::Encoder::default()
     };
     let model = v1::WorkerModel {
         name: MODEL.into(),

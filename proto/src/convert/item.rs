@@ -6,7 +6,8 @@ use bytes::Bytes;
 use std::sync::Arc;
 use triptych_core::lifetime::ItemSource;
 use triptych_core::{
-    DType, EncodedItem, Extent, FrameSampling, ItemForm, ItemOptions, Modality, Seconds, WindowSpan,
+    DType, EncodedItem, EncoderId, Extent, FrameSampling, ItemForm, ItemOptions, Modality, Seconds, TowerIdx,
+    WindowSpan,
 };
 
 impl From<Modality> for v1::Modality {
@@ -34,6 +35,19 @@ pub fn modality(value: i32) -> Result<Modality, WireError> {
             Err(WireError::Enum { field: "modality", value, set: "Modality" })
         }
     }
+}
+
+/// Reads an encoder of a model: the kind of its items, and the number of its tower.
+///
+/// # Errors
+/// [`WireError::Enum`] for an unset or unknown kind, [`WireError::Value`] for a tower that no model has.
+pub fn encoder_id(kind: i32, tower: u32) -> Result<EncoderId, WireError> {
+    let known = u8::try_from(tower).ok().filter(|n| *n < TowerIdx::LIMIT);
+    let tower = known.map(TowerIdx).ok_or_else(|| WireError::Value {
+        field: "tower",
+        message: format!("{tower}, allowed are those below {}", TowerIdx::LIMIT),
+    })?;
+    Ok(EncoderId { modality: modality(kind)?, tower })
 }
 
 fn dtype_to_wire(d: DType) -> v1::DType {

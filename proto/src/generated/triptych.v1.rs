@@ -2151,6 +2151,9 @@ pub struct EncodeCost {
     /// p95 of measured over predicted time.
     #[prost(double, tag = "6")]
     pub p95_ratio: f64,
+    /// The tower; 0: the only one, or the first.
+    #[prost(uint32, tag = "7")]
+    pub tower_index: u32,
 }
 /// A model as one worker serves it.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2214,6 +2217,12 @@ pub mod worker_model {
         /// Its tower, of families whose rows vLLM publishes too. A PD worker takes rows that vLLM computed with the same.
         #[prost(message, optional, tag = "4")]
         pub tower: ::core::option::Option<Tower>,
+        /// Its number among the towers that read the same item, up to 7; 0: the only one, or the first.
+        #[prost(uint32, tag = "5")]
+        pub tower_index: u32,
+        /// Name of the tower, where several read the same item; empty: there are no others.
+        #[prost(string, tag = "6")]
+        pub tower_name: ::prost::alloc::string::String,
     }
     /// Digests of all that a tower computes from beside the item, each 32 bytes.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2283,6 +2292,9 @@ pub struct EncodeRequest {
     /// Priority of the request: smaller is more urgent.
     #[prost(int32, tag = "11")]
     pub priority: i32,
+    /// The tower that is to read the item; 0: the only one, or the first.
+    #[prost(uint32, tag = "12")]
+    pub tower_index: u32,
 }
 /// Progress of an encoder job.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2342,7 +2354,7 @@ pub struct PdGenerateRequest {
     /// The prompt.
     #[prost(message, optional, tag = "3")]
     pub prompt: ::core::option::Option<Prompt>,
-    /// The encoder outputs; parts refer to them by index.
+    /// The encoder outputs, of each item one for each tower of the model, in their order; parts refer to items by index.
     #[prost(message, repeated, tag = "4")]
     pub items: ::prost::alloc::vec::Vec<EncodedItem>,
     /// Sampling parameters.

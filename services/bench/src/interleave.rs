@@ -1,8 +1,11 @@
 //! Several servers compared under the same load, one run at a time in turn, so that a disturbance hits all alike.
 //!
-//! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. After the
-//! round each server's own search gives its next rate. A server whose search has ended has no more runs.
+//! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
+//! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
+//! server's own search gives its next rate. A server whose search has ended has no more runs. Runs that the observer has kept are not
+//! measured again.
 
+use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
 use crate::result::{RateResult, SweepResult};
 use crate::search::{Search, SearchPlan, Trial};
@@ -13,10 +16,8 @@ use crate::sweep::{Measured, OfferedLoad, Rates, Server, Sweep, SweepError, Swee
 pub struct ScheduledRun {
     /// Index of the server.
     pub lane: usize,
-    /// Requests a second.
-    pub rate: f64,
-    /// Seed of the workload.
-    pub seed: u64,
+    /// The run, or the block of one.
+    pub key: RunKey,
 }
 
 /// The schedule of all servers; a lane is the sequence of rates of one server.
@@ -53,14 +54,24 @@ impl InterleavedSchedule {
         Self { lanes: vec![LaneRates::Listed(rates.to_vec(), 0); n_lanes], seeds }
     }
 
-    /// Runs of the next round in their order; empty when all lanes have ended.
-    pub fn round(&self) -> Vec<ScheduledRun> {
-        let rates: Vec<_> = self.lanes.iter().map(LaneRates::next).collect();
-        let runs = |seed: u64| {
-            let rates = rates.clone().into_iter().enumerate();
-            rates.filter_map(move |(lane, rate)| Some(ScheduledRun { lane, rate: rate?, seed }))
-        };
-        self.seeds.iter().flat_map(|seed| runs(*seed)).collect()
+    /// Runs of the next round in their order; empty when all lanes have ended. `n_blocks` gives the blocks of a run of a lane at a rate.
+    pub fn round(&self, n_blocks: impl Fn(usize, f64) -> u32) -> Vec<ScheduledRun> {
+        let next = self.lanes.iter().enumerate().filter_map(|(lane, rates)| Some((lane, rates.next()?)));
+        let lanes: Vec<_> = next.map(|(lane, rate)| (lane, rate, n_blocks(lane, rate).max(1))).collect();
+        let most = lanes.iter().map(|(_, _, n)| *n).max().unwrap_or(0);
+        let mut runs = Vec::new();
+        for &seed in &self.seeds {
+            for idx in 0..most {
+                let mut turn = lanes.clone();
+                turn.rotate_left(idx as usize % lanes.len().max(1));
+                let has_block = turn.into_iter().filter(|(_, _, n)| idx < *n);
+                runs.extend(has_block.map(|(lane, rate, n)| ScheduledRun {
+                    lane,
+                    key: RunKey { rate, seed, block: Block { idx, n } },
+                }));
+            }
+        }
+        runs
     }
 
     /// Records the verdict on a lane's rate; true if that was its last rate.
@@ -90,6 +101,19 @@ pub trait SweepObserver: Sync {
 
     /// The result of a lane that has ended.
     fn result(&self, lane: usize, result: &SweepResult);
+
+    /// A run of a lane that was measured before, and is not measured again.
+    fn kept(&self, _lane: usize, _key: &RunKey) -> Option<Measured> {
+        None
+    }
+
+    /// A run that was measured.
+    fn measured(&self, _lane: usize, _key: &RunKey, _measured: &Measured) {}
+
+    /// The first rate of all searches, where none is given: `chosen`, or the one that was chosen before.
+    fn first_rate(&self, chosen: f64) -> f64 {
+        chosen
+    }
 }
 
 /// Runs and results of one lane so far.
@@ -116,17 +140,16 @@ pub async fn run_interleaved(
         let sweep = Sweep::begin(&compared.server, load.workload, load.slo, &settings).await?;
         lanes.push(Lane { sweep, runs: Vec::new(), tested: Vec::new(), rates: Vec::new() });
     }
-    let mut schedule = start(&lanes, settings);
+    let mut schedule = start(&lanes, settings, observer);
     loop {
-        let round = schedule.round();
+        let round = schedule.round(|lane, rate| lanes.get(lane).map_or(1, |lane| lane.sweep.n_blocks(rate)));
         if round.is_empty() {
             return Ok(());
         }
         for scheduled in &round {
             let Some(lane) = lanes.get_mut(scheduled.lane) else { continue };
             if !lane.sweep.is_hopeless(&lane.runs) {
-                let listener = |event: SweepEvent<'_>| observer.event(scheduled.lane, event);
-                lane.runs.push(lane.sweep.run(scheduled.rate, scheduled.seed, &listener).await);
+                lane.runs.push(run_one(lane, scheduled, observer).await);
             }
         }
         for (i, lane) in lanes.iter_mut().enumerate() {
@@ -145,14 +168,30 @@ pub async fn run_interleaved(
     }
 }
 
-fn start(lanes: &[Lane], settings: &SweepSettings) -> InterleavedSchedule {
+/// The run as it was kept, or else measured.
+async fn run_one(lane: &Lane, scheduled: &ScheduledRun, observer: &dyn SweepObserver) -> Measured {
+    let ScheduledRun { lane: idx, key } = scheduled;
+    if let Some(kept) = observer.kept(*idx, key) {
+        return kept;
+    }
+    let listener = |event: SweepEvent<'_>| observer.event(*idx, event);
+    let measured = lane.sweep.run(*key, &listener).await;
+    observer.measured(*idx, key, &measured);
+    measured
+}
+
+fn start(lanes: &[Lane], settings: &SweepSettings, observer: &dyn SweepObserver) -> InterleavedSchedule {
     let seeds = settings.seeds.clone();
     match &settings.rates {
         Rates::Listed(rates) => InterleavedSchedule::of_rates(lanes.len(), rates, seeds),
         Rates::Search { first, resolution } => {
             // The safe rate of the slowest server is safe for all, and the same rates can be compared.
             let safe = lanes.iter().map(|lane| lane.sweep.safe_rate()).min_by(f64::total_cmp);
-            let plan = crate::sweep::search_plan(*first, safe.unwrap_or(1.0), *resolution);
+            let safe = match first {
+                Some(first) => *first,
+                None => observer.first_rate(safe.unwrap_or(1.0)),
+            };
+            let plan = crate::sweep::search_plan(*first, safe, *resolution);
             InterleavedSchedule::new(lanes.len(), plan, seeds)
         }
     }
@@ -174,21 +213,22 @@ mod tests {
         let mut n_rounds = 0;
         let mut last_pass = [0.0f64; 2];
         loop {
-            let round = schedule.round();
+            let round = schedule.round(|_, _| 1);
             if round.is_empty() {
                 break;
             }
-            let order: Vec<_> = round.iter().map(|run| (run.seed, run.lane)).collect();
+            let order: Vec<_> = round.iter().map(|run| (run.key.seed, run.lane)).collect();
             assert!(order.is_sorted(), "all lanes with one seed before the next: {order:?}");
             for lane in 0..2 {
                 let own: Vec<_> = round.iter().filter(|run| run.lane == lane).collect();
-                assert!(own.is_empty() || own.len() == 2 && own[0].rate == own[1].rate, "{own:?}");
+                assert!(own.is_empty() || own.len() == 2 && own[0].key.rate == own[1].key.rate, "{own:?}");
                 if let Some(run) = own.first() {
-                    let passed = run.rate <= goodput[lane];
+                    let rate = run.key.rate;
+                    let passed = rate <= goodput[lane];
                     if passed {
-                        last_pass[lane] = last_pass[lane].max(run.rate);
+                        last_pass[lane] = last_pass[lane].max(rate);
                     }
-                    schedule.record(lane, exact(run.rate, passed));
+                    schedule.record(lane, exact(rate, passed));
                 }
             }
             n_rounds += 1;
@@ -202,10 +242,19 @@ mod tests {
     #[test]
     fn listed_rates_are_all_run_whether_they_pass_or_not() {
         let mut schedule = InterleavedSchedule::of_rates(1, &[2.0, 1.0], vec![7]);
-        assert_eq!(schedule.round(), [ScheduledRun { lane: 0, rate: 2.0, seed: 7 }]);
+        let run = |rate| ScheduledRun { lane: 0, key: RunKey { rate, seed: 7, block: Block::WHOLE } };
+        assert_eq!(schedule.round(|_, _| 1), [run(2.0)]);
         assert!(!schedule.record(0, exact(2.0, false)));
-        assert_eq!(schedule.round(), [ScheduledRun { lane: 0, rate: 1.0, seed: 7 }]);
+        assert_eq!(schedule.round(|_, _| 1), [run(1.0)]);
         assert!(schedule.record(0, exact(1.0, true)));
-        assert!(schedule.round().is_empty());
+        assert!(schedule.round(|_, _| 1).is_empty());
+    }
+
+    #[test]
+    fn blocks_take_turns_and_so_does_who_is_first() {
+        let schedule = InterleavedSchedule::of_rates(3, &[2.0], vec![7]);
+        let round = schedule.round(|lane, _| if lane == 2 { 1 } else { 3 });
+        let order: Vec<_> = round.iter().map(|run| (run.key.block.idx, run.lane)).collect();
+        assert_eq!(order, [(0, 0), (0, 1), (0, 2), (1, 1), (1, 0), (2, 0), (2, 1)]);
     }
 }

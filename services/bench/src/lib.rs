@@ -26,6 +26,8 @@ pub mod slo;
 pub mod judge;
 pub mod search;
 pub mod result;
+pub mod blocks;
+pub mod paired;
 pub mod goodput;
 pub mod topology;
 pub mod suite;

@@ -1,5 +1,6 @@
 //! Outcome of an offered request, as its client saw it. Times are after the start of the run.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// One for each offered request, however it ended.
@@ -22,7 +23,8 @@ pub struct Outcome {
 }
 
 /// End of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum End {
     /// All requested tokens.
     Whole,

@@ -5,9 +5,12 @@
 
 pub mod chart;
 pub mod files;
+mod cells;
 mod content;
 mod escape;
+mod names;
 mod page;
+mod paired_table;
 mod sweeps;
 mod table;
 

@@ -112,6 +112,9 @@ pub struct Setup {
     pub n_requests: u64,
     /// The longest judged window, in seconds.
     pub max_window_s: f64,
+    /// Length of the blocks between which compared servers took turns, in seconds. `None`: runs were not cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_s: Option<f64>,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
     /// Number that the content of texts and items depends on.
@@ -161,6 +164,9 @@ pub struct RunResult {
     pub rate: f64,
     /// Its seed.
     pub seed: u64,
+    /// Index of its block, if the run with the seed was cut into blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<u32>,
     /// Length of the warm-up, in seconds.
     pub warm_up_s: f64,
     /// Length of the window, in seconds.

@@ -1,30 +1,43 @@
 //! The suite of the claim: disaggregated encode, prefill and decode against colocated workers with the same cores, over the
 //! workloads on which it should win and those on which it should not.
 //!
-//! Each result, of one workload at one topology, is kept as soon as it is measured. A suite that was interrupted goes on.
+//! Each run, or block of one, is kept as soon as it has ended, and each result, of one workload at one topology, as soon as it is known.
+//! A suite that was interrupted, by whatever means, goes on behind the last run.
 
 mod estimate;
 mod results;
+mod runs;
 mod workloads;
 
 pub use estimate::{Size, estimate, readable};
 pub use results::Results;
+pub use runs::{RunOf, StoredRuns};
 pub use workloads::{TOPOLOGIES, quick_workloads, workloads};
 
+use crate::blocks::RunKey;
 use crate::cluster::{ClusterStarter, RunningCluster};
 use crate::error::MeasureError;
 use crate::interleave::SweepObserver;
-use crate::result::{RateResult, SweepResult};
+use crate::result::{Host, RateResult, SweepResult};
 use crate::search::SearchPlan;
 use crate::seed::mix;
 use crate::side_by_side::SideBySide;
 use crate::slo::Slo;
-use crate::sweep::{OfferedLoad, Rates, SweepEvent, SweepSettings};
+use crate::sweep::{Measured, OfferedLoad, Rates, SweepEvent, SweepSettings};
 use crate::topology::Topology;
 use crate::workload::Workload;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Observer of a suite.
+pub trait SuiteObserver: Sync {
+    /// A line of progress.
+    fn line(&self, text: &str);
+
+    /// A result was stored: pages of results are out of date.
+    fn stored(&self) {}
+}
 
 /// Measurements of a suite, decided before anything is started.
 #[derive(Clone, Debug)]
@@ -58,6 +71,41 @@ impl SuitePlan {
             }
             && setup.n_requests == settings.n_requests
             && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6
+            && setup.block_s == settings.block.map(|block| block.as_secs_f64())
+    }
+
+    /// Settings that a run depends on, as text.
+    fn run_settings(&self, settings: &SweepSettings) -> String {
+        format!(
+            "{} {} requests={} window={:?} warm-up={:?} block={:?} drain={:?} salt={}",
+            self.slo,
+            settings.arrivals,
+            settings.n_requests,
+            settings.max_window,
+            settings.warm_up,
+            settings.block,
+            settings.drain,
+            settings.salt
+        )
+    }
+
+    /// Removes stored results and runs whose workload and topology contain `part`, so that they are measured anew; their number.
+    ///
+    /// # Errors
+    /// [`MeasureError::Failed`] if a file cannot be removed, and [`MeasureError::Setting`] if nothing of the suite is of that name.
+    pub fn forget(&self, results: &Results, part: &str) -> Result<usize, MeasureError> {
+        let is_meant = |(w, t): &(&Workload, &Topology)| format!("{} {t}", w.text()).contains(part);
+        let meant: Vec<_> = self.pairs().filter(is_meant).collect();
+        if meant.is_empty() {
+            return Err(MeasureError::Setting(format!(
+                "{part:?} is a part of no workload and topology of the suite"
+            )));
+        }
+        for (workload, topology) in &meant {
+            let forgotten = results.forget(workload.text(), topology);
+            forgotten.map_err(|e| MeasureError::failed("cannot remove a result", &e))?;
+        }
+        Ok(meant.len())
     }
 
     /// A stored result, if it was measured with these settings.
@@ -93,7 +141,7 @@ impl SuitePlan {
         )
     }
 
-    /// Measures the missing results and stores each; returns the cores of every process. `report` gets lines of progress.
+    /// Measures the missing results and stores each; returns the cores of every process.
     ///
     /// # Errors
     /// [`MeasureError`] if a cluster cannot start or dies, or a result cannot be written; earlier results are kept.
@@ -101,10 +149,11 @@ impl SuitePlan {
         &self,
         starter: &impl ClusterStarter,
         results: &Results,
-        report: &(dyn Fn(&str) + Sync),
+        observer: &dyn SuiteObserver,
     ) -> Result<Vec<(String, String)>, MeasureError> {
-        let mut clusters = SideBySide::start(starter, &self.topologies, report).await?;
-        let measured = self.measure_on(&mut clusters, results, report).await;
+        let report = |text: &str| observer.line(text);
+        let mut clusters = SideBySide::start(starter, &self.topologies, &report).await?;
+        let measured = self.measure_on(&mut clusters, results, observer).await;
         let placement = clusters.placement();
         clusters.stop().await;
         measured.map(|()| placement)
@@ -114,24 +163,29 @@ impl SuitePlan {
         &self,
         clusters: &mut SideBySide<C>,
         results: &Results,
-        report: &(dyn Fn(&str) + Sync),
+        observer: &dyn SuiteObserver,
     ) -> Result<(), MeasureError> {
         let n_missing = self.n_missing(results) as u64;
-        let progress = SuiteProgress { report, began: Instant::now(), n_missing, n_done: AtomicU64::new(0) };
+        let runs = results.runs().map_err(|e| MeasureError::failed("cannot store runs", &e))?;
+        let progress =
+            SuiteProgress { observer, began: Instant::now(), n_missing, n_done: AtomicU64::new(0) };
         for workload in &self.workloads {
             let is_missing = |topology: &&Topology| self.stored(results, workload, topology).is_none();
             let missing: Vec<Topology> = self.topologies.iter().filter(is_missing).cloned().collect();
             if missing.is_empty() {
                 continue;
             }
+            let settings = SweepSettings { salt: salt_of(workload), ..self.settings.clone() };
             let lanes = SuiteLanes {
                 progress: &progress,
                 results,
+                runs: &runs,
+                run_settings: self.run_settings(&settings),
+                commit: self.settings.commit.clone(),
                 workload,
                 topologies: &missing,
                 unwritten: Mutex::default(),
             };
-            let settings = SweepSettings { salt: salt_of(workload), ..self.settings.clone() };
             let load = OfferedLoad { workload, slo: &self.slo };
             clusters.measure(&missing, &load, &settings, &lanes).await?;
             lanes.written()?;
@@ -147,7 +201,7 @@ fn salt_of(workload: &Workload) -> u64 {
 
 /// Progress of the suite.
 struct SuiteProgress<'a> {
-    report: &'a (dyn Fn(&str) + Sync),
+    observer: &'a dyn SuiteObserver,
     began: Instant,
     n_missing: u64,
     n_done: AtomicU64,
@@ -157,6 +211,9 @@ struct SuiteProgress<'a> {
 struct SuiteLanes<'a> {
     progress: &'a SuiteProgress<'a>,
     results: &'a Results,
+    runs: &'a StoredRuns,
+    run_settings: String,
+    commit: Option<String>,
     workload: &'a Workload,
     topologies: &'a [Topology],
     unwritten: Mutex<Option<std::io::Error>>,
@@ -165,7 +222,22 @@ struct SuiteLanes<'a> {
 impl SuiteLanes<'_> {
     fn report(&self, lane: usize, text: &str) {
         let topology = self.topologies.get(lane).map(ToString::to_string).unwrap_or_default();
-        (self.progress.report)(&format!("{} · {topology}: {text}", self.workload.text()));
+        self.progress.observer.line(&format!("{} · {topology}: {text}", self.workload.text()));
+    }
+
+    /// Gives what a run of a lane is of, on this machine and at this time, to `with`.
+    fn with_run<T>(&self, lane: usize, with: impl FnOnce(&RunOf<'_>) -> T) -> T {
+        let host = Host::here(self.commit.clone());
+        let topology = self.topologies.get(lane).map(ToString::to_string).unwrap_or_default();
+        let workload = self.workload.text();
+        with(&RunOf { workload, topology: &topology, settings: &self.run_settings, host: &host })
+    }
+
+    /// Remembers a file that could not be written.
+    fn check(&self, written: std::io::Result<()>) {
+        if let Err(e) = written {
+            *self.unwritten.lock() = Some(e);
+        }
     }
 
     /// Fails if a result could not be stored.
@@ -188,9 +260,8 @@ impl SweepObserver for SuiteLanes<'_> {
 
     fn result(&self, lane: usize, result: &SweepResult) {
         let Some(topology) = self.topologies.get(lane) else { return };
-        if let Err(e) = self.results.write(self.workload.text(), topology, result) {
-            *self.unwritten.lock() = Some(e);
-        }
+        self.check(self.results.write(self.workload.text(), topology, result));
+        self.progress.observer.stored();
         let n = self.progress.n_done.fetch_add(1, Ordering::Relaxed) + 1;
         let n_left = self.progress.n_missing.saturating_sub(n);
         let each = self.progress.began.elapsed().div_f64(n as f64);
@@ -198,6 +269,24 @@ impl SweepObserver for SuiteLanes<'_> {
             result.goodput.rate.map_or_else(|| "no rate passes".to_owned(), |r| format!("{r} requests/s"));
         let left = readable(each.mul_f64(n_left as f64));
         self.report(lane, &format!("goodput: {goodput}; {n_left} are left, about {left}"));
+    }
+
+    fn kept(&self, lane: usize, key: &RunKey) -> Option<Measured> {
+        self.with_run(lane, |of| self.runs.read(of, key))
+    }
+
+    fn measured(&self, lane: usize, key: &RunKey, measured: &Measured) {
+        self.check(self.with_run(lane, |of| self.runs.write(of, key, measured)));
+    }
+
+    fn first_rate(&self, chosen: f64) -> f64 {
+        match self.with_run(0, |of| self.runs.first_rate(of, chosen)) {
+            Ok(rate) => rate,
+            Err(e) => {
+                self.check(Err(e));
+                chosen
+            }
+        }
     }
 }
 
@@ -216,3 +305,6 @@ fn rate_line(rate: &RateResult) -> String {
         ms(verdict.tpot_ms.p99)
     )
 }
+
+#[cfg(test)]
+mod tests;

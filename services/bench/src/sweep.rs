@@ -17,6 +17,7 @@
 //! ```
 
 use crate::arrivals::Arrivals;
+use crate::blocks::{Block, RunKey, n_blocks};
 use crate::client::grpc::GrpcTarget;
 use crate::client::{Clock, ContentSource, Target, learn_wording};
 use crate::error::MeasureError;
@@ -33,6 +34,7 @@ use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
 use futures::future::BoxFuture;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -103,6 +105,8 @@ pub struct SweepSettings {
     pub max_window: Duration,
     /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds.
     pub warm_up: Option<Duration>,
+    /// Length of the blocks into which runs of compared servers are cut, which then take turns; `None`: they are not cut.
+    pub block: Option<Duration>,
     /// Time after the window in which its requests may end.
     pub drain: Duration,
     /// Allowed delay of the bench itself ([`RunPlan::max_late`]).
@@ -129,6 +133,7 @@ impl Default for SweepSettings {
             n_requests: RULE_REQUESTS,
             max_window: RULE_WINDOW,
             warm_up: None,
+            block: None,
             drain: Duration::from_secs(60),
             max_late: None,
             rule: Rule::default(),
@@ -304,7 +309,7 @@ impl Sweep {
             if self.settings.stop.is_cancelled() {
                 break;
             }
-            let measured = self.run(rate, seed, listener).await;
+            let measured = self.run(RunKey { rate, seed, block: Block::WHOLE }, listener).await;
             // One that was stopped in its warm-up judged nothing.
             if measured.result.verdict.n_offered > 0 || !self.settings.stop.is_cancelled() {
                 runs.push(measured);
@@ -316,21 +321,28 @@ impl Sweep {
         runs
     }
 
-    /// One run, and then a pause until the server is idle.
-    pub async fn run(&self, rate: f64, seed: u64, listener: Listener<'_>) -> Measured {
+    /// Blocks of a run at a rate.
+    pub fn n_blocks(&self, rate: f64) -> u32 {
+        n_blocks(window(&self.settings, rate), self.settings.block)
+    }
+
+    /// One run, or a block of one, and then a pause until the server is idle.
+    pub async fn run(&self, key: RunKey, listener: Listener<'_>) -> Measured {
+        let RunKey { rate, seed, block } = key;
         listener(SweepEvent::Run { rate, seed });
         let plan = RunPlan {
             rate,
             arrivals: self.settings.arrivals,
-            seed,
-            warm_up: warm_up(&self.settings, rate),
-            n_requests: self.settings.n_requests,
-            max_window: self.settings.max_window,
+            seed: block.seed(seed),
+            warm_up: warm_up(&self.settings, block.window(window(&self.settings, rate))),
+            n_requests: block.requests(self.settings.n_requests),
+            max_window: block.window(self.settings.max_window),
             drain: self.settings.drain,
             max_late: self.settings.max_late,
         };
         let ran = self.send(&plan, listener).await;
         let result = run_result(&ran, &plan, &self.slo, &self.settings.rule);
+        let result = RunResult { seed, block: (block.n > 1).then_some(block.idx), ..result };
         self.settle().await;
         Measured { result, outcomes: ran.outcomes, window: ran.window }
     }
@@ -340,8 +352,9 @@ impl Sweep {
         let verdicts = || runs.iter().map(|r| &r.result.verdict);
         let bad: u64 = verdicts().map(|v| v.n_offered - v.n_good).sum();
         let each = verdicts().map(|v| v.n_offered).max().unwrap_or(0);
+        let n_blocks = runs.first().map_or(1, |run| self.n_blocks(run.result.rate));
         // Half as much again as a tenth: seeds may differ a little in number.
-        bad as f64 > 0.15 * each as f64 * self.settings.seeds.len() as f64
+        bad as f64 > 0.15 * each as f64 * self.settings.seeds.len() as f64 * f64::from(n_blocks)
     }
 
     /// RunVerdict on all runs of a rate.
@@ -429,6 +442,7 @@ impl Sweep {
             seeds: self.settings.seeds.clone(),
             n_requests: self.settings.n_requests,
             max_window_s: self.settings.max_window.as_secs_f64(),
+            block_s: self.settings.block.map(|block| block.as_secs_f64()),
             resolution: match self.settings.rates {
                 Rates::Search { resolution, .. } => resolution,
                 Rates::Listed(_) => 0.0,
@@ -505,7 +519,7 @@ impl Steps {
         let seeds = settings.seeds.len();
         let run_s = |rate: f64| {
             let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-            window + warm_up(settings, rate).as_secs_f64() + 3.0
+            window + warm_up(settings, Duration::from_secs_f64(window)).as_secs_f64() + 3.0
         };
         let (rates, seconds) = match self {
             Self::Listed(rates, _) => {
@@ -527,19 +541,38 @@ impl Steps {
     }
 }
 
-fn warm_up(settings: &SweepSettings, rate: f64) -> Duration {
-    settings.warm_up.unwrap_or_else(|| {
-        let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-        Duration::from_secs_f64((window / 10.0).clamp(5.0, 30.0))
-    })
+/// The judged window of a run at a rate, in which as many requests are due as are to be judged.
+fn window(settings: &SweepSettings, rate: f64) -> Duration {
+    let all = settings.n_requests as f64 / rate;
+    Duration::try_from_secs_f64(all).map_or(settings.max_window, |all| all.min(settings.max_window))
+}
+
+fn warm_up(settings: &SweepSettings, window: Duration) -> Duration {
+    settings
+        .warm_up
+        .unwrap_or_else(|| Duration::from_secs_f64((window.as_secs_f64() / 10.0).clamp(5.0, 30.0)))
+}
+
+/// Requests and seconds of each run; blocks of a run are added up.
+fn run_sizes(rates: &[RateResult]) -> Vec<(u64, f64)> {
+    let mut sizes = Vec::new();
+    for rate in rates {
+        let mut by_seed: BTreeMap<u64, (u64, f64)> = BTreeMap::new();
+        for run in &rate.runs {
+            let size = by_seed.entry(run.seed).or_default();
+            *size = (size.0 + run.verdict.n_offered, size.1 + run.window_s);
+        }
+        sizes.extend(by_seed.into_values());
+    }
+    sizes
 }
 
 /// The requirements of the rule that the sweep does not meet, as a sentence.
 fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
-    let runs = rates.iter().flat_map(|r| &r.runs);
-    let short =
-        runs.filter(|r| r.verdict.n_offered < RULE_REQUESTS && r.window_s < RULE_WINDOW.as_secs_f64());
-    let short = short.map(|r| r.verdict.n_offered).min();
+    // Windows of blocks add up to the whole but for what their lengths are rounded by.
+    let is_short =
+        |(n, seconds): &(u64, f64)| *n < RULE_REQUESTS && *seconds < RULE_WINDOW.as_secs_f64() - 1e-3;
+    let short = run_sizes(rates).into_iter().filter(is_short).map(|(n, _)| n).min();
     let n_seeds = settings.seeds.len();
     if short.is_none() && n_seeds >= RULE_SEEDS {
         return None;

@@ -5,6 +5,7 @@
 //! and `hashed` read traces as others published them.
 
 mod azure;
+mod changing;
 mod clients;
 mod content;
 mod conversation;
@@ -18,6 +19,7 @@ use crate::arrivals::Arrivals;
 use crate::offered::{ItemShape, Offered, OfferedItem};
 use crate::text::{Settings, TextError};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use triptych_core::Modality;
 
 pub use content::expected_reuse;
@@ -35,13 +37,14 @@ enum Kind {
     Conversation(conversation::Conversation),
     Clients(clients::Clients),
     Trace(trace::Trace),
+    Changing(changing::Changing),
 }
 
 /// Requests that are looked at for kinds of items: a kind that is rarer is not seen.
 const SAMPLE: usize = 10_000;
 
 /// The names, for help and messages.
-pub const NAMES: &str = "text, random-mm, epd-short, epd-long, reuse, mixed, audio, multi-turn, servegen, azure, bailian, mooncake, trace:FILE";
+pub const NAMES: &str = "text, random-mm, epd-short, epd-long, reuse, mixed, audio, multi-turn, servegen, azure, bailian, mooncake, trace:FILE, changing:EVERY|WEIGHT*WORKLOAD|…";
 
 impl Workload {
     /// Reads `NAME[:key=value,…]` or `trace:FILE`; a trace file is read at once.
@@ -51,6 +54,10 @@ impl Workload {
     pub fn parse(text: &str) -> Result<Self, TextError> {
         if let Some(file) = text.strip_prefix("trace:") {
             return Ok(Self { text: text.to_owned(), kind: Kind::Trace(trace::Trace::read(file)?) });
+        }
+        if let Some(rest) = text.strip_prefix(changing::PREFIX) {
+            let kind = Kind::Changing(changing::Changing::read(rest)?);
+            return Ok(Self { text: text.to_owned(), kind });
         }
         let (name, mut settings) = Settings::parse(text)?;
         let kind = match name.as_str() {
@@ -76,6 +83,14 @@ impl Workload {
         &self.text
     }
 
+    /// Time after which its mixes come again, if it changes: a run that is not so long says nothing of the last of them.
+    pub fn cycle(&self) -> Option<Duration> {
+        match &self.kind {
+            Kind::Changing(changing) => Some(changing.cycle()),
+            _ => None,
+        }
+    }
+
     /// Kinds of items that its requests have.
     pub fn modalities(&self) -> BTreeSet<Modality> {
         let offered = self.requests(1.0, Arrivals::Own, 0).take(SAMPLE);
@@ -97,6 +112,7 @@ impl Workload {
             Kind::Conversation(c) => Box::new(c.requests(rate, arrivals, seed)),
             Kind::Clients(c) => Box::new(c.requests(rate, arrivals, seed)),
             Kind::Trace(t) => Box::new(t.requests(rate, arrivals, seed)),
+            Kind::Changing(c) => Box::new(c.requests(rate, arrivals, seed)),
         };
         Requests { requests, next: 0 }
     }

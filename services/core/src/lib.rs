@@ -7,6 +7,7 @@
 pub mod ids;
 pub mod shape;
 pub mod modality;
+pub mod encoder_id;
 pub mod key;
 pub mod tower;
 pub mod item;
@@ -25,6 +26,7 @@ pub mod metrics;
 pub mod timeline;
 
 pub use backoff::Backoff;
+pub use encoder_id::{EncoderId, TowerIdx};
 pub use failure::{Failure, FailureClass};
 pub use ids::{ItemIdx, ModelName, RequestId, WorkerId};
 pub use item::{EncodedItem, EncodedRows, EncoderOutput, Extent, Seconds, WindowSpan};

@@ -5,12 +5,12 @@
 
 use crate::adapters::ServedAdapter;
 use crate::job::EncoderWorkerState;
-use crate::served::ServedEncoder;
+use crate::served::{ServedEncoder, ServedTower};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::task::spawn_blocking;
-use triptych_core::{Failure, FailureClass, Fingerprint, Modality};
+use triptych_core::{EncoderId, Failure, FailureClass};
 use triptych_models::lora::{StageAdapters, adapted_fingerprint, check_adapter_name, refused_by_request};
 use triptych_proto::v1;
 
@@ -22,11 +22,10 @@ impl ServedEncoder {
     pub async fn load_adapter(&self, name: &str, parts: StageAdapters) -> Result<bool, Failure> {
         let id = parts.id();
         let Some(part) = parts.encoder else { return Ok(false) };
-        let of = |(modality, (base, _)): (&Modality, &(Fingerprint, _))| {
-            (*modality, adapted_fingerprint(base, part.id()))
-        };
+        let of =
+            |(id, base): (&EncoderId, &ServedTower)| (*id, adapted_fingerprint(&base.fingerprint, part.id()));
         let encoders = self.encoders.iter().map(of).collect();
-        let Some((_, batcher)) = self.encoders.values().next() else { return Ok(false) };
+        let Some(ServedTower { batcher, .. }) = self.encoders.values().next() else { return Ok(false) };
         let part = Arc::new(batcher.load_adapter(part).await?.map_err(|e| refused_by_request(&e))?);
         let served = Arc::new(ServedAdapter { id, encoders, part, created: SystemTime::now() });
         self.adapters.insert(name.to_owned(), served);

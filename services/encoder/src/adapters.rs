@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use triptych_core::{AdapterId, Fingerprint, Modality};
+use triptych_core::{AdapterId, EncoderId, Fingerprint};
 use triptych_models::lora::EncoderModules;
 
 /// An adapter that jobs may use.
@@ -15,7 +15,7 @@ pub struct ServedAdapter {
     /// Identity of the whole.
     pub id: AdapterId,
     /// Fingerprints of the encoders that it makes.
-    pub encoders: BTreeMap<Modality, Fingerprint>,
+    pub encoders: BTreeMap<EncoderId, Fingerprint>,
     /// Its part on the encoder's thread.
     pub part: Arc<LoadedPart>,
     /// Time of loading.
@@ -46,9 +46,9 @@ impl ServedAdapters {
     }
 
     /// The part that makes an encoder of this fingerprint.
-    pub fn of_fingerprint(&self, modality: Modality, wanted: &Fingerprint) -> Option<Arc<LoadedPart>> {
+    pub fn of_fingerprint(&self, encoder: EncoderId, wanted: &Fingerprint) -> Option<Arc<LoadedPart>> {
         let names = self.names.read();
-        let found = names.values().find(|adapter| adapter.encoders.get(&modality) == Some(wanted))?;
+        let found = names.values().find(|adapter| adapter.encoders.get(&encoder) == Some(wanted))?;
         Some(Arc::clone(&found.part))
     }
 

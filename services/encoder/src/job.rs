@@ -1,12 +1,13 @@
 //! Encode jobs: from item bytes to a READY object, one for all concurrent requests of a key.
 
-use crate::batcher::{BatchItem, Batcher, LoadedPart};
+use crate::batcher::{BatchItem, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool};
-use crate::served::{ServedEncoder, ServedEncoders};
+use crate::served::{ServedEncoder, ServedEncoders, ServedTower};
 use crate::updates::ModelUpdates;
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
@@ -14,8 +15,8 @@ use tracing::{Instrument, Span};
 use triptych_core::item::rows_from_f32;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{
-    ContentKey, EncodedItem, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemForm, Modality,
-    RequestId, WorkerId,
+    ContentKey, EncodedItem, EncoderId, EncoderOutput, Extent, Failure, FailureClass, Fingerprint, ItemForm,
+    Modality, RequestId, WorkerId,
 };
 use triptych_ec::connector::{Published, WorkerRole};
 use triptych_ec::store::EcStore;
@@ -76,10 +77,10 @@ pub struct JobProgress {
 /// A validated request.
 struct CheckedJob {
     model: Arc<ServedEncoder>,
-    modality: Modality,
+    encoder: EncoderId,
     key: ContentKey,
     fingerprint: Fingerprint,
-    batcher: Batcher,
+    tower: ServedTower,
     adapter: Option<Arc<LoadedPart>>,
 }
 
@@ -89,9 +90,9 @@ impl CheckedJob {
         Ok(EncodedItem {
             key: self.key,
             fingerprint: self.fingerprint,
-            modality: self.modality,
+            modality: self.encoder.modality,
             n_tokens,
-            hidden: u32::try_from(self.batcher.hidden()).map_err(Failure::internal)?,
+            hidden: u32::try_from(self.tower.batcher.hidden()).map_err(Failure::internal)?,
             dtype: self.model.dtype,
             extent,
             checksum: [0; 32],
@@ -142,26 +143,19 @@ impl EncoderWorkerState {
 
     fn check(&self, request: &v1::EncodeRequest) -> Result<CheckedJob, Failure> {
         let model = self.models.get(&request.model).ok_or_else(|| self.models.missing(&request.model))?;
-        let modality = convert::modality(request.modality)?;
+        let encoder = convert::encoder_id(request.modality, request.tower_index)?;
         let key = convert::key(&request.key, "key")?;
         let wanted = convert::fingerprint(&request.fingerprint, "fingerprint")?;
-        let found = model.encoders.get(&modality).cloned();
-        let (fingerprint, batcher) = found.ok_or_else(|| {
-            let reads: Vec<_> = model.encoders.keys().map(|m| m.as_str()).collect();
-            Failure::invalid(format!(
-                "model {:?} reads {}, not {modality}",
-                request.model,
-                reads.join(" and ")
-            ))
-        })?;
-        let adapter = model.adapters.of_fingerprint(modality, &wanted);
-        if wanted != fingerprint && adapter.is_none() {
-            let detail = format!("asked for encoder {wanted}, this worker has {fingerprint}");
+        let found = model.encoders.get(&encoder).cloned();
+        let tower = found.ok_or_else(|| not_here(&request.model, &model, encoder))?;
+        let adapter = model.adapters.of_fingerprint(encoder, &wanted);
+        if wanted != tower.fingerprint && adapter.is_none() {
+            let detail = format!("asked for encoder {wanted}, this worker has {}", tower.fingerprint);
             return Err(
                 Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
             );
         }
-        Ok(CheckedJob { model, modality, key, fingerprint: wanted, batcher, adapter })
+        Ok(CheckedJob { model, encoder, key, fingerprint: wanted, tower, adapter })
     }
 
     async fn encode(
@@ -175,21 +169,22 @@ impl EncoderWorkerState {
         }
         let asker = RequestId::parse(&request.request_id);
         let owner = self.pool.owner(asker, request.priority);
-        let permit = self.pool.admit(&request.model, job.modality, request.item.len(), owner)?;
+        let permit = self.pool.admit(&request.model, job.encoder, request.item.len(), owner)?;
         let starting = asker.map(|id| self.journal.begin(id));
         let form = convert::item_form(&request)?;
         if form == ItemForm::Embeddings {
             return self.take_rows(&job, request.item, state, permit).await;
         }
         let options = convert::options(request.options.unwrap_or_default(), form)?;
-        let preprocess = job.model.preprocess.clone();
-        let preprocessed = self.pool.preprocess(preprocess, job.modality, request.item, options);
+        let (preprocess, modality) = (job.tower.preprocess.clone(), job.encoder.modality);
+        let preprocessed = self.pool.preprocess(preprocess, modality, request.item, options);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
         permit.load().sized(input.n_tokens);
         let item = job.item(input.n_tokens, input.extent.clone())?;
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let encoded = job
+            .tower
             .batcher
             .encode(BatchItem { input, adapter: job.adapter.clone() }, &permit)
             .instrument(tracing::info_span!("forward", n_tokens = i64::from(n_tokens)))
@@ -203,7 +198,7 @@ impl EncoderWorkerState {
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         let beside = preprocess + times.publish;
         permit.load().done(n_tokens, beside + encoded.share, beside + encoded.encode);
-        self.meters.item(job.modality, times);
+        self.meters.item(modality, times);
         Ok(self.response(&published.item, times))
     }
 
@@ -215,13 +210,16 @@ impl EncoderWorkerState {
         state: &watch::Sender<JobProgress>,
         permit: Arc<JobPermit>,
     ) -> Result<v1::EncodeResponse, Failure> {
-        if job.modality != Modality::Image {
-            return Err(Failure::invalid(format!(
-                "rows are read in the place of images, not of {}",
-                job.modality
-            )));
+        let modality = job.encoder.modality;
+        if modality != Modality::Image {
+            return Err(Failure::invalid(format!("rows are read in the place of images, not of {modality}")));
         }
-        let hidden = job.batcher.hidden();
+        if job.model.has_towers() {
+            let towers = job.model.tower_names.join(" and ");
+            let text = format!("rows are read in the place of images of one tower, this model has {towers}");
+            return Err(Failure::invalid(text));
+        }
+        let hidden = job.tower.batcher.hidden();
         let read = self.pool.read(item, move |item, limits| embeddings::read(item, hidden, limits));
         let (given, preprocess) = read.await?;
         permit.load().sized(given.n_tokens);
@@ -232,7 +230,7 @@ impl EncoderWorkerState {
         let published = self.publish(output, Some(Arc::clone(&permit))).await?;
         let times = JobTimes { preprocess, publish: start.elapsed(), ..JobTimes::default() };
         permit.load().done(given.n_tokens, preprocess + times.publish, preprocess + times.publish);
-        self.meters.item(job.modality, times);
+        self.meters.item(modality, times);
         Ok(self.response(&published.item, times))
     }
 
@@ -258,7 +256,7 @@ impl EncoderWorkerState {
     fn cached_output(&self, job: &CheckedJob) -> Option<EncoderOutput> {
         self.connector.rows(&job.key).filter(|output| {
             let item = output.item();
-            item.fingerprint == job.fingerprint && item.modality == job.modality
+            item.fingerprint == job.fingerprint && item.modality == job.encoder.modality
         })
     }
 
@@ -316,4 +314,21 @@ impl EncoderWorkerState {
             shared: false,
         }
     }
+}
+
+/// The failure of a job for an encoder that is not here. A tower may be elsewhere.
+fn not_here(name: &str, model: &ServedEncoder, wanted: EncoderId) -> Failure {
+    let reads = |id: &&EncoderId| id.modality == wanted.modality;
+    let here: Vec<_> = model.encoders.keys().filter(reads).map(|id| model.tower_name(*id)).collect();
+    if here.is_empty() {
+        let kinds: BTreeSet<_> = model.encoders.keys().map(|id| id.modality.as_str()).collect();
+        let kinds = kinds.into_iter().collect::<Vec<_>>().join(" and ");
+        return Failure::invalid(format!("model {name:?} reads {kinds}, not {}", wanted.modality));
+    }
+    let detail = match model.tower_name(wanted) {
+        "" => format!("asked for {wanted}, this worker has one tower"),
+        tower => format!("asked for tower {tower}, this worker has {}", here.join(" and ")),
+    };
+    let text = format!("this encoder worker does not hold the tower of model {name:?} that is asked for");
+    Failure::new(FailureClass::Mismatch, text).with_detail(detail)
 }

@@ -16,6 +16,7 @@
 mod service;
 mod job;
 mod served;
+mod towers;
 mod adapters;
 mod adapter_updates;
 mod fences;
@@ -38,5 +39,6 @@ mod warm;
 pub use batcher::{BatchLimits, n_in_batch};
 pub use error::EncoderError;
 pub use pool::ItemHook;
+pub use towers::TowerChoice;
 pub use triptych_models::lora::LoraSettings;
 pub use worker::{EmbeddedConfig, EncoderConfig, embedded, run};

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
-use triptych_core::Modality;
+use triptych_core::EncoderId;
 use triptych_proto::v1;
 use triptych_runtime::Drain;
 
@@ -35,8 +35,8 @@ const UNMEASURED: Duration = Duration::from_millis(10);
 /// Bytes that add a microsecond to it.
 const UNMEASURED_BYTES_IN_US: usize = 10;
 
-/// Model and modality of an encoder.
-type EncoderKind = (String, Modality);
+/// Model of an encoder, and which of the model's it is.
+type EncoderKind = (String, EncoderId);
 
 /// Jobs of this worker and their costs. Clones share them.
 #[derive(Clone)]
@@ -93,8 +93,14 @@ impl LoadTracker {
     }
 
     /// Adds an admitted job.
-    pub fn admit(&self, model: &str, modality: Modality, bytes: usize, owner: JobOwner) -> JobLoad {
-        let kind = (model.to_owned(), modality);
+    pub fn admit(
+        &self,
+        model: &str,
+        encoder: impl Into<EncoderId>,
+        bytes: usize,
+        owner: JobOwner,
+    ) -> JobLoad {
+        let kind = (model.to_owned(), encoder.into());
         let id = self.change(|table| {
             let id = table.next_id;
             table.next_id += 1;
@@ -134,7 +140,8 @@ impl LoadTracker {
             let CostCurve { fixed_us, token_us, tokens_per_byte, p95_ratio } = fit.curve()?;
             Some(v1::EncodeCost {
                 model: kind.0.clone(),
-                modality: v1::Modality::from(kind.1).into(),
+                modality: v1::Modality::from(kind.1.modality).into(),
+                tower_index: kind.1.tower.0.into(),
                 fixed_us: fixed_us as u64,
                 token_us,
                 tokens_per_byte,
@@ -190,11 +197,13 @@ impl JobTable {
 
     fn export(&self, meters: &BacklogMeters) {
         for kind in &self.kinds {
-            let jobs = self.jobs.values().filter(|job| job.kind == *kind);
+            // Towers that read the same items are one kind in the metrics.
+            let is_alike = |other: &EncoderKind| other.0 == kind.0 && other.1.modality == kind.1.modality;
+            let jobs = self.jobs.values().filter(|job| is_alike(&job.kind));
             let (tokens, time) = jobs.fold((0, Duration::ZERO), |(tokens, time), job| {
                 (tokens + u64::from(job.tokens), time + job.predicted)
             });
-            meters.set(&kind.0, kind.1, tokens, time);
+            meters.set(&kind.0, kind.1.modality, tokens, time);
         }
     }
 }
@@ -335,6 +344,7 @@ pub fn is_worth_reporting(reported: &v1::WorkerState, state: &v1::WorkerState, s
 mod tests {
     use super::*;
     use triptych_runtime::MetricsRegistry;
+    use triptych_core::Modality;
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -4,13 +4,15 @@ use crate::adapters::ServedAdapters;
 use crate::batcher::{Batcher, BatcherConfig};
 use crate::error::EncoderError;
 use crate::meters::EncoderMeters;
-use crate::served::ServedEncoder;
+use crate::served::{ServedEncoder, ServedTower};
+use crate::towers::TowerChoice;
 use crate::warm::warm_up;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use triptych_core::{DType, RowTypes};
+use triptych_core::{DType, EncoderId, Fingerprint, RowTypes};
 use triptych_models::compute::{Compute, ComputeConfig};
-use triptych_models::encoder::EncoderGraphConfig;
+use triptych_models::encoder::{Encoder, EncoderGraphConfig};
 use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
 use triptych_models::{Model, ModelError, ModelSource};
 
@@ -18,14 +20,22 @@ use triptych_models::{Model, ModelError, ModelSource};
 pub struct LoadedModel {
     source: ModelSource,
     model: Model,
-    /// The kinds of items that the encoder reads, each with its fingerprint.
-    kinds: Vec<(triptych_core::Modality, triptych_core::Fingerprint)>,
-    encoder: Box<dyn triptych_models::encoder::Encoder>,
+    /// The towers that are held here; one, where no others read the same items.
+    towers: Vec<LoadedTower>,
     dtype: DType,
     /// Layers that adapters may be of.
     modules: EncoderModules,
     /// Adapters of the start, by name.
     adapters: Vec<(String, StageAdapters)>,
+}
+
+/// A tower with loaded weights.
+struct LoadedTower {
+    /// Its name; empty: there are no others.
+    name: &'static str,
+    /// Its identity for each kind of items.
+    fingerprints: Vec<(EncoderId, Fingerprint)>,
+    encoder: Box<dyn Encoder>,
 }
 
 /// Treatment of a model that has no encoder.
@@ -50,6 +60,8 @@ pub struct LoadSettings {
     pub without: WithoutEncoder,
     /// Adapters, and limits on them.
     pub lora: LoraSettings,
+    /// Towers to hold, of models in which several read the same item.
+    pub towers: TowerChoice,
 }
 
 impl LoadSettings {
@@ -88,18 +100,35 @@ impl LoadSettings {
             };
         }
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint =
-            |&m: &triptych_core::Modality| Ok((m, model.fingerprint_in(m, dtype, compute.precision())?));
-        let kinds = model.modalities().iter().map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
-        let Some(&(first, _)) = kinds.first() else { return Ok(None) };
-        let mut encoder = compute.load_encoder(&model, first)?;
+        let mut towers = Vec::new();
+        for (tower, name) in self.towers.of(&model)? {
+            let ids = model.encoders().filter(|(id, _)| id.tower == tower);
+            let fingerprint = |(id, _)| Ok((id, model.fingerprint_in(id, dtype, compute.precision())?));
+            let fingerprints = ids.map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
+            let encoder = self.load_tower(&model, &compute, fingerprints.first().map(|(id, _)| *id))?;
+            towers.extend(encoder.map(|encoder| LoadedTower { name, fingerprints, encoder }));
+        }
+        let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
+        let source = source.clone();
+        Ok(Some(LoadedModel { source, model, towers, dtype, modules, adapters: Vec::new() }))
+    }
+
+    /// Loads an encoder and lets it run once.
+    fn load_tower(
+        &self,
+        model: &Model,
+        compute: &Compute,
+        id: Option<EncoderId>,
+    ) -> Result<Option<Box<dyn Encoder>>, ModelError> {
+        let Some((id, processor)) = model.encoders().find(|(known, _)| Some(*known) == id) else {
+            return Ok(None);
+        };
+        let mut encoder = compute.load_encoder(model, id)?;
         if let Some(graphs) = &self.graphs {
             encoder.use_graphs(graphs);
         }
-        warm_up(&mut *encoder, &*model.preprocess(), first);
-        let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
-        let source = source.clone();
-        Ok(Some(LoadedModel { source, model, kinds, encoder, dtype, modules, adapters: Vec::new() }))
+        warm_up(&mut *encoder, &**processor, id.modality);
+        Ok(Some(encoder))
     }
 
     /// Opens the adapters of a model.
@@ -126,7 +155,7 @@ fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
 }
 
 impl LoadedModel {
-    /// Starts its thread; returns the model with its name.
+    /// Starts a thread for each tower; returns the model with its name.
     ///
     /// # Errors
     /// [`EncoderError`] for an adapter that cannot be loaded.
@@ -136,15 +165,25 @@ impl LoadedModel {
         meters: &Arc<EncoderMeters>,
     ) -> Result<(String, ServedEncoder), EncoderError> {
         let name = self.model.name().to_string();
-        let labels: Vec<&str> = self.kinds.iter().map(|(modality, _)| modality.as_str()).collect();
-        let label = format!("{name}-{}", labels.join("-"));
-        let batcher = Batcher::spawn(label, self.encoder, batcher.clone(), meters.clone());
-        let encoders = self.kinds.into_iter().map(|(m, fingerprint)| (m, (fingerprint, batcher.clone())));
+        let mut encoders = BTreeMap::new();
+        for LoadedTower { name: tower, fingerprints, encoder } in self.towers {
+            let kinds = fingerprints.iter().map(|(id, _)| id.modality.as_str());
+            let labels: Vec<&str> = kinds.chain(Some(tower).filter(|tower| !tower.is_empty())).collect();
+            let label = format!("{name}-{}", labels.join("-"));
+            let batcher = Batcher::spawn(label, encoder, batcher.clone(), meters.clone());
+            for (id, fingerprint) in fingerprints {
+                let Some((_, preprocess)) = self.model.encoders().find(|(known, _)| *known == id) else {
+                    continue;
+                };
+                let preprocess = Arc::clone(preprocess);
+                encoders.insert(id, ServedTower { fingerprint, batcher: batcher.clone(), preprocess });
+            }
+        }
         let served = ServedEncoder {
             source: self.source,
             family: self.model.family().to_owned(),
-            preprocess: self.model.preprocess(),
-            encoders: encoders.collect(),
+            tower_names: self.model.towers().map(|(_, name)| name).collect(),
+            encoders,
             dtype: self.dtype,
             adapters: ServedAdapters::new(self.modules),
             created: SystemTime::now(),

@@ -113,7 +113,7 @@ impl EncoderWorkerState {
             }
             sleep(LOOK).await;
         }
-        let ended: Vec<_> = model.encoders.values().map(|(_, batcher)| batcher.ended()).collect();
+        let ended: Vec<_> = model.encoders.values().map(|tower| tower.batcher.ended()).collect();
         let source = model.source.clone();
         drop(model);
         for ended in ended {

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 use triptych_core::limits::Limits;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{Failure, FailureClass, ItemOptions, Modality, RequestId};
+use triptych_core::{EncoderId, Failure, FailureClass, ItemOptions, Modality, RequestId};
 use triptych_models::error::ItemError;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 use triptych_runtime::watchdog::Watchdog;
@@ -108,7 +108,7 @@ impl PreprocessPool {
     pub fn admit(
         &self,
         model: &str,
-        modality: Modality,
+        encoder: impl Into<EncoderId>,
         bytes: usize,
         owner: JobOwner,
     ) -> Result<Arc<JobPermit>, Failure> {
@@ -119,7 +119,7 @@ impl PreprocessPool {
         };
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
-        let load = self.load.admit(model, modality, bytes, owner);
+        let load = self.load.admit(model, encoder, bytes, owner);
         Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
     }
 

@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
-use triptych_core::{DType, Failure, FailureClass, Fingerprint, Modality};
+use triptych_core::{DType, EncoderId, Failure, FailureClass, Fingerprint};
 use triptych_models::ModelSource;
 use triptych_models::preprocess::Preprocess;
 
@@ -14,18 +14,41 @@ use triptych_models::preprocess::Preprocess;
 pub struct ServedEncoder {
     /// Hugging Face's `model_type`.
     pub family: String,
-    /// Preprocessor.
-    pub preprocess: Arc<dyn Preprocess>,
     /// Its directory.
     pub source: ModelSource,
-    /// Encoders by modality.
-    pub encoders: BTreeMap<Modality, (Fingerprint, Batcher)>,
+    /// Its encoders that are here.
+    pub encoders: BTreeMap<EncoderId, ServedTower>,
+    /// Names of all towers that read an item, with those that are not here.
+    pub tower_names: Vec<&'static str>,
     /// Element type of its published rows.
     pub dtype: DType,
     /// Adapters of the encoder.
     pub adapters: ServedAdapters,
     /// Load time.
     pub created: SystemTime,
+}
+
+/// An encoder, or one of the towers that read the same item.
+#[derive(Clone)]
+pub struct ServedTower {
+    /// Its identity.
+    pub fingerprint: Fingerprint,
+    /// Its thread.
+    pub batcher: Batcher,
+    /// Preprocessor.
+    pub preprocess: Arc<dyn Preprocess>,
+}
+
+impl ServedEncoder {
+    /// True if several towers read an item, here or elsewhere.
+    pub fn has_towers(&self) -> bool {
+        self.tower_names.len() > 1
+    }
+
+    /// Name of a tower; empty: there are no others.
+    pub fn tower_name(&self, id: EncoderId) -> &'static str {
+        self.tower_names.get(usize::from(id.tower.0)).copied().unwrap_or_default()
+    }
 }
 
 /// Models by served name.

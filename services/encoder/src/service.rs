@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 use tonic::{Request, Response, Status};
-use triptych_core::{EncodedItem, Failure, Fingerprint, Modality};
+use triptych_core::{EncodedItem, EncoderId, Failure, Fingerprint};
 use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
@@ -26,16 +26,18 @@ impl EncoderService {
 
     fn describe(&self) -> v1::DescribeResponse {
         let encoder =
-            |m: &ServedEncoder, modality: &Modality, fingerprint: &Fingerprint| v1::worker_model::Encoder {
-                modality: v1::Modality::from(*modality).into(),
+            |m: &ServedEncoder, id: &EncoderId, fingerprint: &Fingerprint| v1::worker_model::Encoder {
+                modality: v1::Modality::from(id.modality).into(),
                 fingerprint: fingerprint.as_bytes().to_vec().into(),
-                takes_prompt: m.preprocess.takes_prompt(),
+                takes_prompt: m.encoders.get(id).is_some_and(|tower| tower.preprocess.takes_prompt()),
                 tower: None,
+                tower_index: id.tower.0.into(),
+                tower_name: m.tower_name(*id).to_owned(),
             };
         let model = |name: &String, m: &ServedEncoder| v1::WorkerModel {
             name: name.clone(),
             family: m.family.clone(),
-            encoders: m.encoders.iter().map(|(modality, (f, _))| encoder(m, modality, f)).collect(),
+            encoders: m.encoders.iter().map(|(id, tower)| encoder(m, id, &tower.fingerprint)).collect(),
             max_context: 0,
             max_items: 0,
             reads_encoder_prompt: false,
@@ -49,7 +51,7 @@ impl EncoderService {
         };
         let of_adapter =
             |m: &ServedEncoder, (name, of): (String, Arc<ServedAdapter>), base: &v1::WorkerModel| {
-                let encoders = of.encoders.iter().map(|(modality, f)| encoder(m, modality, f));
+                let encoders = of.encoders.iter().map(|(id, f)| encoder(m, id, f));
                 v1::WorkerModel {
                     name,
                     encoders: encoders.collect(),

@@ -10,6 +10,7 @@ use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::served::ServedEncoders;
 use crate::service::EncoderService;
+use crate::towers::TowerChoice;
 use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
 use std::path::PathBuf;
@@ -49,6 +50,8 @@ pub struct EncoderConfig {
     pub admin: Option<TcpListener>,
     /// Models to serve.
     pub models: Vec<ModelSource>,
+    /// Towers to hold, of models in which several read the same item.
+    pub towers: TowerChoice,
     /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
     pub lora: LoraSettings,
     /// Directory below which operators may name models to load; `None`: models are those of the start.
@@ -95,6 +98,8 @@ pub struct EmbeddedConfig {
     pub worker_id: WorkerId,
     /// Models to serve.
     pub models: Vec<ModelSource>,
+    /// Towers to hold, of models in which several read the same item.
+    pub towers: TowerChoice,
     /// LoRA adapters, and limits on them. Those of other models, and of decoders alone, are left to the PD workers.
     pub lora: LoraSettings,
     /// Directory below which operators may name models to load; `None`: models are those of the start.
@@ -200,6 +205,7 @@ async fn run_to_drain(
     let parts = EmbeddedConfig {
         worker_id: config.worker_id,
         models: config.models,
+        towers: config.towers,
         lora: config.lora,
         model_updates: config.model_updates,
         store: config.store,
@@ -240,6 +246,7 @@ impl EmbeddedConfig {
             graphs: self.graphs,
             without,
             lora: self.lora.clone(),
+            towers: self.towers,
         };
         let (sources, loader) = (self.models, settings.clone());
         let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));

@@ -240,17 +240,15 @@ impl SequenceRequest {
 
     fn check_spans(&self, capacity: &Capacity) -> Result<(), Failure> {
         let mut end = 0;
-        let row_parts = u32::try_from(capacity.decoder.row_parts.get()).unwrap_or(u32::MAX);
-        let of_item = |n_rows: u32| n_rows.checked_mul(row_parts);
         // Rows of each item in the spans so far; they come in order and none is left out.
         let mut rows = vec![0_u32; self.items.len()];
         for span in &self.prepared.spans {
-            let item = self.item(span.item, capacity)?;
+            let item = self.item(span.item, capacity.decoder.embedded_hidden)?;
             let range = span_of(span);
             let in_order = end <= range.start && range.end <= self.prepared.tokens.len();
             let seen = &mut rows[span.item.0 as usize];
             let next = seen.checked_add(span.n_tokens);
-            let next = next.filter(|next| of_item(*next).is_some_and(|n| n <= item.n_tokens));
+            let next = next.filter(|next| *next <= item.n_tokens);
             match next.filter(|_| in_order && span.first_row == *seen && span.n_tokens > 0) {
                 Some(next) => *seen = next,
                 None => {
@@ -265,16 +263,9 @@ impl SequenceRequest {
             let text = "the prompt ends with an item; this model needs text after the last one";
             return Err(Failure::new(FailureClass::InvalidArgument, text));
         }
-        // Rows behind those of the spans may be cross-attended to.
-        let cross_from = |i: usize| {
-            let of_item = |cross: &&CrossInput| cross.item.0 as usize == i;
-            self.prepared.cross.iter().find(of_item).map(|cross| cross.first_row)
-        };
-        let mut counted = self.items.iter().zip(&rows).enumerate();
-        let short = counted
-            .find(|(i, (item, n))| **n > 0 && of_item(**n) != Some(cross_from(*i).unwrap_or(item.n_tokens)));
+        let short = self.items.iter().zip(&rows).find(|(item, n)| **n > 0 && **n != item.n_tokens);
         match short {
-            Some((_, (item, n))) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),
+            Some((item, n)) => Err(Failure::internal(format!("spans have {n} rows of item {item:?}"))),
             None => Ok(()),
         }
     }
@@ -292,7 +283,7 @@ impl SequenceRequest {
         }
         let mut next_token = 0;
         for cross in inputs {
-            let item = self.item(cross.item, capacity)?;
+            let item = self.item(cross.item, capacity.decoder.encoder_hidden)?;
             let end = cross.first_row.checked_add(cross.n_rows);
             let has_rows = cross.n_rows > 0 && end.is_some_and(|end| end <= item.n_tokens);
             let first = cross.first_token as usize;
@@ -318,10 +309,10 @@ impl SequenceRequest {
         Ok(())
     }
 
-    fn item(&self, idx: ItemIdx, capacity: &Capacity) -> Result<&EncodedItem, Failure> {
+    /// An encoder output whose rows are `width` wide.
+    fn item(&self, idx: ItemIdx, width: usize) -> Result<&EncodedItem, Failure> {
         let item = self.items.get(idx.0 as usize);
         let item = item.ok_or_else(|| Failure::internal(format!("{idx:?} of {} items", self.items.len())))?;
-        let width = capacity.decoder.encoder_hidden;
         if item.hidden as usize != width {
             let text = "an item was encoded for another model";
             let detail = format!("rows are {} wide, the decoder takes {width}", item.hidden);

@@ -136,7 +136,7 @@ impl Runner {
         if plan.token_ids.is_empty() {
             return Ok(Pending::Done(Choices::default()));
         }
-        let embeds = plan.embeds.iter().map(|embed| embed_rows(embed, self.info.row_parts.get()));
+        let embeds = plan.embeds.iter().map(embed_rows);
         let embeds: Vec<EmbedRows<'_>> = embeds.collect::<Result<_, _>>()?;
         let mut known = Vec::new();
         let (token_ids, carried) = match carried {
@@ -248,9 +248,9 @@ fn indices(pair: BlockPair) -> (u32, u32) {
     (pair.from.index(), pair.to.index())
 }
 
-/// Rows for the decoder, of which `row_parts` are one of the plan's.
-fn embed_rows(embed: &ItemEmbedding, row_parts: usize) -> Result<EmbedRows<'_>, RunError> {
-    let rows = encoded_rows(&embed.output, embed.rows.start * row_parts..embed.rows.end * row_parts)?;
+/// Rows for the decoder.
+fn embed_rows(embed: &ItemEmbedding) -> Result<EmbedRows<'_>, RunError> {
+    let rows = encoded_rows(&embed.output, embed.rows.clone())?;
     Ok(EmbedRows { first_row: embed.first_row, rows, ends_span: embed.ends_span })
 }
 

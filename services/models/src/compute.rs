@@ -7,7 +7,7 @@ use crate::encoder::Encoder;
 use crate::error::ModelError;
 use crate::model::Model;
 use crate::packed;
-use triptych_core::Modality;
+use triptych_core::EncoderId;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
 pub use triptych_kernels::cpu::limit_threads;
@@ -175,25 +175,33 @@ impl Compute {
         }
     }
 
-    /// Loads the encoder of `modality`, and nothing else.
+    /// Loads an encoder, and nothing else.
     ///
     /// # Errors
     /// As [`Model::load_encoder`].
-    pub fn load_encoder(&self, model: &Model, modality: Modality) -> Result<Box<dyn Encoder>, ModelError> {
+    pub fn load_encoder(
+        &self,
+        model: &Model,
+        encoder: impl Into<EncoderId>,
+    ) -> Result<Box<dyn Encoder>, ModelError> {
+        let id = encoder.into();
         match self {
             Self::Cpu(b) => {
                 // One encoder reads all of a model's kinds of items.
-                let first = model.modalities().first().copied().unwrap_or(modality);
-                let stage = format!("{first}-encoder");
-                packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(modality, b))
+                let first = model.modalities().first().copied().unwrap_or(id.modality);
+                let stage = match model.towers().nth(id.tower.0.into()) {
+                    None | Some((_, "")) => format!("{first}-encoder"),
+                    Some((_, tower)) => format!("{first}-{tower}-encoder"),
+                };
+                packed::load(model.source(), &stage, &b.for_encoders(), |b| model.load_encoder(id, b))
             }
-            Self::Cuda(b) => model.load_encoder(modality, b),
+            Self::Cuda(b) => model.load_encoder(id, b),
             Self::Timed(b, times) => {
-                let encoder = model.load_encoder(modality, &b.for_encoders())?;
+                let encoder = model.load_encoder(id, &b.for_encoders())?;
                 Ok(Box::new(timed::TimedEncoder::new(&*encoder, *times)))
             }
             #[cfg(feature = "reference")]
-            Self::Reference(b) => model.load_encoder(modality, b),
+            Self::Reference(b) => model.load_encoder(id, b),
         }
     }
 

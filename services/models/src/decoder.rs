@@ -32,11 +32,10 @@ pub struct DecoderInfo {
     pub vocab: usize,
     /// Rows of the token table: `vocab`, and after them tokens that are only ever input.
     pub n_readable: usize,
-    /// Width of a row of encoder output it takes.
+    /// Width of a row of encoder output it takes: with cross-attention, of those that it attends to.
     pub encoder_hidden: usize,
-    /// Rows of encoder output that together stand for one token of a span; 1 but where such rows are wider than those that are
-    /// cross-attended to.
-    pub row_parts: NonZeroUsize,
+    /// Width of a row that stands for a token of a span; another one only where a second tower's rows are cross-attended to.
+    pub embedded_hidden: usize,
     /// Tokens the context holds.
     pub max_context: usize,
     /// True for cross-attention: items then go to cross blocks, not into the token rows, or their first rows alone do that.
@@ -62,7 +61,7 @@ pub struct DecoderInfo {
 pub struct EmbedRows<'a> {
     /// First row of the step they replace.
     pub first_row: usize,
-    /// `[n · row_parts, encoder_hidden]`, as they are stored.
+    /// `[n, embedded_hidden]`, as they are stored.
     pub rows: EncodedRows<'a>,
     /// True if the last of them is the last of its span.
     pub ends_span: bool,

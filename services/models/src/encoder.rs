@@ -1,7 +1,7 @@
 //! The encode stage: features of items to encoder output rows.
 //!
 //! [`Encoder`] is what a worker drives. [`TransformerEncoder`] implements it over any back end; its spec makes it one
-//! model or another. [`TowersEncoder`] is two of them that read the same item.
+//! model or another. Where several towers read the same item, each is an encoder of its own.
 
 use crate::error::ModelError;
 use crate::lora::{LoraAdapter, no_adapter};
@@ -21,11 +21,9 @@ mod reduction;
 mod stem;
 mod second_stack;
 mod tiles;
-mod towers;
 mod transformer;
 
 pub use graphs::EncoderGraphConfig;
-pub use towers::TowersEncoder;
 pub use transformer::TransformerEncoder;
 
 /// An encoder with its weights on a back end.

@@ -8,12 +8,12 @@ mod tower;
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
     BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBehindWindow, KvBytes,
-    StageInventory,
+    StageInventory, TowerInventory,
 };
 
 use crate::checkpoint;
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TowersEncoder, TransformerEncoder};
+use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::family::{Config, Family};
 use crate::files::{ItemProcessor, JsonFile};
@@ -26,7 +26,7 @@ use crate::tokenization::{MoreTokens, Tokenizer};
 use crate::weights::{self, StoredWeights, Weights};
 use std::path::Path;
 use std::sync::Arc;
-use triptych_core::{DType, Fingerprint, Modality, ModelName};
+use triptych_core::{DType, EncoderId, Fingerprint, Modality, ModelName, TowerIdx};
 use triptych_kernels::{Backend, Precision};
 
 const CONFIG: &str = "config.json";
@@ -47,7 +47,8 @@ pub struct Model {
     // Configuration that the encoder's output depends on beside its weights, as text, for each modality.
     encoder_settings: Vec<(Modality, String)>,
     tokenizer: Arc<Tokenizer>,
-    preprocess: Arc<dyn Preprocess>,
+    // Of each tower.
+    processors: Vec<Arc<dyn Preprocess>>,
     prompts: Arc<dyn PromptBuilder>,
 }
 
@@ -74,22 +75,24 @@ impl Model {
         let spec = family.resized(dir, family.spec(&config)?)?;
         let more = MoreTokens { contents: family.processor_tokens(&config), vocab: spec.decoder.vocab };
         let tokenizer = Arc::new(Tokenizer::with_more(dir, &more)?);
-        let (encoder_settings, preprocess): (_, Arc<dyn Preprocess>) = match &spec.encoder {
-            Some(encoder) => {
-                let preprocess = family.preprocess(dir, encoder, &tokenizer)?;
-                let settings =
-                    |m: &Modality| Ok((*m, encoder_settings(dir, &file, (encoder, *m), &tokenizer)?));
-                let all = preprocess.modalities().iter().map(settings);
-                (all.collect::<Result<_, ModelError>>()?, preprocess)
-            }
-            None => (Vec::new(), Arc::new(NoItems)),
+        let of_tower = |encoder| family.preprocess(dir, encoder, &tokenizer);
+        let towers = spec.encoder.iter().flat_map(EncoderSpec::towers);
+        let mut processors = towers.map(of_tower).collect::<Result<Vec<_>, _>>()?;
+        if processors.is_empty() {
+            processors.push(Arc::new(NoItems));
+        }
+        let modalities = processors[0].modalities().to_vec();
+        let settings = |m: &Modality| {
+            let encoder = spec.encoder.as_ref();
+            encoder.map(|encoder| Ok((*m, encoder_settings(dir, &file, (encoder, *m), &tokenizer)?)))
         };
+        let encoder_settings = modalities.iter().filter_map(settings).collect::<Result<_, ModelError>>()?;
         Ok(Self {
             name: source.name.clone().unwrap_or_else(|| directory_name(source)),
             family,
-            modalities: preprocess.modalities().to_vec(),
+            modalities,
             encoder_settings,
-            preprocess,
+            processors,
             prompts: family.prompts(dir, &spec, &tokenizer)?,
             tokenizer,
             spec,
@@ -138,11 +141,12 @@ impl Model {
     pub fn max_cross_rows(&self) -> Option<usize> {
         match self.spec.decoder.items {
             ItemsSpec::Embedded { .. } => None,
-            ItemsSpec::CrossAttention(_) => self.preprocess.max_rows(),
+            // Of several towers the last one's.
+            ItemsSpec::CrossAttention(_) => self.processors.last().and_then(|last| last.max_rows()),
         }
     }
 
-    /// The kinds of items it reads; none of a model without an encoder. All are read by one encoder.
+    /// The kinds of items it reads; none of a model without an encoder. All are read by one encoder, or by each tower.
     pub fn modalities(&self) -> &[Modality] {
         &self.modalities
     }
@@ -152,9 +156,25 @@ impl Model {
         &self.tokenizer
     }
 
-    /// Its processor.
+    /// Its processor; of several towers the first one's.
     pub fn preprocess(&self) -> Arc<dyn Preprocess> {
-        self.preprocess.clone()
+        Arc::clone(&self.processors[0])
+    }
+
+    /// Its encoders, with the processor of each, in their order.
+    pub fn encoders(&self) -> impl Iterator<Item = (EncoderId, &Arc<dyn Preprocess>)> {
+        let of_kind = |modality: &Modality| {
+            let modality = *modality;
+            let towers = self.processors.iter().zip(0..);
+            towers.map(move |(processor, n)| (EncoderId { modality, tower: TowerIdx(n) }, processor))
+        };
+        self.modalities.iter().flat_map(of_kind)
+    }
+
+    /// The towers that read its items, by number, with their names; one without a name where there are no others.
+    pub fn towers(&self) -> impl Iterator<Item = (TowerIdx, &'static str)> {
+        let towers = self.spec.encoder.iter().flat_map(EncoderSpec::towers);
+        towers.zip(0..).map(|(tower, n)| (TowerIdx(n), tower.tower_name()))
     }
 
     /// Its prompt layout.
@@ -162,16 +182,20 @@ impl Model {
         self.prompts.clone()
     }
 
-    /// Identity of the encoder of a modality that computes in f32 and whose rows leave as `dtype`: that of
+    /// Identity of the encoder of a modality, or of a tower, that computes in f32 and whose rows leave as `dtype`: that of
     /// [`Self::fingerprint_in`] with [`Precision::F32`].
     ///
     /// # Errors
     /// As [`Self::fingerprint_in`].
-    pub fn fingerprint(&self, modality: Modality, dtype: DType) -> Result<Fingerprint, ModelError> {
-        self.fingerprint_in(modality, dtype, Precision::F32)
+    pub fn fingerprint(
+        &self,
+        encoder: impl Into<EncoderId>,
+        dtype: DType,
+    ) -> Result<Fingerprint, ModelError> {
+        self.fingerprint_in(encoder, dtype, Precision::F32)
     }
 
-    /// Identity of the encoder of a modality that computes in [`Precision::of_encoders`] of `precision` and whose rows
+    /// Identity of the encoder of a modality, or of a tower, that computes in [`Precision::of_encoders`] of `precision` and whose rows
     /// leave as `dtype`. Reads all bytes of its weights, unless an earlier start did
     /// and kept what it found with its packed weights; of random ones only the seed.
     ///
@@ -179,14 +203,19 @@ impl Model {
     /// [`ModelError::Config`] for a modality without an encoder; else as opening the weights.
     pub fn fingerprint_in(
         &self,
-        modality: Modality,
+        encoder: impl Into<EncoderId>,
         dtype: DType,
         precision: Precision,
     ) -> Result<Fingerprint, ModelError> {
-        let encoder = self.encoder_of(modality)?;
+        let id = encoder.into();
+        let modality = id.modality;
+        let encoder = self.encoder_of(id)?;
         let settings = self.encoder_settings.iter().find(|(of, _)| *of == modality);
         let settings = settings.map_or("", |(_, settings)| settings.as_str());
         let mut parts: Vec<Vec<u8>> = vec![modality.as_str().into(), dtype.as_str().into(), settings.into()];
+        if encoder.extras.tower.is_some() {
+            parts.push(format!("tower {}", encoder.tower_name()).into());
+        }
         let precision = precision.of_encoders();
         if precision != Precision::F32 {
             parts.push(format!("computed in {}", precision.as_str()).into());
@@ -226,22 +255,18 @@ impl Model {
         Ok(described.into_iter().zip(hashes).collect())
     }
 
-    /// Loads the encoder of a modality, and nothing of the decoder.
+    /// Loads the encoder of a modality, or a tower of it, and nothing of the decoder.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a modality without an encoder; else as loading the weights.
     pub fn load_encoder<B: Backend>(
         &self,
-        modality: Modality,
+        encoder: impl Into<EncoderId>,
         backend: &B,
     ) -> Result<Box<dyn Encoder>, ModelError> {
-        let spec = self.encoder_of(modality)?;
+        let spec = self.encoder_of(encoder.into())?;
         let weights = &Weights::open(&self.source.dir, self.source.format)?;
-        let backend = &backend.for_encoders();
-        Ok(match spec.extras.second {
-            Some(_) => Box::new(TowersEncoder::load(spec, weights, backend)?),
-            None => Box::new(TransformerEncoder::load(spec, weights, backend)?),
-        })
+        Ok(Box::new(TransformerEncoder::load(spec, weights, &backend.for_encoders())?))
     }
 
     /// Loads the decoder, and nothing of the encoder.
@@ -253,14 +278,14 @@ impl Model {
         Ok(Box::new(TransformerDecoder::load(&self.spec.decoder, &weights, backend)?))
     }
 
-    /// The encoder of a modality, which may be that of another one, too.
-    fn encoder_of(&self, modality: Modality) -> Result<&EncoderSpec, ModelError> {
-        let found = self.spec.encoder.as_ref().filter(|_| self.modalities.contains(&modality));
-        found.ok_or_else(|| ModelError::Config {
+    /// An encoder of a modality, which may be that of another one, too.
+    fn encoder_of(&self, id: EncoderId) -> Result<&EncoderSpec, ModelError> {
+        let found = self.spec.encoder.as_ref().filter(|_| self.modalities.contains(&id.modality));
+        found.and_then(|first| first.towers().nth(id.tower.0.into())).ok_or_else(|| ModelError::Config {
             file: CONFIG,
             key: "model_type".into(),
-            actual: format!("{}, without an encoder for {modality}", self.family()),
-            expected: format!("an encoder for {modality}"),
+            actual: format!("{}, without an encoder for {id}", self.family()),
+            expected: format!("an encoder for {id}"),
         })
     }
 }
@@ -272,17 +297,17 @@ fn encoder_settings(
     (encoder, modality): (&EncoderSpec, Modality),
     tokenizer: &Tokenizer,
 ) -> Result<String, ModelError> {
-    // An encoder that reads text, alone or with an image, is the text model's as well; a second tower has keys outside the
-    // first one's.
+    // An encoder that reads text, alone or with an image, is the text model's as well; of several towers some have keys outside
+    // the first one's.
     let reads_text = matches!(encoder.stem, StemSpec::Tokens { .. } | StemSpec::Captioned(_));
-    let is_whole = reads_text || encoder.extras.second.is_some();
+    let is_whole = reads_text || encoder.extras.tower.is_some();
     let tower_config = file.get("vision_config").or_else(|| file.get("audio_config")).filter(|_| !is_whole);
     let encoder_config = tower_config.unwrap_or(file.value());
     let mut processor = match modality {
         Modality::Text => String::new(),
-        // Its two sizes are in the configuration.
+        // The sizes are in the configuration.
         Modality::Image
-            if encoder.extras.second.is_some() || matches!(encoder.stem, StemSpec::SquareViews(_)) =>
+            if encoder.extras.tower.is_some() || matches!(encoder.stem, StemSpec::SquareViews(_)) =>
         {
             RESAMPLING.to_owned()
         }

@@ -74,8 +74,6 @@ pub enum Features {
     Samples(Vec<f32>),
     /// Token ids of encoder text.
     Tokens(Vec<u32>),
-    /// Inputs of two towers, each of the whole image.
-    Towers(Box<[EncoderInput; 2]>),
 }
 
 /// Output rows taken of tiles. A place counts the rows of all tiles, one tile's after another's, and after them the learned

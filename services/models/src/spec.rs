@@ -27,7 +27,7 @@ pub use sam::*;
 pub use square_views::*;
 pub use stem::*;
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, NormKind};
 
@@ -64,9 +64,6 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Width of an output row.
     pub fn output_width(&self) -> usize {
-        if let Some(second) = &self.extras.second {
-            return second.output_width();
-        }
         if let Some(reduction) = &self.extras.reduction {
             return reduction.out;
         }
@@ -158,11 +155,17 @@ impl EncoderSpec {
         parts.extend(self.projector.as_ref().and_then(|projector| projector.names.prefixes));
         parts.extend(self.extras.reduction.iter().flat_map(|reduction| reduction.prefixes));
         parts.extend(self.extras.learned_rows.iter().copied());
-        if let Some(second) = &self.extras.second {
-            parts.push(second.names.prefixes);
-            parts.extend(second.further_prefixes());
-        }
         parts
+    }
+
+    /// The towers that read an item, this one first; all but one only where a model has several.
+    pub fn towers(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.extras.tower.iter().flat_map(|tower| &tower.further))
+    }
+
+    /// Name of this tower; empty: there are no others.
+    pub fn tower_name(&self) -> &'static str {
+        self.extras.tower.as_ref().map_or("", |tower| tower.name)
     }
 }
 
@@ -246,9 +249,9 @@ pub struct CrossSpec {
     pub attention: AttentionSpec,
     /// The layers that cross-attend.
     pub layers: CrossLayers,
-    /// Encoder rows that together are one row among the tokens: an encoder output then begins with such rows, and those that are
-    /// cross-attended to follow. `None`: all are cross-attended to.
-    pub row_parts: Option<NonZeroUsize>,
+    /// Width of the first tower's rows, which stand among the tokens; those of the last are cross-attended to. `None`: there is
+    /// one tower, whose rows are all cross-attended to, or stand nowhere else.
+    pub embedded_hidden: Option<usize>,
 }
 
 /// The layers of a decoder that cross-attend.

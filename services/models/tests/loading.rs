@@ -20,6 +20,8 @@ mod quantized;
 mod saved;
 #[path = "loading/torch.rs"]
 mod torch;
+#[path = "loading/towers.rs"]
+mod towers;
 #[path = "loading/vision.rs"]
 mod vision;
 

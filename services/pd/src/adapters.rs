@@ -5,7 +5,7 @@
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
-use triptych_core::{AdapterId, Fingerprint, Modality};
+use triptych_core::{AdapterId, EncoderId, Fingerprint};
 use triptych_models::lora::{StageAdapters, adapted_fingerprint};
 
 /// An adapter that requests may use.
@@ -30,12 +30,12 @@ impl ServedAdapter {
     }
 
     /// Fingerprints of the encoders whose outputs it takes, from those of its base model.
-    pub fn encoders(&self, base: &BTreeMap<Modality, Fingerprint>) -> BTreeMap<Modality, Fingerprint> {
+    pub fn encoders(&self, base: &BTreeMap<EncoderId, Fingerprint>) -> BTreeMap<EncoderId, Fingerprint> {
         let of = |fingerprint: &Fingerprint| match self.encoder_part {
             Some(part) => adapted_fingerprint(fingerprint, part),
             None => *fingerprint,
         };
-        base.iter().map(|(modality, fingerprint)| (*modality, of(fingerprint))).collect()
+        base.iter().map(|(id, fingerprint)| (*id, of(fingerprint))).collect()
     }
 }
 
@@ -71,6 +71,7 @@ impl ServedAdapters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use triptych_core::Modality;
 
     #[test]
     fn an_identity_goes_with_its_last_name() {
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn only_a_part_for_the_encoder_makes_another_encoder() {
-        let base = BTreeMap::from([(Modality::Image, Fingerprint::from_bytes([7; 32]))]);
+        let base = BTreeMap::from([(Modality::Image.into(), Fingerprint::from_bytes([7; 32]))]);
         let of = |encoder_part| {
             let id = AdapterId::from_bytes([1; 32]);
             ServedAdapter { id, encoder_part, created: SystemTime::UNIX_EPOCH }.encoders(&base)

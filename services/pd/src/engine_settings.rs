@@ -196,7 +196,7 @@ mod tests {
             vocab: 100,
             n_readable: 100,
             encoder_hidden: 8,
-            row_parts: NonZeroUsize::MIN,
+            embedded_hidden: 8,
             max_context: 512,
             cross_attention: true,
             cross_optional: false,

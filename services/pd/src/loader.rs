@@ -13,7 +13,7 @@ use crate::memory_plan::{MemoryPlan, ModelCaches};
 use crate::meters::{ArbiterMeters, MetricFamilies};
 use crate::served::ServedDecoder;
 use crate::warm::warm_up;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::Semaphore;
@@ -226,7 +226,7 @@ impl DecoderLoader {
         let compute = Compute::new(self.compute)?;
         let model = Model::open(source)?;
         let dtype = self.dtype.of(model.name().as_str());
-        let fingerprint = |modality| model.fingerprint_in(modality, dtype, self.precision);
+        let fingerprint = |id| model.fingerprint_in(id, dtype, self.precision);
         let encoders = AcceptedEncoders::of(&model, fingerprint)?;
         let decoder = compute.load_decoder(&model)?;
         Ok(LoadedWeights { source: source.clone(), model, compute, decoder, encoders })

@@ -106,7 +106,9 @@ impl MemorySettings {
             ItemsSpec::Embedded { .. } => 0,
         };
         let encoder = model.spec().encoder.as_ref().filter(|_| self.encodes);
-        let encoded = encoder.map_or(0, |e| ENCODED_ROWS.saturating_mul(values_of_a_row(&e.stack)));
+        // Towers take turns.
+        let widest = encoder.and_then(|e| e.towers().map(|tower| values_of_a_row(&tower.stack)).max());
+        let encoded = ENCODED_ROWS.saturating_mul(widest.unwrap_or(0));
         let projected = PROJECTED_ROWS.saturating_mul(projected);
         let values = [logits, step, projected, encoded].into_iter().fold(0, usize::saturating_add);
         values.saturating_mul(size_of::<f32>())

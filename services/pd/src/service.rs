@@ -22,7 +22,7 @@ use triptych_core::limits::Limits;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId};
+use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId, TenantId, TowerIdx};
 use triptych_engine::constraint::CompiledConstraint;
 use triptych_models::prompt::{OutputKind, PreparedSequence, SamplingDefaults};
 use triptych_proto::convert::sampling_from_wire;
@@ -229,8 +229,11 @@ impl ServedDecoder {
         takes: &AcceptedEncoders,
         limits: &Limits,
     ) -> Result<Vec<EncodedItem>, Failure> {
-        if wire.len() > limits.max_items {
-            let message = format!("{} items, the limit is {}", wire.len(), limits.max_items);
+        // Each tower has an output of an item.
+        let n_towers = takes.n_towers();
+        if wire.len() > limits.max_items.saturating_mul(n_towers) {
+            let n_items = wire.len().div_ceil(n_towers);
+            let message = format!("{n_items} items, the limit is {}", limits.max_items);
             return Err(Failure::new(FailureClass::TooLarge, message).with_param("items"));
         }
         let items = wire.into_iter().map(EncodedItem::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -245,12 +248,17 @@ impl ServedDecoder {
             if let Extent::Windows { n_windows, .. } = item.extent {
                 self.check_live(n_windows as usize)?;
             }
-            if !takes.accepts(item) {
+            let tower = TowerIdx((i % n_towers) as u8);
+            if !takes.accepts(item, tower) {
                 let detail = format!("item of encoder {}, this worker takes {takes:?}", item.fingerprint);
                 return Err(
                     Failure::new(FailureClass::Mismatch, "encoder fingerprints differ").with_detail(detail)
                 );
             }
+        }
+        if !items.len().is_multiple_of(n_towers) {
+            let message = format!("{} encoder outputs for items that each have {n_towers}", items.len());
+            return Err(Failure::invalid(message).with_param("items"));
         }
         Ok(items)
     }

@@ -3,19 +3,19 @@
 //! Goodput as a plan finds it: the bench's search and judge over simulated runs, with every seed. The first topology is set
 //! beside the best of the others. Nothing is measured, and the page says so.
 
-mod changing;
 mod page;
 
-pub use changing::{Changing, EmptyDay, Mix};
 pub use page::report;
 
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{self, Budget, Demand, Effort, Interval, PlanError, Question, SearchedCandidate};
 use crate::validation::{candidate, encoder_budget, shape};
 use serde::Serialize;
-use std::time::Duration;
+use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
+use triptych_bench::text::TextError;
 use triptych_bench::topology::Topology;
+use triptych_bench::workload::Workload;
 
 /// Cycles of a day in one run: with fewer a mix counts for more than the others.
 const CYCLES: u32 = 2;
@@ -91,17 +91,20 @@ impl Contest {
         self.compare_with(inputs, asked, inputs.effort)
     }
 
-    /// The same for a day, in runs that are long enough for all of its mixes.
+    /// The same for a workload that changes, in runs that are long enough for all of its mixes.
     ///
     /// # Errors
     /// [`ComparisonError`].
     pub fn compare_day(
         &self,
         inputs: &PlanInputs,
-        day: &Changing,
+        day: &planner::Named,
         slo: Slo,
     ) -> Result<ComparedDemand, ComparisonError> {
-        let effort = Effort { requests: usize::MAX, longest: day.cycle() * CYCLES, ..inputs.effort };
+        let effort = match day.workload.cycle() {
+            Some(cycle) => Effort { requests: usize::MAX, longest: cycle * CYCLES, ..inputs.effort },
+            None => inputs.effort,
+        };
         self.compare_with(inputs, Asked { demand: day, slo }, effort)
     }
 
@@ -143,11 +146,37 @@ impl Contest {
     }
 }
 
-/// A day of these demands, each two minutes long and as much load for the best of the fixed topologies as any other.
+/// A day of these workloads, each two minutes long and as much load for the best of the fixed topologies as any other.
 ///
 /// # Errors
-/// [`EmptyDay`] if one of them is served by none.
-pub fn day(mixes: Vec<(planner::Named, &ComparedDemand)>) -> Result<Changing, EmptyDay> {
-    let mixes = mixes.into_iter().map(|(demand, compared)| Mix { demand, weight: compared.best_other() });
-    Changing::new(mixes.collect(), Duration::from_secs(120))
+/// [`TextError`] if one of them is served by none.
+pub fn day(mixes: &[(&str, &ComparedDemand)], arrivals: Arrivals) -> Result<planner::Named, TextError> {
+    let mixes = mixes.iter().map(|(name, compared)| format!("|{:.3}*{name}", compared.best_other()));
+    let text = format!("changing:120s{}", mixes.collect::<String>());
+    Ok(planner::Named { workload: Workload::parse(&text)?, arrivals })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn mixes_of_a_day_are_as_much_load_as_each_other() {
+        let of = |rates: &[f64]| ComparedDemand {
+            demand: "d".into(),
+            slo: "s".into(),
+            goodput: rates
+                .iter()
+                .map(|mean| ("t".into(), Interval { mean: *mean, ..Interval::default() }))
+                .collect(),
+        };
+        let (text, images) = (of(&[9.0, 2.0, 3.0]), of(&[9.0, 1.5, 1.0]));
+        let mixes = [("text", &text), ("epd-short:images=4", &images)];
+        let day = day(&mixes, Arrivals::Poisson).unwrap();
+        assert_eq!(day.workload.text(), "changing:120s|3.000*text|1.500*epd-short:images=4");
+        assert_eq!(day.workload.cycle(), Some(Duration::from_secs(240)));
+        let none = of(&[1.0, 0.0]);
+        assert!(super::day(&[("text", &none)], Arrivals::Poisson).is_err());
+    }
 }

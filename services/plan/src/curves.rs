@@ -10,16 +10,21 @@ mod file;
 mod fit;
 mod kv;
 pub mod interference;
+mod joined;
 mod prompt;
 pub mod sample;
+mod source;
 pub mod timed;
 
 pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
+pub(crate) use fit::{FitPoint, least_squares};
 pub use interference::{Interference, Stage, StageInterference};
+pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
+pub use source::{ApiEncoders, ApiSource, Unmeasured};
 
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +87,9 @@ pub struct CostCurves {
     /// are taken.
     #[serde(default)]
     pub between_steps_us: f64,
+    /// The server of another engine that these are of; `None`: a worker of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<ApiSource>,
 }
 
 impl CostCurves {

@@ -193,6 +193,7 @@ impl MapSettings {
             tolerance: 0.08,
             tunes: false,
             what_if: false,
+            first_seed: 1,
         }
     }
 

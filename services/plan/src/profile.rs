@@ -5,6 +5,7 @@
 //! point of a curve is measured once a round, all points in turn, so that a machine which slows down for a second slows
 //! all of them a little and none of them wholly.
 
+pub mod api;
 mod busy;
 mod colocation;
 mod encode;
@@ -96,6 +97,10 @@ pub fn measure(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Profiled, ProfileError> {
+    let towers: Vec<_> = model.towers().map(|(_, name)| name).filter(|name| !name.is_empty()).collect();
+    if !towers.is_empty() {
+        return Err(ProfileError::Towers { towers: towers.join(" and ") });
+    }
     let compute = Compute::new(settings.compute)?;
     let mut stage = match model.modalities().first() {
         Some(&modality) => Some(EncodeStage::measure(model, (modality, &compute), settings, progress)?),

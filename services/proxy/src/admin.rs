@@ -27,6 +27,7 @@ pub fn routes(api: AdminApi, access: Access) -> Router {
     Router::new()
         .route("/admin/workers", get(workers::list))
         .route("/admin/workers/{id}/drain", post(workers::drain).delete(workers::resume))
+        .route("/admin/workers/{id}/role", put(workers::assign))
         .route("/admin/workers/{id}/log", put(log::of_worker))
         .route("/admin/models", get(models::list))
         .route("/admin/models/load", post(models::load))

@@ -125,7 +125,8 @@ impl Encodes {
     }
 
     fn subscribe(&self, job: &EncodeJob, origin: Origin, first_probe: Option<Probe>) -> Subscription {
-        let target = EncodeTarget { model: job.model.clone(), wanted: job.wanted, origin };
+        let (model, tower_name) = (job.model.clone(), Arc::clone(&job.tower_name));
+        let target = EncodeTarget { model, wanted: job.wanted, tower_name, origin };
         let due = job.deadline.into_std();
         let parts = Arc::clone(&self.parts);
         let mut in_flight = self.parts.in_flight();

@@ -32,7 +32,7 @@ pub use lease::Lease;
 pub use outlier::Origin;
 pub use prefix::Prefixes;
 pub use size::{Forecast, Size};
-pub use status::WorkerStatus;
+pub use status::{RoleError, WorkerStatus};
 
 use crate::admission::in_time;
 use crate::config::ProxyError;
@@ -110,6 +110,7 @@ impl Fleet {
             dialer,
             encode_slo: Mutex::new(encode_slo),
             roles,
+            demand: Mutex::default(),
             meters: FleetMeters::new(metrics),
         });
         let mut members = JoinSet::new();

@@ -231,7 +231,7 @@ impl Triptych for GrpcApi {
         let models =
             catalog.models().into_values().filter(may_use).map(|m| v1::list_models_response::Model {
                 name: m.name.to_string(),
-                modalities: m.edition.keys().map(|m| v1::Modality::from(*m).into()).collect(),
+                modalities: m.modalities().map(|m| v1::Modality::from(*m).into()).collect(),
                 max_context: m.max_context,
                 family: m.family.clone(),
                 created_s: m.created_s,

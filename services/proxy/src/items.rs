@@ -1,4 +1,5 @@
-//! The items of a request as encoder jobs: their bytes, and the content keys of those.
+//! The items of a request as encoder jobs: their bytes, and the content keys of those. An item has a job for each tower that
+//! reads it, as a rule one.
 
 pub mod byte_budget;
 
@@ -16,7 +17,9 @@ use bytes::Bytes;
 use std::sync::Arc;
 use triptych_core::key::KeyParts;
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, Failure, Fingerprint, ItemIdx, ItemOptions, embeddings};
+use triptych_core::{
+    ContentKey, EncoderId, Failure, Fingerprint, ItemIdx, ItemOptions, Modality, TowerIdx, embeddings,
+};
 
 /// Above this many bytes, decoding and hashing leave the threads that serve connections.
 const INLINE_BYTES: usize = 64 << 10;
@@ -38,7 +41,7 @@ pub struct Materials {
 }
 
 impl Materials {
-    /// The jobs, in the order of the items.
+    /// The jobs, in the order of the items, and of each in the order of its towers.
     ///
     /// # Errors
     /// [`Failure`] of the first item that cannot be had, which it names as `items[i]`.
@@ -46,28 +49,30 @@ impl Materials {
         // URLs multiply: a small body may name much. What they bring together stays within a body.
         let budget = ByteBudget::new(self.limits.max_body_bytes);
         let jobs = request.items.iter().enumerate().map(|(i, item)| {
-            let budget = &budget;
+            let (budget, idx) = (&budget, ItemIdx(i as u32));
             async move {
-                let job = self.job(request, route, item, budget).await;
-                job.map_err(|f| f.with_param(param_of_item(ItemIdx(i as u32))))
+                let jobs = self.jobs_of(request, route, (idx, item), budget).await;
+                jobs.map_err(|f| f.with_param(param_of_item(idx)))
             }
         });
-        futures::future::try_join_all(jobs).await
+        Ok(futures::future::try_join_all(jobs).await?.into_iter().flatten().collect())
     }
 
-    async fn job(
+    async fn jobs_of(
         &self,
         request: &Request,
         route: &Route,
-        item: &Item,
+        (idx, item): (ItemIdx, &Item),
         budget: &ByteBudget,
-    ) -> Result<EncodeJob, Failure> {
+    ) -> Result<Vec<EncodeJob>, Failure> {
         let modality = item.modality;
-        let fingerprint = route.fingerprint(modality).ok_or_else(|| {
-            Failure::internal(format!("model {:?} was chosen for {modality}", route.served.name))
-        })?;
+        let towers: Vec<_> = route.towers(modality).collect();
+        if towers.is_empty() {
+            let name = &route.served.name;
+            return Err(Failure::internal(format!("model {name:?} was chosen for {modality}")));
+        }
         let source = match &item.source {
-            Source::Output(name) => return self.stored(request, route, (name, fingerprint)),
+            Source::Output(name) => return self.stored(request, route, (idx, name), &towers),
             Source::Url(url) => {
                 let bytes = self.fetcher.fetch(url, modality, budget).await?;
                 request.caller.hold_bytes(bytes.len())?;
@@ -81,62 +86,56 @@ impl Materials {
         let prepare = move || {
             let bytes = decode(source)?;
             check_len(bytes.len(), &limits)?;
-            let parts = KeyParts {
-                tenant_salt: &salt,
-                fingerprint: &fingerprint,
-                modality,
-                options: &canonical,
-                item: &bytes,
-            };
-            Ok::<_, Failure>((ContentKey::of(parts), bytes))
+            // A tower is in the key by its fingerprint.
+            let wanted = towers.into_iter().map(|(tower, fingerprint)| {
+                let parts = KeyParts {
+                    tenant_salt: &salt,
+                    fingerprint: &fingerprint,
+                    modality,
+                    options: &canonical,
+                    item: &bytes,
+                };
+                Wanted { key: ContentKey::of(parts), fingerprint, modality, tower }
+            });
+            Ok::<_, Failure>((wanted.collect::<Vec<_>>(), bytes))
         };
         let len = match &item.source {
             Source::Bytes(bytes) | Source::Base64(bytes) | Source::Base64Frames(bytes) => bytes.len(),
             Source::Embeddings { rows, grid } => rows.len() + grid.len(),
             Source::Url(_) | Source::Output(_) => usize::MAX,
         };
-        let (key, bytes) = if len > INLINE_BYTES {
+        let (wanted, bytes) = if len > INLINE_BYTES {
             tokio::task::spawn_blocking(prepare).await.map_err(Failure::internal)??
         } else {
             prepare()?
         };
-        let wanted = Wanted { key, fingerprint, modality };
-        Ok(EncodeJob {
-            request_id: request.id,
-            model: route.served.encoder_model().clone(),
-            wanted,
-            bytes,
+        let job = |wanted| EncodeJob {
+            bytes: bytes.clone(),
             options: item.options.clone(),
-            deadline: request.deadline,
-            priority: request.priority,
-            account: Arc::clone(&request.caller.account),
-            placement: None,
             is_stored: false,
-        })
+            ..stored_job(request, route, idx, wanted)
+        };
+        Ok(wanted.into_iter().map(job).collect())
     }
 
-    /// The job of an output that must be in the store. One of another tenant is as if it were not there.
+    /// The jobs of an item whose outputs must be in the store. One of another tenant is as if it were not there.
     fn stored(
         &self,
         request: &Request,
         route: &Route,
-        (name, fingerprint): (&OutputName, Fingerprint),
-    ) -> Result<EncodeJob, Failure> {
-        if !name.is_of(&request.tenant_secret(&self.tenant_salt)) {
+        (idx, name): (ItemIdx, &OutputName),
+        towers: &[(TowerIdx, Fingerprint)],
+    ) -> Result<Vec<EncodeJob>, Failure> {
+        let is_of_model = name.keys().len() == towers.len();
+        if !is_of_model || !name.is_of(&request.tenant_secret(&self.tenant_salt)) {
             return Err(not_stored());
         }
-        Ok(EncodeJob {
-            request_id: request.id,
-            model: route.served.encoder_model().clone(),
-            wanted: Wanted { key: name.key, fingerprint, modality: name.modality },
-            bytes: Bytes::new(),
-            options: ItemOptions::default(),
-            deadline: request.deadline,
-            priority: request.priority,
-            account: Arc::clone(&request.caller.account),
-            placement: None,
-            is_stored: true,
-        })
+        let modality: Modality = name.modality;
+        let job = |(key, (tower, fingerprint)): (&ContentKey, &(TowerIdx, Fingerprint))| {
+            let wanted = Wanted { key: *key, fingerprint: *fingerprint, modality, tower: *tower };
+            stored_job(request, route, idx, wanted)
+        };
+        Ok(name.keys().iter().zip(towers).map(job).collect())
     }
 
     /// The same item with other options.
@@ -162,6 +161,25 @@ impl Materials {
         };
         let key = tokio::task::spawn_blocking(hash).await.map_err(Failure::internal)?;
         Ok(EncodeJob { wanted: Wanted { key, ..job.wanted }, options, ..job.clone() })
+    }
+}
+
+/// The job of an output that is in the store, or nowhere.
+fn stored_job(request: &Request, route: &Route, item: ItemIdx, wanted: Wanted) -> EncodeJob {
+    let encoder: EncoderId = wanted.encoder();
+    EncodeJob {
+        request_id: request.id,
+        model: route.served.encoder_model().clone(),
+        item,
+        wanted,
+        tower_name: route.tower_name(encoder).into(),
+        bytes: Bytes::new(),
+        options: ItemOptions::default(),
+        deadline: request.deadline,
+        priority: request.priority,
+        account: Arc::clone(&request.caller.account),
+        placement: None,
+        is_stored: true,
     }
 }
 

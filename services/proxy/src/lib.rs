@@ -48,7 +48,7 @@ pub use admin::token::{AdminToken, AdminTokenError};
 pub use bounds::{ConnectionBounds, RequestBounds, SessionBounds};
 pub use config::{ClientTimes, ProxyConfig, ProxyError};
 pub use embedded::{Embedded, EmbeddedConfig};
-pub use fleet::roles::{NotRoles, Roles};
+pub use fleet::roles::{ElasticRole, NotRoles, Roles};
 pub use openai::cors::{AllowedOrigin, NotAnOrigin};
 pub use request_log::{NotARequestLog, RequestLog};
 pub use request_machine::policy::EncodePolicy;

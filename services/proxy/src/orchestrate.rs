@@ -22,7 +22,7 @@ mod work;
 pub use adapters::NewAdapter;
 pub use answer::{Answer, Piece};
 pub use loaded_adapters::LoadedAdapters;
-pub use rows::Rows;
+pub use rows::{Rows, RowsOf};
 pub use tokens::TokenOptions;
 pub use work::Orchestrator;
 

@@ -85,7 +85,9 @@ Examples:
 
 Workers get --cores, one share each; proxy, store and load generator get --side-cores, the same for
 all. Each cluster has a store of its own. All clusters are up, one at a time is under load, and runs
-are interleaved, so that a disturbance hits all alike. If a worker dies, its measurement is void.";
+are interleaved in blocks of minutes, so that a slow hour hits all alike; differences of clusters are
+shown block by block, with an interval. If a worker dies, its measurement is void. Each block is kept
+as it ends: the same command goes on behind the last one, whatever stopped it.";
 
 /// Runs the command.
 ///

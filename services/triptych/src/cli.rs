@@ -168,10 +168,14 @@ Examples:
   triptych profile ./my-qwen2-vl --threads 1 --cores 0         a worker with one core
   triptych profile ./my-qwen2-vl --load-format dummy --threads 2 --precision bf16 -o two.json
   triptych profile tests/models/shapes-qwen2-vl --quick --rounds 2
+  triptych profile --url http://gpu1:8000 -o vllm.json         a vLLM server, through its API
 
 Run it on an idle machine: the load of other processes is measured too, and reported. The file has
 the costs of a worker with so many threads for an encoder batch, an engine step, publishing and
-loading an output, and the cost of the proxy. The summary goes to stdout, progress to stderr.";
+loading an output, and the cost of the proxy. The summary goes to stdout, progress to stderr.
+
+A server of another engine gets fresh prompts, streams side by side, and fresh images against texts of
+as many tokens; nobody else may use it meanwhile. What its API does not show is named in the file.";
 
 const PLAN_EXAMPLES: &str = "\
 Examples:
@@ -180,6 +184,7 @@ Examples:
                 --budget 8cores
   triptych plan --curves one.json --curves two.json --workload random-mm --slo ttft=1s \\
                 --budget 8cores --json
+  triptych plan --curves ours.json --pd-curves vllm.json --slo ttft=2s,tpot=100ms --budget 6workers
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://127.0.0.1:8080/metrics \\
                 --encoders 2 --pds 2 --apply-command './scale.sh {pool} {replicas}'
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://proxy:8080/metrics \\

@@ -1,8 +1,11 @@
 //! `triptych profile`: flags of the measurement of cost curves, the processes that it needs, and its files.
 //!
 //! Compute, publishing and loading are measured by [`triptych_plan::profile`], the proxy by [`triptych_bench::overhead`] with
-//! processes of this binary. Nothing else should run meanwhile; the load of other processes is measured and reported.
+//! processes of this binary. Nothing else should run meanwhile; the load of other processes is measured and reported. A server of
+//! another engine is measured through its API ([`triptych_plan::profile::api`]).
 
+mod api;
+mod output;
 mod processes;
 
 use crate::args::rows::RowArgs;
@@ -10,11 +13,12 @@ use crate::args::{ComputeArgs, OperatorEcArgs};
 use crate::commit::commit;
 use crate::error::CliError;
 use crate::model;
+use api::ApiArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use output::{bar, progress_on};
 use processes::Processes;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use triptych_bench::overhead;
@@ -23,9 +27,7 @@ use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_models::{Model, ModelSource};
 use triptych_plan::curves::{CostCurves, FrontCost, Provenance, ProxyCost, VERSION};
-use triptych_plan::profile::{
-    self, Busy, BusyWatch, Extent, ProfileSettings, Profiled, Rounds, host, markdown, store,
-};
+use triptych_plan::profile::{self, BusyWatch, Extent, ProfileSettings, Profiled, Rounds, host, store};
 
 /// Memory for keys and values while steps are measured: as much as a worker has by default.
 const KV_BYTES: usize = 1 << 30;
@@ -36,8 +38,8 @@ const MOST_ROUNDS: u32 = 1000;
 #[derive(Args, Clone, Debug)]
 pub struct ProfileArgs {
     /// A Hugging Face directory, or a model id of the hub
-    #[arg(value_name = "DIR_OR_HUB_ID")]
-    pub model: String,
+    #[arg(value_name = "DIR_OR_HUB_ID", required_unless_present = "url")]
+    pub model: Option<String>,
     /// Cores that the measurement is bound to, as in 0,1, as many as --threads. Default: not bound
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
@@ -61,6 +63,9 @@ pub struct ProfileArgs {
     /// Format of encoder outputs
     #[command(flatten)]
     pub rows: RowArgs,
+    /// A server of another engine
+    #[command(flatten)]
+    pub api: ApiArgs,
 }
 
 /// Measures, writes the file, and prints a summary in Markdown.
@@ -68,6 +73,12 @@ pub struct ProfileArgs {
 /// # Errors
 /// [`CliError`] for a model or store that cannot be used, and for cores that do not exist.
 pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
+    output::check(&args.output)?;
+    if let Some(url) = &args.api.url {
+        let size = api::Size { rounds: args.rounds, is_quick: args.quick, threads: args.compute.threads };
+        let curves = api::measure(&args.api, url, &size).await?;
+        return output::write_curves(&args.output, &curves, None);
+    }
     host::bind(&args.cores, args.compute.threads)?;
     let source = find_model(&args).await?;
     // A store that cannot be opened is an error before minutes of measuring.
@@ -87,17 +98,7 @@ pub async fn run(args: ProfileArgs) -> Result<(), CliError> {
     let provenance = host::provenance(&args.cores, args.rounds, busy, built_from);
     let curves = assemble(&args, measured, opened, provenance, &bar).await?;
     bar.finish_and_clear();
-    curves.check().map_err(|e| CliError::failed("the measured curves cannot be used", &e))?;
-    let text = serde_json::to_string_pretty(&curves);
-    let text = text.map_err(|e| CliError::failed("cannot write the curves as JSON", &e))?;
-    std::fs::write(&args.output, text + "\n")
-        .map_err(|e| CliError::setting(format!("cannot write --output {}", args.output.display()), &e))?;
-    let mut page = markdown::page(&curves);
-    if let Some(busy) = busy.filter(|busy| busy.total() > Busy::DOUBTFUL) {
-        page.push_str(&markdown::warning(busy));
-    }
-    let written = std::io::stdout().lock().write_all(page.as_bytes());
-    written.map_err(|e| CliError::failed("cannot write the summary", &e))
+    output::write_curves(&args.output, &curves, busy)
 }
 
 /// Compute curves of a model.
@@ -108,15 +109,9 @@ struct Measured {
 }
 
 async fn find_model(args: &ProfileArgs) -> Result<ModelSource, CliError> {
-    let mut sources = model::find(std::slice::from_ref(&args.model)).await?;
+    let mut sources = model::find(args.model.as_slice()).await?;
     let source = sources.pop().ok_or_else(|| CliError::Setting("no model to measure".into()))?;
-    let source = ModelSource { format: args.compute.load_format.into(), ..source };
-    let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty());
-    match dir.filter(|dir| !dir.is_dir()) {
-        // An error before minutes of measuring.
-        Some(dir) => Err(CliError::Setting(format!("--output: there is no directory {}", dir.display()))),
-        None => Ok(source),
-    }
+    Ok(ModelSource { format: args.compute.load_format.into(), ..source })
 }
 
 fn compute(source: &ModelSource, args: &ProfileArgs, bar: &ProgressBar) -> Result<Measured, CliError> {
@@ -170,6 +165,7 @@ async fn assemble(
         colocated: profiled.colocated,
         interference: Some(profiled.interference),
         between_steps_us: profiled.between_steps_us,
+        api: None,
     })
 }
 
@@ -204,20 +200,4 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
 fn row_bytes(hidden: usize, dtype: DType) -> usize {
     let scale = if dtype.is_scaled() { size_of::<f32>() } else { 0 };
     hidden * dtype.size() + scale
-}
-
-fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{msg:>10} {wide_bar} {pos}/{len} {elapsed}");
-    ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn progress_on(bar: &ProgressBar) -> impl Fn(&'static str, usize, usize) {
-    |part: &'static str, done: usize, of: usize| {
-        bar.set_message(part);
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-    }
 }

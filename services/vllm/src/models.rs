@@ -95,8 +95,8 @@ fn encoders(
         Encoder {
             modality: v1::Modality::from(*modality).into(),
             fingerprint: fingerprint.as_bytes().to_vec().into(),
-            takes_prompt: false,
             tower: published.map(|published| (&published.tower).into()),
+            ..Encoder::default()
         }
     };
     address.items.iter().map(encoder).collect()

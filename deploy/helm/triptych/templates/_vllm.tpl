@@ -2,10 +2,8 @@
 {{- define "triptych.vllmTransfer" -}}
 {{- $v := .pool.vllm -}}
 {{- /* Of an encoder: it publishes for PD workers of ours, of families that it refuses to start with otherwise. */ -}}
-{{- $accepts := ne .pool.role "encoder" -}}
-{{- range .root.Values.pools }}
-{{- if and (ne (default "" .role) "encoder") (ne (default "" .engine) "vllm") }}{{ $accepts = true }}{{ end -}}
-{{- end -}}
+{{- $ours := include "triptych.hasRole" (dict "root" .root "role" "pd") -}}
+{{- $accepts := or (ne .pool.role "encoder") (ne $ours "") -}}
 {{- $extra := dict "store" "$(EC_STORE)" "accept_proxy_keys" $accepts "patience_s" (int $v.patienceSeconds) -}}
 {{- with $v.fingerprints }}{{ $_ := set $extra "proxy_fingerprints" . }}{{ end -}}
 {{- $role := ternary "ec_producer" "ec_consumer" (eq .pool.role "encoder") -}}

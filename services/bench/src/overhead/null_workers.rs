@@ -105,8 +105,7 @@ fn description() -> v1::DescribeResponse {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::from(Modality::Image).into(),
         fingerprint: fingerprint().as_bytes().to_vec().into(),
-        takes_prompt: false,
-        tower: None,
+        ..v1::worker_model::Encoder::default()
     };
     let model = v1::WorkerModel {
         name: MODEL.into(),

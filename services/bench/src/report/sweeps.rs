@@ -1,6 +1,9 @@
 //! The page of some results: those of one workload, SLO and model are compared in one section, each a line.
 
+use super::cells;
 use super::chart::{Axis, Bar, BarChart, Chart, Limit, LineChart, Scale, Series, Stroke};
+use super::names::{name, short};
+use super::paired_table::paired_table;
 use super::table::{Cell, Table};
 use super::{Report, Section};
 use crate::result::{RateResult, RunResult, SweepResult};
@@ -15,11 +18,6 @@ type Kind = (String, String, String, String);
 fn kind(sweep: &SweepResult) -> Kind {
     let setup = &sweep.setup;
     (setup.model.clone(), setup.workload.clone(), setup.slo.clone(), setup.arrivals.clone())
-}
-
-/// Name of a result among others of its kind.
-pub(super) fn name(sweep: &SweepResult) -> String {
-    sweep.setup.topology.clone().unwrap_or_else(|| sweep.setup.target.clone())
 }
 
 impl Report {
@@ -43,6 +41,7 @@ impl Report {
             report.sections.push(overview(&kinds));
         }
         report.sections.extend(kinds.values().map(|sweeps| section(sweeps)));
+        report.sections.extend(cells::section(sweeps));
         report
     }
 }
@@ -119,7 +118,7 @@ fn overview(kinds: &BTreeMap<Kind, Vec<&SweepResult>>) -> Section {
     let one_model = models.windows(2).all(|pair| pair[0] == pair[1]);
     let rows = kinds.iter().map(|((model, workload, slo, _), sweeps)| {
         let what = if one_model { workload.clone() } else { format!("{model}: {workload}") };
-        let of = |name: &String| sweeps.iter().find(|s| super::sweeps::name(s) == *name);
+        let of = |name: &String| sweeps.iter().find(|s| super::names::name(s) == *name);
         let best = best_rate(sweeps);
         let cells =
             names.iter().map(|name| of(name).map_or_else(|| "–".into(), |sweep| goodput_cell(sweep, best)));
@@ -177,14 +176,6 @@ fn ratio_to_rivals(own: &SweepResult, sweeps: &[&SweepResult]) -> Option<String>
     Some(format!("{:.2}{interval}", ours / theirs))
 }
 
-fn short(rate: f64) -> String {
-    match rate {
-        r if r >= 100.0 => format!("{r:.0}"),
-        r if r >= 10.0 => format!("{r:.1}"),
-        r => format!("{r:.2}"),
-    }
-}
-
 fn section(sweeps: &[&SweepResult]) -> Section {
     let setup = &sweeps[0].setup;
     let mut charts = vec![goodput_curve(sweeps)];
@@ -210,7 +201,7 @@ fn section(sweeps: &[&SweepResult]) -> Section {
             "Model {}, arrivals {}. Bands are from the lowest to the highest of the seeds.",
             setup.model, setup.arrivals
         ),
-        tables: vec![goodput_table(sweeps)],
+        tables: std::iter::once(goodput_table(sweeps)).chain(paired_table(sweeps)).collect(),
         charts,
     }
 }

@@ -28,6 +28,7 @@ pub fn run_result(ran: &Ran, plan: &RunPlan, slo: &Slo, rule: &Rule) -> RunResul
         version: VERSION,
         rate: plan.rate,
         seed: plan.seed,
+        block: None,
         warm_up_s: ran.window.from.as_secs_f64(),
         window_s: ran.window.seconds(),
         n_sent: ran.outcomes.len() as u64,

@@ -1,5 +1,6 @@
 //! Results of a suite, one file for each workload and topology, so that a suite that was interrupted can go on.
 
+use super::runs::StoredRuns;
 use crate::result::SweepResult;
 use crate::topology::Topology;
 use std::fs;
@@ -20,6 +21,26 @@ impl Results {
     pub fn in_dir(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// The runs that the results are of.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn runs(&self) -> io::Result<StoredRuns> {
+        StoredRuns::in_dir(&self.dir.join("runs"))
+    }
+
+    /// Removes a result and its runs.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn forget(&self, workload: &str, topology: &Topology) -> io::Result<()> {
+        match fs::remove_file(self.path(workload, topology)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        self.runs()?.forget(workload, &topology.to_string())
     }
 
     /// File of a result.

@@ -25,7 +25,8 @@ fn reuse(all: &[Offered]) -> f64 {
     items(all).filter(|item| !seen.insert(item.content)).count() as f64 / n
 }
 
-const EVERY: [&str; 12] = [
+const EVERY: [&str; 13] = [
+    "changing:9s|2*text|1*epd-short:images=2",
     "text",
     "random-mm:items=2,items-range=0.5,range=0.3",
     "epd-short",
@@ -52,7 +53,7 @@ fn a_seed_offers_the_same_again_and_another_seed_something_else() {
 
 #[test]
 fn another_rate_changes_when_and_not_what() {
-    for text in EVERY.iter().filter(|t| !t.starts_with("multi-turn")) {
+    for text in EVERY.iter().filter(|t| !t.starts_with("multi-turn") && !t.starts_with("changing")) {
         let workload = Workload::parse(text).expect("a known workload");
         let run = |rate| workload.requests(rate, Arrivals::Own, 3).take(100);
         for (slow, fast) in run(2.0).zip(run(8.0)) {

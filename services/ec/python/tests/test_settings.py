@@ -44,7 +44,9 @@ def the_fingerprint_holds_what_outputs_depend_on(tmp_path) -> None:
 
     def of(name: str = "", **changes) -> bytes:
         hf_config = SimpleNamespace(to_dict=lambda: {"hidden": changes.pop("hidden", 1), "_name_or_path": str(changes)})
-        values = {"model": str(tmp_path), "dtype": "bf16", "mm_processor_kwargs": None, "quantization": None, **changes}
+        # Where vLLM keeps it: of `ModelConfig` it is an argument alone.
+        multimodal = SimpleNamespace(mm_processor_kwargs=changes.pop("mm_processor_kwargs", None))
+        values = {"model": str(tmp_path), "dtype": "bf16", "multimodal_config": multimodal, "quantization": None, **changes}
         return model_fingerprint(SimpleNamespace(model_config=SimpleNamespace(hf_config=hf_config, **values)), name)
 
     base = of()

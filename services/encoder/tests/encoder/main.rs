@@ -6,4 +6,5 @@ mod jobs;
 mod load;
 mod shared;
 mod support;
+mod towers;
 mod watch;

@@ -13,7 +13,7 @@ use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::peer::PeerCacheSettings;
-use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings};
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings, TowerChoice};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -83,18 +83,45 @@ pub async fn start_at(max_jobs: usize, advertised: Advertised) -> Worker {
     start_with(max_jobs, Drain::new(), advertised).await
 }
 
+/// A worker of a model with two towers, `towers`.
+pub struct TowersOf(TowerChoice);
+
+impl TowersOf {
+    /// The tower of this name; all without one.
+    pub fn named(name: &str) -> Self {
+        Self(TowerChoice((!name.is_empty()).then(|| [name.to_owned()].into())))
+    }
+}
+
+/// A worker that holds some towers of a model.
+pub async fn start_towers(towers: TowersOf) -> Worker {
+    let models = vec![source("cogagent_chat", "towers")];
+    start_serving((models, towers.0), 8, Drain::new(), Advertised::Nowhere).await
+}
+
 async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {
+    let models = vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")];
+    start_serving((models, TowerChoice::default()), max_jobs, drain, advertised).await
+}
+
+async fn start_serving(
+    (models, towers): (Vec<ModelSource>, TowerChoice),
+    max_jobs: usize,
+    drain: Drain,
+    advertised: Advertised,
+) -> Worker {
     let (metrics, faults) = (MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
     let grpc = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = grpc.local_addr().expect("an address");
     let advertise = (advertised == Advertised::Here).then(|| address.to_string());
     let config = EncoderConfig {
+        towers,
         model_updates: None,
         worker_id: WorkerId::new("encoder-test"),
         grpc: grpc.into(),
         admin: None,
-        models: vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")],
+        models,
         lora: LoraSettings { updates: Some(golden("")), ..LoraSettings::default() },
         store: Arc::new(Faulty::new(store.clone(), faults.clone())),
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
@@ -137,13 +164,14 @@ impl Worker {
             model: model.into(),
             key: vec![seed; 32].into(),
             modality: encoder.modality,
-            item: if model == "vl" { image() } else { audio() }.into(),
+            item: if model == "speech" { audio() } else { image() }.into(),
             fingerprint: encoder.fingerprint,
             options: None,
             item_is_token_ids: false,
             item_is_embeddings: false,
             fence: 0,
             priority: 0,
+            tower_index: encoder.tower_index,
         }
     }
 

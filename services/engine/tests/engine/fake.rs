@@ -3,7 +3,7 @@
 //! position, row or length, and the completion is another one. What is plainly contradictory it asserts.
 
 use std::collections::{HashSet, VecDeque};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -111,7 +111,7 @@ pub fn info(cross_attention: bool, max_context: usize) -> DecoderInfo {
         vocab: VOCAB,
         n_readable: VOCAB,
         encoder_hidden: HIDDEN,
-        row_parts: NonZeroUsize::MIN,
+        embedded_hidden: HIDDEN,
         max_context,
         cross_attention,
         cross_optional: false,

@@ -31,9 +31,6 @@ pub struct Request {
     /// First token that sees the encoder output.
     #[serde(default)]
     pub first_token: u32,
-    /// First of its rows that are cross-attended to; those before are among the tokens.
-    #[serde(default)]
-    pub cross_first_row: u32,
     /// Of several encoder outputs that it cross-attends to the index and the first token of each, in the place of `rows`.
     #[serde(default)]
     pub images: Vec<(usize, u32)>,
@@ -221,8 +218,8 @@ impl Case {
                     .iter()
                     .map(|(rows, first_token)| CrossInput {
                         item: place(*rows),
-                        first_row: request.cross_first_row,
-                        n_rows: self.outputs[*rows].item().n_tokens - request.cross_first_row,
+                        first_row: 0,
+                        n_rows: self.outputs[*rows].item().n_tokens,
                         first_token: *first_token,
                     })
                     .collect(),

@@ -160,11 +160,7 @@ impl<B: Backend> TransformerDecoder<B> {
         let mut items = None;
         if let Some(rows) = arrays.embeds {
             let stored: Vec<EncodedRows<'_>> = embeds.iter().map(|embed| embed.rows).collect();
-            let values = match self.spec.row_parts().get() {
-                1 => backend.upload_rows(&stored)?,
-                parts => backend.merge_rows(backend.upload_rows(&stored)?, parts)?,
-            };
-            let values = ItemRows::new(values, rows, self.spec.stack.hidden);
+            let values = ItemRows::new(backend.upload_rows(&stored)?, rows, self.spec.stack.hidden);
             values.replace(backend, step, &mut x)?;
             items = Some(values);
         }
@@ -291,7 +287,7 @@ impl<B: Backend> Decoder for TransformerDecoder<B> {
             vocab: spec.vocab,
             n_readable: spec.vocab + spec.head.input_only,
             encoder_hidden,
-            row_parts: spec.row_parts(),
+            embedded_hidden: spec.embedded_hidden(),
             max_context: spec.max_context,
             cross_attention: cross_block_bytes.is_some(),
             cross_optional: self.is_cross_optional(),

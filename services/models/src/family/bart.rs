@@ -190,7 +190,7 @@ pub(super) fn decoder(
             encoder_hidden,
             attention: stack.attention,
             layers: CrossLayers::Every,
-            row_parts: None,
+            embedded_hidden: None,
         }),
         stack,
         embedding_scale,

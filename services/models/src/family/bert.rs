@@ -156,7 +156,7 @@ pub(super) fn decoder(config: &Config<'_>, kind: BertKind) -> Result<TextDecoder
             encoder_hidden: stack.hidden,
             attention: stack.attention,
             layers: CrossLayers::Every,
-            row_parts: None,
+            embedded_hidden: None,
         }),
         embedding_scale: 1.0,
         head: HeadSpec {

@@ -12,7 +12,6 @@ use super::Config;
 use super::image_keys;
 use crate::error::ModelError;
 use crate::spec::*;
-use std::num::NonZeroUsize;
 use triptych_core::Modality;
 use triptych_kernels::ops::{Activation, AttentionShape, RopePairs};
 
@@ -24,7 +23,7 @@ const PROJECTOR_NORM_EPS: f32 = 1e-5;
 const HIGH_NORM_EPS: f32 = 1e-6;
 /// Patches on a side of an image.
 const MAX_SIDE: usize = 1024;
-/// Rows of an image, of which the published sizes make 7432.
+/// Rows of an image of both towers, of which the published sizes make 6658.
 const MAX_ROWS: usize = 1 << 20;
 /// Patches on a side of the grid that the large image's tower was first trained with.
 const TRAINED_SIDE: usize = 16;
@@ -138,12 +137,12 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
     let mut encoder = low(config, &config.section("vision_config", "vision_config.")?)?;
     let high = high(config)?;
     let n_patches = |spec: &EncoderSpec| spec.stem.fixed_grid().map_or(0, |grid| grid[0] * grid[1]);
-    let n_rows = (n_patches(&encoder) + 2) * decoder.row_parts().get() + n_patches(&high);
+    let n_rows = n_patches(&encoder) + 2 + n_patches(&high);
     if n_rows > MAX_ROWS {
         let expected = format!("sizes of both images that make at most {MAX_ROWS} rows, not {n_rows}");
         return Err(config.unsupported("cross_image_size", config.size("cross_image_size")?, expected));
     }
-    encoder.extras.second = Some(Box::new(high));
+    encoder.extras.tower = Some(TowerSpec { name: "low", further: vec![high] });
     Ok(ModelSpec { encoder: Some(encoder), decoder })
 }
 
@@ -151,7 +150,6 @@ fn decoder(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     config.must_be_off("tie_word_embeddings")?;
     let hidden = config.size("hidden_size")?;
     let cross_hidden = config.size("cross_hidden_size")?;
-    let n_parts = config.share("cross_hidden_size", hidden, cross_hidden)?;
     let inner = config.size("cross_compute_hidden_size")?;
     if inner != cross_hidden {
         let expected = format!("{cross_hidden}, cross_hidden_size");
@@ -193,7 +191,7 @@ fn decoder(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
             encoder_hidden: cross_hidden,
             attention: attention(config, inner, n_heads)?,
             layers: CrossLayers::Every,
-            row_parts: NonZeroUsize::new(n_parts),
+            embedded_hidden: Some(hidden),
         }),
         embedding_scale: 1.0,
         head: HeadSpec::plain(false),
@@ -318,6 +316,7 @@ fn high(config: &Config<'_>) -> Result<EncoderSpec, ModelError> {
         extras: EncoderExtras {
             sub_norms: Some(["attn.inner_attn_ln", "mlp.ffn_ln"]),
             added: AddedTables { stem: Some("vit.model.pos_embed"), patches: Some("pos_embed") },
+            tower: Some(TowerSpec { name: "high", further: Vec::new() }),
             ..EncoderExtras::default()
         },
         projector: Some(patches_only(&NO_PROJECTION)),

@@ -150,7 +150,7 @@ fn text(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
                 ..attention
             },
             layers: CrossLayers::Instead(CrossInstead { layers, names: &INSTEAD }),
-            row_parts: None,
+            embedded_hidden: None,
         }),
         embedding_scale: 1.0,
         head: HeadSpec { input_only: N_INPUT_ONLY, ..HeadSpec::plain(false) },

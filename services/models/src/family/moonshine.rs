@@ -89,7 +89,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
                 encoder_hidden: decoder.hidden,
                 attention: decoder.attention,
                 layers: CrossLayers::Every,
-                row_parts: None,
+                embedded_hidden: None,
             }),
             stack: decoder,
             embedding_scale: 1.0,

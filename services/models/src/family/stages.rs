@@ -6,7 +6,7 @@ use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::{
     AnyResolutionProcessor, AspectRatioProcessor, CanvasProcessor, CanvasSettings, ImageProcessor,
     ImageSettings, LongestEdgeProcessor, PanAndScanProcessor, SlidingWindowsProcessor, SplitProcessor,
-    TileProcessor, TwoSizesProcessor, ViewsProcessor,
+    SquareTowerProcessor, TileProcessor, ViewsProcessor,
 };
 use crate::preprocess::{
     CaptionProcessor, Preprocess, QwenProcessor, TextProcessor, VideoKind, VideoProcessor, VideoSettings,
@@ -40,8 +40,8 @@ impl Family {
         if let Some(windows) = SlidingWindowsProcessor::new(spec) {
             return Ok(Arc::new(windows));
         }
-        if let Some(two_sizes) = TwoSizesProcessor::new(spec) {
-            return Ok(Arc::new(two_sizes));
+        if let Some(tower) = SquareTowerProcessor::new(spec) {
+            return Ok(Arc::new(tower));
         }
         Ok(match spec.stem {
             StemSpec::Captioned(ref captioned) => {
@@ -300,13 +300,9 @@ fn tower_rows(spec: &ModelSpec) -> TowerRows {
     let n_patches = |encoder: &EncoderSpec| {
         encoder.stem.fixed_grid().and_then(|grid| encoder.image_tokens(grid)).unwrap_or_default() as u32
     };
-    let first = spec.encoder.as_ref();
-    let second = first.and_then(|encoder| encoder.extras.second.as_deref());
-    TowerRows {
-        n_tokens: first.map_or(0, |encoder| n_patches(encoder) + encoder.extras.learned_rows.len() as u32),
-        row_parts: spec.decoder.row_parts().get() as u32,
-        n_cross: second.map_or(0, n_patches),
-    }
+    let mut towers = spec.encoder.iter().flat_map(EncoderSpec::towers);
+    let n_tokens = |encoder: &EncoderSpec| n_patches(encoder) + encoder.extras.learned_rows.len() as u32;
+    TowerRows { n_tokens: towers.next().map_or(0, n_tokens), n_cross: towers.next().map_or(0, n_patches) }
 }
 
 /// Refuses a processor setting that is not what the encoder was built for.

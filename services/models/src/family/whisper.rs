@@ -50,7 +50,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<ModelSpec, ModelError> {
             encoder_hidden: hidden,
             attention: stack_of_decoder.attention,
             layers: CrossLayers::Every,
-            row_parts: None,
+            embedded_hidden: None,
         }),
         stack: stack_of_decoder,
         embedding_scale: 1.0,

@@ -5,15 +5,17 @@
 
 use super::{CONFIG, FootprintBackend, Model};
 use crate::decoder::{Decoder, TransformerDecoder};
-use crate::encoder::{Encoder, TowersEncoder, TransformerEncoder};
+use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
+use crate::preprocess::Preprocess;
 use crate::quantization::Quantization;
 use crate::spec::{EncoderSpec, StemSpec};
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
 use std::io::Cursor;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use triptych_core::limits::Limits;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{ItemOptions, Modality};
@@ -40,6 +42,13 @@ impl BytesByPrecision {
     #[must_use]
     pub fn times(self, n: usize) -> Self {
         self.map(|bytes| bytes.saturating_mul(n))
+    }
+
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |of: fn(&Self) -> usize| of(&self).saturating_add(of(&other));
+        Self::of([sum(|s| s.f32), sum(|s| s.bf16), sum(|s| s.int8), sum(|s| s.int4)])
     }
 
     /// From one number for each precision, in the order of [`PRECISIONS`].
@@ -137,12 +146,27 @@ pub struct ExpertsInventory {
 /// The encoder stage, and what leaves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderInventory {
-    /// Its tensors.
+    /// Its tensors, of all towers.
     pub stage: StageInventory,
-    /// Bytes of an encoder row in transfer.
+    /// Bytes of an encoder row in transfer; of several towers the widest row's.
     pub row: BytesByPrecision,
     /// An item of the model's kind.
     pub example: ExampleItem,
+    /// Towers that can be on workers of their own; empty: there is one.
+    pub towers: Vec<TowerInventory>,
+}
+
+/// A tower of an encoder in which several read the same item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TowerInventory {
+    /// Its name.
+    pub name: &'static str,
+    /// Its tensors.
+    pub stage: StageInventory,
+    /// Bytes of a row of its output in transfer.
+    pub row: BytesByPrecision,
+    /// Rows of the example.
+    pub n_rows: usize,
 }
 
 impl Model {
@@ -221,18 +245,30 @@ impl Model {
         &self,
         spec: &EncoderSpec,
     ) -> Result<(EncoderInventory, BTreeSet<String>), ModelError> {
+        let load = |spec: &EncoderSpec, weights: &Weights, backend: &FootprintBackend| {
+            // Not behind `dyn` either.
+            TransformerEncoder::load(spec, weights, &backend.for_encoders()).map(|loaded| loaded.hidden())
+        };
         let mut hidden = 0;
         let (stage, names) = self.stage(|weights, backend| {
-            let backend = &backend.for_encoders();
-            // Not behind `dyn` either.
-            hidden = match spec.extras.second {
-                Some(_) => TowersEncoder::load(spec, weights, backend)?.hidden(),
-                None => TransformerEncoder::load(spec, weights, backend)?.hidden(),
-            };
+            for tower in spec.towers() {
+                hidden = hidden.max(load(tower, weights, backend)?);
+            }
             Ok(())
         })?;
-        let row = BytesByPrecision::of([4, 2, 2, 2]).times(hidden);
-        Ok((EncoderInventory { stage, row, example: self.example(spec) }, names))
+        let row_of = |hidden| BytesByPrecision::of([4, 2, 2, 2]).times(hidden);
+        let (example, n_rows) = self.example(spec);
+        let tower = |(tower, n_rows): (&EncoderSpec, usize)| {
+            let mut hidden = 0;
+            let (stage, _) = self.stage(|weights, backend| {
+                hidden = load(tower, weights, backend)?;
+                Ok(())
+            })?;
+            Ok(TowerInventory { name: tower.tower_name(), stage, row: row_of(hidden), n_rows })
+        };
+        let several = spec.towers().zip(n_rows).filter(|(tower, _)| tower.extras.tower.is_some());
+        let towers = several.map(tower).collect::<Result<_, ModelError>>()?;
+        Ok((EncoderInventory { stage, row: row_of(hidden), example, towers }, names))
     }
 
     /// Loads a stage on a [`FootprintBackend`], once for each precision. Returns its inventory and the names of its tensors.
@@ -262,8 +298,8 @@ impl Model {
         Ok((stage, names))
     }
 
-    /// A plain item of the model's kind, with the rows that its own processor makes of it.
-    fn example(&self, spec: &EncoderSpec) -> ExampleItem {
+    /// A plain item of the model's kind, with the rows that its own processor makes of it, and those of each tower.
+    fn example(&self, spec: &EncoderSpec) -> (ExampleItem, Vec<usize>) {
         let modality = spec.modality;
         let (item, bytes) = match modality {
             Modality::Text => {
@@ -273,18 +309,21 @@ impl Model {
                 };
                 let n_rows = longest.min(512);
                 let item = format!("a text of {n_rows} tokens");
-                return ExampleItem { item, n_rows, n_cross_rows: n_rows };
+                return (ExampleItem { item, n_rows, n_cross_rows: n_rows }, vec![n_rows]);
             }
             Modality::Audio => ("30 s of audio", silence(30)),
             Modality::Image | Modality::Video => ("an image of 1024 x 768", blank(1024, 768)),
         };
-        let input = self.preprocess.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
         // A processor that refuses a plain item has no example.
-        let n_rows = input.map_or(0, |input| input.n_tokens as usize);
-        // Of two towers only the second one's.
-        let second = spec.extras.second.as_deref();
-        let of_second = second.and_then(|second| second.image_tokens(second.stem.fixed_grid()?));
-        ExampleItem { item: item.to_owned(), n_rows, n_cross_rows: of_second.unwrap_or(n_rows) }
+        let rows_of = |processor: &Arc<dyn Preprocess>| {
+            let input = processor.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
+            input.map_or(0, |input| input.n_tokens as usize)
+        };
+        let n_rows: Vec<usize> = self.processors.iter().map(rows_of).collect();
+        // Of several towers only the last one's.
+        let n_cross_rows = n_rows.last().copied().unwrap_or_default();
+        let item = item.to_owned();
+        (ExampleItem { item, n_rows: n_rows.iter().sum(), n_cross_rows }, n_rows)
     }
 }
 

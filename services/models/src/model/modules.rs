@@ -18,7 +18,7 @@ impl Model {
         let spec = self.spec.encoder.as_ref();
         let takes = |spec: &&EncoderSpec| {
             !matches!(spec.stem, StemSpec::Tiles(_) | StemSpec::Sam(_) | StemSpec::SquareViews(_))
-                && spec.extras.second.is_none()
+                && spec.extras.tower.is_none()
         };
         let Some(spec) = spec.filter(takes) else {
             return Ok(EncoderModules::default());

@@ -20,7 +20,7 @@ mod sliding_windows;
 mod split;
 mod square_tiles;
 mod tiles;
-mod two_sizes;
+mod square_tower;
 mod views;
 
 pub use any_resolution::AnyResolutionProcessor;
@@ -41,8 +41,8 @@ pub use resize::smart_resize;
 pub use settings::{ImageSettings, PixelCount, ResizeFilter};
 pub use sliding_windows::SlidingWindowsProcessor;
 pub use split::SplitProcessor;
+pub use square_tower::SquareTowerProcessor;
 pub use tiles::TileProcessor;
-pub use two_sizes::TwoSizesProcessor;
 pub use views::ViewsProcessor;
 
 use super::{EncoderInput, Features, Preprocess};

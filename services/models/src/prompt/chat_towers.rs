@@ -32,22 +32,13 @@ const BASE: &str = "{% if messages | length != 1 or messages[0].role != 'user' %
     {{ raise_exception('this model goes on from one text: send one message of the user') }}{% endif %}\
     {{ messages[0].content }}";
 
-/// Rows of an image's encoder output.
+/// Rows of an image's two encoder outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TowerRows {
-    /// Tokens that the first tower's rows stand for: a row before the patches, the patches, a row behind them.
+    /// Rows of the first tower, which stand among the tokens: a row before the patches, the patches, a row behind them.
     pub n_tokens: u32,
-    /// Rows of the output that stand for one of them.
-    pub row_parts: u32,
-    /// Rows of the second tower.
+    /// Rows of the second tower, which are cross-attended to.
     pub n_cross: u32,
-}
-
-impl TowerRows {
-    /// Rows of the output before those of the second tower.
-    fn first_cross(self) -> u32 {
-        self.n_tokens * self.row_parts
-    }
 }
 
 /// Lays out conversations about one image.
@@ -118,23 +109,25 @@ impl ChatTowers {
         Ok(ids)
     }
 
-    /// Checks the one image.
+    /// Checks the one image, of which each tower has an output.
     fn check_items(&self, items: &[EncodedItem]) -> Result<(), PromptError> {
-        let [item] = items else {
+        let [low, high] = items else {
             let text = format!(
                 "the request has {} items, this model reads one image with every prompt",
-                items.len()
+                items.len().div_ceil(2)
             );
             return Err(PromptError::Invalid(text));
         };
-        if item.modality != Modality::Image {
+        if let Some(item) = items.iter().find(|item| item.modality != Modality::Image) {
             let text = format!("item 0 is {}, this model reads image items", item.modality);
             return Err(PromptError::Invalid(text));
         }
-        match self.rows.first_cross() + self.rows.n_cross {
-            n if n == item.n_tokens => Ok(()),
-            n => {
-                let text = format!("item 0 has {} rows, an image of this model has {n}", item.n_tokens);
+        let found = [low.n_tokens, high.n_tokens];
+        match [self.rows.n_tokens, self.rows.n_cross] {
+            known if known == found => Ok(()),
+            known => {
+                let text =
+                    format!("item 0 has {found:?} rows of its towers, an image of this model has {known:?}");
                 Err(PromptError::Invalid(text))
             }
         }
@@ -158,18 +151,14 @@ impl ChatTowers {
         // Bounded by the context, which fits.
         let next_position = 4 + text.len() as u32;
         let positions = std::iter::once(0).chain(of_image).chain(4..next_position).map(|p| [p; 3]).collect();
-        let item = ItemIdx(0);
+        // Outputs of the first tower and of the second.
+        let [low, high] = [0, 1].map(ItemIdx);
         Ok(PreparedSequence {
             tokens,
             positions,
             next_position,
-            spans: vec![ItemSpan { item, first_row: 0, first_token: 1, n_tokens: n_image }],
-            cross: vec![CrossInput {
-                item,
-                first_row: self.rows.first_cross(),
-                n_rows: self.rows.n_cross,
-                first_token: 0,
-            }],
+            spans: vec![ItemSpan { item: low, first_row: 0, first_token: 1, n_tokens: n_image }],
+            cross: vec![CrossInput { item: high, first_row: 0, n_rows: self.rows.n_cross, first_token: 0 }],
             rules: self.rules.clone(),
             end_tokens: self.end_tokens.clone(),
             output: OutputKind::Text,

@@ -33,9 +33,17 @@ pub struct EncoderExtras {
     ///
     /// [`ProjectedRows::Patches`]: super::ProjectedRows::Patches
     pub reduction: Option<ReductionSpec>,
-    /// A second tower that reads the same image. Its rows follow, and where they are narrower each row of the first tower becomes
-    /// several of their width.
-    pub second: Option<Box<EncoderSpec>>,
+    /// The tower's place among those that read the same item; `None`: it is the only one.
+    pub tower: Option<TowerSpec>,
+}
+
+/// A tower of a model in which several read the same item. Each has an encoder output of its own, with rows of its own width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TowerSpec {
+    /// Name of the tower, in settings and messages.
+    pub name: &'static str,
+    /// Of the first tower: those after it.
+    pub further: Vec<EncoderSpec>,
 }
 
 /// Names of learned tables with a row for each row of an image, or for each of its patches; bare parameters.

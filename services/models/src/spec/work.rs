@@ -1,7 +1,5 @@
 //! Numbers that follow from a spec: arithmetic of a decoder's parts beside each other, in products with weights.
 
-use std::num::NonZeroUsize;
-
 use super::{DecoderSpec, FeedForwardKind, FeedForwardSpec, GatedDeltaSpec, ItemsSpec, StackSpec};
 
 impl DecoderSpec {
@@ -24,11 +22,11 @@ impl DecoderSpec {
         token.checked_div(row).unwrap_or(1).max(1)
     }
 
-    /// Encoder rows that together are one row among the tokens.
-    pub fn row_parts(&self) -> NonZeroUsize {
+    /// Width of encoder rows in the place of token embeddings.
+    pub fn embedded_hidden(&self) -> usize {
         match &self.items {
-            ItemsSpec::CrossAttention(cross) => cross.row_parts.unwrap_or(NonZeroUsize::MIN),
-            ItemsSpec::Embedded { .. } => NonZeroUsize::MIN,
+            ItemsSpec::CrossAttention(cross) => cross.embedded_hidden.unwrap_or(cross.encoder_hidden),
+            ItemsSpec::Embedded { levels, .. } => self.stack.hidden * (1 + levels),
         }
     }
 }

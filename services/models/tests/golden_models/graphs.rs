@@ -10,7 +10,7 @@ use image::{DynamicImage, ImageFormat, RgbImage};
 use std::io::Cursor;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::limits::Limits;
-use triptych_core::{ItemOptions, Modality};
+use triptych_core::{EncoderId, ItemOptions, Modality};
 use triptych_cuda_standin::Standin;
 use triptych_kernels::{Backend, Precision};
 use triptych_models::encoder::{Encoder, EncoderGraphConfig};
@@ -97,20 +97,23 @@ fn item(modality: Modality, size: usize, seed: u64) -> Vec<u8> {
     }
 }
 
-fn inputs(case: &Case, modality: Modality, seed: u64) -> Vec<EncoderInput> {
+fn inputs(case: &Case, id: impl Into<EncoderId>, seed: u64) -> Vec<EncoderInput> {
     let (model, limits) = (case.model(), Limits::default());
+    let id = id.into();
+    let modality = id.modality;
+    let (_, processor) = model.encoders().find(|(known, _)| *known == id).expect("an encoder");
     let prepare = |size: usize| {
         let bytes = item(modality, size, seed + size as u64);
         // Texts of three lengths.
-        let prompt = model.preprocess().takes_prompt().then(|| "a graph ".repeat(1 + size / 2));
+        let prompt = processor.takes_prompt().then(|| "a graph ".repeat(1 + size / 2));
         let options = ItemOptions { prompt, ..ItemOptions::default() };
-        model.preprocess().preprocess(modality, &bytes, &options, &limits).expect("an item")
+        processor.preprocess(modality, &bytes, &options, &limits).expect("an item")
     };
     (0..6).map(prepare).collect()
 }
 
-fn encoder<B: Backend>(case: &Case, modality: Modality, backend: &B) -> Box<dyn Encoder> {
-    case.model().load_encoder(modality, backend).expect("encoder weights")
+fn encoder<B: Backend>(case: &Case, id: impl Into<EncoderId>, backend: &B) -> Box<dyn Encoder> {
+    case.model().load_encoder(id, backend).expect("encoder weights")
 }
 
 fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -134,10 +137,6 @@ fn budgets(inputs: &[EncoderInput]) -> Vec<usize> {
 
 /// Output tokens that are computed of an item: of tiles all, learned rows not.
 fn n_computed(case: &Case, input: &EncoderInput) -> usize {
-    if let Features::Towers(inputs) = &input.features {
-        let [first, second] = inputs.each_ref().map(|input| n_computed(case, input));
-        return first * case.model().spec().decoder.row_parts().get() + second;
-    }
     let Features::Tiles { patches, .. } = &input.features else { return input.n_tokens as usize };
     let model = case.model();
     let encoder = model.spec().encoder.as_ref().expect("an encoder");
@@ -149,38 +148,39 @@ fn n_computed(case: &Case, input: &EncoderInput) -> usize {
 fn replays_are_eager(precision: Precision, cases: &[(&str, Modality)]) {
     for &(name, modality) in cases {
         let case = Case::open(name);
-        let backend = cuda(precision);
-        let mut eager = encoder(&case, modality, &backend);
-        let mut graphed = encoder(&case, modality, &backend);
-        let items = inputs(&case, modality, 1);
-        let config =
-            EncoderGraphConfig { budgets: budgets(&items), max_items: 3, ..EncoderGraphConfig::default() };
-        graphed.use_graphs(&config);
-        let mut seed = 0x5eed;
-        for round in 0..3 {
-            let n_items = 1 + random(&mut seed, 4);
-            // Other values in each round, and other sizes in each place.
-            let items = inputs(&case, modality, 100 * round);
-            let batch: Vec<&EncoderInput> = (0..n_items).map(|_| &items[random(&mut seed, 6)]).collect();
-            let expected = eager.encode(&batch).expect("a batch");
-            let mut shares = 0;
-            let rows = graphed.encode_in_parts(&batch, &mut |tokens| shares += tokens).expect("a batch");
-            let sizes: Vec<u32> = batch.iter().map(|input| input.n_tokens).collect();
-            assert!(rows.iter().flatten().all(|value| value.is_finite()), "{name} {sizes:?}");
-            assert_eq!(
-                bits(&rows),
-                bits(&expected),
-                "{name} {precision:?} {sizes:?} in {:?}",
-                config.budgets
-            );
-            let computed: usize = batch.iter().map(|input| n_computed(&case, input)).sum();
-            assert_eq!(shares, computed, "{name}: shares of {sizes:?}");
+        for (id, _) in case.model().encoders().filter(|(id, _)| id.modality == modality) {
+            replays_of_an_encoder_are_eager(precision, name, (&case, id));
         }
-        let stats = graphed.graph_stats();
-        assert!(stats.replays > 0 && stats.graphs > 0 && stats.n_bytes > 0, "{name}: {stats:?}");
-        assert!(stats.padding_tokens < stats.tokens, "{name}: {stats:?}");
-        assert_eq!(eager.graph_stats(), GraphStats::default());
     }
+}
+
+fn replays_of_an_encoder_are_eager(precision: Precision, name: &str, (case, id): (&Case, EncoderId)) {
+    let backend = cuda(precision);
+    let mut eager = encoder(case, id, &backend);
+    let mut graphed = encoder(case, id, &backend);
+    let items = inputs(case, id, 1);
+    let config =
+        EncoderGraphConfig { budgets: budgets(&items), max_items: 3, ..EncoderGraphConfig::default() };
+    graphed.use_graphs(&config);
+    let mut seed = 0x5eed;
+    for round in 0..3 {
+        let n_items = 1 + random(&mut seed, 4);
+        // Other values in each round, and other sizes in each place.
+        let items = inputs(case, id, 100 * round);
+        let batch: Vec<&EncoderInput> = (0..n_items).map(|_| &items[random(&mut seed, 6)]).collect();
+        let expected = eager.encode(&batch).expect("a batch");
+        let mut shares = 0;
+        let rows = graphed.encode_in_parts(&batch, &mut |tokens| shares += tokens).expect("a batch");
+        let sizes: Vec<u32> = batch.iter().map(|input| input.n_tokens).collect();
+        assert!(rows.iter().flatten().all(|value| value.is_finite()), "{name} {sizes:?}");
+        assert_eq!(bits(&rows), bits(&expected), "{name} {precision:?} {sizes:?} in {:?}", config.budgets);
+        let computed: usize = batch.iter().map(|input| n_computed(case, input)).sum();
+        assert_eq!(shares, computed, "{name}: shares of {sizes:?}");
+    }
+    let stats = graphed.graph_stats();
+    assert!(stats.replays > 0 && stats.graphs > 0 && stats.n_bytes > 0, "{name}: {stats:?}");
+    assert!(stats.padding_tokens < stats.tokens, "{name}: {stats:?}");
+    assert_eq!(eager.graph_stats(), GraphStats::default());
 }
 
 /// Every case of a modality.

@@ -198,7 +198,7 @@ fn admit<'a>(
             starts_at,
             state_slot: (sequences.len() - 1 - i) as u32,
             whole_items: info.mutual_items,
-            embed_width: s.hidden * info.row_parts.get(),
+            embed_width: info.embedded_hidden,
         });
     }
     running
@@ -291,14 +291,13 @@ impl Batch {
         }
         let among = if s.sees_items { &[][..] } else { &s.own.embeds };
         for (at, rows) in among {
-            let hidden = s.own.hidden;
             let width = s.embed_width;
             let from = first.max(*at);
             let span_end = at + rows.len() / width;
             let to = end.min(span_end);
             if from < to {
-                let rows = stored(&rows[(from - at) * width..(to - at) * width], hidden);
-                self.embeds.push((first_row + from - first, hidden, rows, to == span_end));
+                let rows = stored(&rows[(from - at) * width..(to - at) * width], width);
+                self.embeds.push((first_row + from - first, width, rows, to == span_end));
             }
         }
         for ((slots, tables), blocks) in self.own.iter_mut().zip(&s.blocks) {

@@ -6,7 +6,7 @@ use triptych_core::Modality;
 use triptych_kernels::Precision;
 use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
-use triptych_models::encoder::{TowersEncoder, TransformerEncoder};
+use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
 use triptych_models::model::FootprintBackend;
 use triptych_models::weights::Weights;
@@ -29,9 +29,8 @@ fn check(name: &str, config: &serde_json::Value, differences: &LoadDifferences) 
     assert_eq!(encoder.modality, Modality::Image);
     let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
-    match encoder.extras.second {
-        Some(_) => drop(TowersEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
-        None => drop(TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors")),
+    for tower in encoder.towers() {
+        TransformerEncoder::load(tower, &weights, &backend).expect("encoder tensors");
     }
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");
     let as_stored = |name: &str| !differences.not_as_stored.iter().any(|part| name.contains(part));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::meters::MetricFamilies;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use triptych_core::item::from_f32;
 use triptych_core::{
@@ -49,7 +48,7 @@ impl Decoder for AligningDecoder {
             vocab: 2,
             n_readable: 2,
             encoder_hidden: 1,
-            row_parts: NonZeroUsize::MIN,
+            embedded_hidden: 1,
             max_context: 64,
             cross_attention: true,
             cross_optional: false,

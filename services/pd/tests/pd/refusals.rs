@@ -1,9 +1,10 @@
 //! Invalid requests: each is refused as such, and the worker goes on.
 
-use crate::support::{Pd, about, sampled, start, words};
+use crate::support::{Pd, about, sampled, source, start, start_changed, words};
 use tonic::Code;
-use triptych_core::Extent;
 use triptych_core::sampling::Constraint;
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality};
+use triptych_pd::PdConfig;
 use triptych_proto::v1;
 
 async fn check(pd: &Pd, what: &str, request: v1::PdGenerateRequest, expect: Code) {
@@ -83,4 +84,37 @@ async fn a_model_that_is_not_here_is_not_found_and_its_name_does_not_overflow_th
         check(&pd, "unknown model", request, Code::NotFound).await;
     }
     pd.until_metric("triptych_requests_total{model=\"unknown\",outcome=\"not_found\"}", 2.0).await;
+}
+
+#[tokio::test]
+async fn outputs_of_towers_come_in_their_order_one_for_each() {
+    let models = vec![source("cogagent_chat", "towers")];
+    let pd = start_changed(|config| PdConfig { models, ..config }).await;
+    let described = pd.client().describe(v1::DescribeRequest {}).await.unwrap().into_inner();
+    let encoders = &described.models[0].encoders;
+    let names: Vec<_> = encoders.iter().map(|e| (e.tower_index, e.tower_name.as_str())).collect();
+    assert_eq!(names, [(0, "low"), (1, "high")]);
+    let output = |tower: usize| EncodedItem {
+        key: ContentKey::from_bytes([7; 32]),
+        fingerprint: Fingerprint::from_slice(&encoders[tower].fingerprint).unwrap(),
+        modality: Modality::Image,
+        n_tokens: 18,
+        hidden: 32,
+        dtype: DType::F32,
+        extent: Extent::Grid { t: 1, h: 4, w: 4 },
+        checksum: [1; 32],
+    };
+    for (towers, expect) in [
+        (&[1, 0][..], "encoder fingerprints differ"),
+        (&[0, 0], "encoder fingerprints differ"),
+        (&[0], "1 encoder outputs for items that each have 2"),
+        (&[0, 1, 0], "3 encoder outputs for items that each have 2"),
+        // The rest is the prompt's to say.
+        (&[0, 1], "item 0 has [18, 18] rows of its towers, an image of this model has [18, 36]"),
+    ] {
+        let items: Vec<EncodedItem> = towers.iter().map(|tower| output(*tower)).collect();
+        let request = v1::PdGenerateRequest { model: "towers".into(), ..about(&items, 4) };
+        let refused = pd.generate(request).await.expect_err(expect);
+        assert!(refused.message().contains(expect), "{towers:?}: {refused}");
+    }
 }

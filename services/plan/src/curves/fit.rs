@@ -7,10 +7,10 @@
 
 /// A measured point: what was given, and the time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FitPoint<const N: usize> {
-    pub(super) terms: [f64; N],
-    pub(super) p50_us: f64,
-    pub(super) p95_us: f64,
+pub(crate) struct FitPoint<const N: usize> {
+    pub(crate) terms: [f64; N],
+    pub(crate) p50_us: f64,
+    pub(crate) p95_us: f64,
 }
 
 /// Error of the sum without corrections.
@@ -95,7 +95,7 @@ impl<const N: usize> Surface<N> {
 
 /// Weights that are not negative and make the sum of squared relative errors least: the most negative one is held at
 /// nothing until none is.
-fn least_squares<const N: usize>(points: &[FitPoint<N>]) -> [f64; N] {
+pub(crate) fn least_squares<const N: usize>(points: &[FitPoint<N>]) -> [f64; N] {
     let largest: [f64; N] =
         std::array::from_fn(|i| points.iter().map(|p| p.terms[i].abs()).fold(0.0, f64::max));
     let mut free: [bool; N] = std::array::from_fn(|i| largest[i] > 0.0);

@@ -26,6 +26,9 @@ pub struct KvSizes {
     /// Bytes that weights leave free on a device with memory of its own; `None`: the caches are in the host's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<usize>,
+    /// Tokens that the KV cache of a worker holds, where the worker said so; before `device_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_tokens: Option<usize>,
     /// Rows of encoder output that a sequence may cross-attend to; `None`: not known, or not bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cross_rows: Option<usize>,
@@ -48,6 +51,7 @@ impl Default for KvSizes {
             max_context: 0,
             cross_rows_per_token: 0,
             device_bytes: None,
+            capacity_tokens: None,
             max_cross_rows: None,
             groups: KvCacheGroups::FULL,
             state_slot_bytes: None,
@@ -65,6 +69,7 @@ impl KvSizes {
             max_context: info.max_context,
             cross_rows_per_token: info.cross_rows_per_token,
             device_bytes: None,
+            capacity_tokens: None,
             max_cross_rows,
             groups: info.kv_groups,
             state_slot_bytes: info.state_slot_bytes,
@@ -79,7 +84,7 @@ impl KvSizes {
             vocab: VOCAB,
             n_readable: VOCAB,
             encoder_hidden: 1,
-            row_parts: NonZeroUsize::MIN,
+            embedded_hidden: 1,
             max_context: self.max_context,
             cross_attention: self.cross_row_bytes > 0,
             cross_optional: true,

@@ -126,5 +126,6 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         colocated: ColocationSlowdown::default(),
         interference: None,
         between_steps_us: 0.0,
+        api: None,
     }
 }

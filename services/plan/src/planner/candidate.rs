@@ -1,7 +1,7 @@
 //! A cluster that the planner compares.
 
 use super::question::Question;
-use crate::curves::CostCurves;
+use crate::curves::{ApiEncoders, CostCurves};
 use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
@@ -125,10 +125,16 @@ impl Candidate {
             (false, budget) => format!(", encoder token budget {budget}"),
         };
         let threads = self.curves.threads;
+        let engine = match &self.curves.api {
+            None => String::new(),
+            Some(api) if api.encoders == ApiEncoders::Ours => format!(", our encoders before {}", api.name()),
+            Some(api) => format!(", {}", api.name()),
+        };
         format!(
-            "{} ({threads} {}{turns})",
+            "{} ({threads} {}{}{engine})",
             self.shape.name(),
-            if threads == 1 { "core each" } else { "cores each" }
+            if threads == 1 { "core each" } else { "cores each" },
+            if self.curves.api.is_some() { "" } else { &turns },
         )
     }
 
@@ -137,6 +143,7 @@ impl Candidate {
         self.shape == other.shape
             && self.settings == other.settings
             && self.curves.threads == other.curves.threads
+            && self.curves.api == other.curves.api
     }
 
     /// Workers of both kinds.
@@ -162,7 +169,13 @@ impl Candidate {
             ..EngineSettings::default()
         };
         let kv = &self.curves.kv;
-        let engine = kv.device_bytes.map_or(engine, |free| engine.on_device(free, 1, &kv.decoder()));
+        let engine = match (kv.capacity_tokens, kv.device_bytes) {
+            (Some(n), _) => {
+                EngineSettings { self_kv_bytes: Some(n.saturating_mul(kv.token_bytes)), ..engine }
+            }
+            (None, Some(free)) => engine.on_device(free, 1, &kv.decoder()),
+            (None, None) => engine,
+        };
         let pd = PdSpec { engine, ..PdSpec::default() };
         let batch = BatchLimits {
             max_tokens: settings.batch_tokens,

@@ -1,7 +1,11 @@
 //! A plan as what an operator types: command lines, and the `pools` of the Helm chart's values.
 
+mod vllm;
+
 use super::candidate::{Candidate, Shape};
+use crate::curves::ApiEncoders;
 use std::fmt::Write as _;
+use vllm::Job;
 
 /// Ports of the workers of a cluster on one host.
 const FIRST_PORT: usize = 7001;
@@ -9,6 +13,32 @@ const FIRST_PORT: usize = 7001;
 const KV_FLAG: &str = "--kv-cache-dtype";
 /// Most workers that are listed one by one.
 const LISTED: usize = 16;
+
+/// A worker's command line and its flag of the proxy.
+struct Kind {
+    line: String,
+    flag: &'static str,
+    /// True if it is a vLLM server.
+    is_vllm: bool,
+    n: usize,
+}
+
+impl Kind {
+    /// The line with an address, and the flag with it.
+    fn at(&self, host: &str, port: usize) -> (String, String) {
+        let (line, flag) = (&self.line, self.flag);
+        match self.is_vllm {
+            true => (format!("{line} --port {port}"), format!("{flag} vllm+http://{host}:{port}")),
+            false => (format!("{line} --grpc {host}:{port}"), format!("{flag} {host}:{port}")),
+        }
+    }
+}
+
+/// Encoders and PD workers that are vLLM servers.
+fn foreign(candidate: &Candidate) -> (bool, bool) {
+    let encoders = candidate.curves.api.as_ref().map(|api| api.encoders);
+    (encoders.is_some_and(|encoders| encoders != ApiEncoders::Ours), encoders.is_some())
+}
 
 /// One line for each worker, with a proxy before them; of large clusters one line for each kind.
 pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
@@ -19,14 +49,24 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let engine =
         format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
-    let encoder = format!("triptych encoder {common} {batch}");
+    let (has_foreign_encoders, has_foreign_pds) = foreign(candidate);
+    let encoder = match has_foreign_encoders {
+        true => vllm::command(model, candidate, Job::Encoder),
+        false => format!("triptych encoder {common} {batch}"),
+    };
     let kv = candidate.curves.kv_dtype.as_ref().map_or_else(String::new, |t| format!(" {KV_FLAG} {t}"));
-    let pd = format!("triptych pd {common} {engine}{kv}");
-    let both = format!("{pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
-    let workers = match candidate.shape {
-        Shape::Split { encoders, pds } => vec![(encoder, "--encoder", encoders), (pd, "--pd", pds)],
-        Shape::Replicated { workers } | Shape::Elastic { workers } => vec![(both, "--pd", workers)],
-        Shape::Colocated => vec![(both, "--pd", 1)],
+    let own_pd = format!("triptych pd {common} {engine}{kv}");
+    let own_both = format!("{own_pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
+    let (pd, both) = match has_foreign_pds {
+        true => (vllm::command(model, candidate, Job::Pd), vllm::command(model, candidate, Job::Pd)),
+        false => (own_pd, own_both),
+    };
+    let encoders = |n| Kind { line: encoder, flag: "--encoder", is_vllm: has_foreign_encoders, n };
+    let decoders = |line, n| Kind { line, flag: "--pd", is_vllm: has_foreign_pds, n };
+    let kinds = match candidate.shape {
+        Shape::Split { encoders: n, pds } => vec![encoders(n), decoders(pd, pds)],
+        Shape::Replicated { workers } | Shape::Elastic { workers } => vec![decoders(both, workers)],
+        Shape::Colocated => vec![decoders(both, 1)],
     };
     let mut lines = Vec::new();
     let mut proxy = "triptych proxy --ec STORE".to_owned();
@@ -36,15 +76,17 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     }
     let is_listed = candidate.n_workers() <= LISTED;
     let mut port = FIRST_PORT;
-    for (line, flag, n) in workers {
+    for kind in kinds {
         if !is_listed {
-            lines.push(format!("{line} --grpc 0.0.0.0:{FIRST_PORT}    # on {n} hosts or pods"));
+            let (line, _) = kind.at("0.0.0.0", FIRST_PORT);
+            lines.push(format!("{line}    # on {} hosts or pods", kind.n));
             continue;
         }
-        for _ in 0..n {
-            lines.push(format!("{line} --grpc 127.0.0.1:{port}"));
+        for _ in 0..kind.n {
+            let (line, flag) = kind.at("127.0.0.1", port);
+            lines.push(line);
             // Writing to a String cannot fail.
-            let _ = write!(proxy, " {flag} 127.0.0.1:{port}");
+            let _ = write!(proxy, " {flag}");
             port += 1;
         }
     }
@@ -86,6 +128,11 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
     let settings = candidate.settings;
     let curves = &candidate.curves;
     let name = name(model);
+    let (has_foreign_encoders, has_foreign_pds) = foreign(candidate);
+    let job = if role == "encoder" { Job::Encoder } else { Job::Pd };
+    if (job == Job::Encoder && has_foreign_encoders) || (job == Job::Pd && has_foreign_pds) {
+        return vllm::pool((&format!("{name}-{suffix}"), model), candidate, (job, replicas));
+    }
     let mut yaml = format!(
         "  - name: {name}-{suffix}\n    role: {role}\n    model: {{path: {model:?}}}\n    replicas: {replicas}\n    \
          precision: {}\n    threads: {}\n",

@@ -28,8 +28,7 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
             1 => Shape::Colocated,
             workers => Shape::Replicated { workers },
         };
-        let budgets = if means.items > 0.0 { &ENCODER_BUDGETS[..] } else { &ENCODER_BUDGETS[..1] };
-        all.extend(budgets.iter().map(|&encoder_budget| {
+        all.extend(encoder_budgets(curves, means).iter().map(|&encoder_budget| {
             candidate(both, WorkerSettings { encoder_budget, ..WorkerSettings::default() })
         }));
         all.extend(ratios(workers, curves, means).into_iter().map(|encoders| {
@@ -40,10 +39,21 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
     all
 }
 
+/// Encoder token budgets of workers with both; none where there are no such workers.
+fn encoder_budgets(curves: &CostCurves, means: &Means) -> &'static [EncoderBudget] {
+    match (&curves.api, curves.allows_colocated()) {
+        (_, false) => &[],
+        // Its engine encodes within its steps, whatever waits.
+        (Some(_), true) => &[EncoderBudget::Unlimited],
+        (None, true) if means.items > 0.0 => &ENCODER_BUDGETS,
+        (None, true) => &ENCODER_BUDGETS[..1],
+    }
+}
+
 /// Numbers of encoders among so many workers, ascending.
 fn ratios(workers: usize, curves: &Arc<CostCurves>, means: &Means) -> BTreeSet<usize> {
     // A model without an encoder has no points of one.
-    if workers < 2 || curves.encode.is_empty() {
+    if workers < 2 || curves.encode.is_empty() || !curves.allows_split() {
         return BTreeSet::new();
     }
     if workers <= ALL_RATIOS {

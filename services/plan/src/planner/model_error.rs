@@ -206,6 +206,7 @@ fn normal_quantile(share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn intervals_of_stored_cells_hold_95_of_100_by_residuals_of_other_workloads() {
@@ -244,5 +245,22 @@ mod tests {
         let refused = Residuals::read(&serde_json::to_string(&wrong).unwrap()).unwrap_err();
         assert!(refused.to_string().contains("cells[3]"), "{refused}");
         assert!(Residuals::read("{}").unwrap_err().to_string().contains("not a file of residuals"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_and_no_rates_panic(text in "\\PC*", rates in prop::collection::vec((0.0f64..1e300, 0.0f64..1e300), 0..20)) {
+            let _ = Residuals::read(&text);
+            let cell = |(expected, passes)| Residual {
+                workload: "w".into(),
+                topology: "dp2".into(),
+                expected,
+                passes,
+                fails_at: None,
+            };
+            let residuals = Residuals { cells: rates.into_iter().map(cell).collect(), ..Residuals::default() };
+            let interval = residuals.error_for("other", false).interval(&[1.0, 2.0], 2, 0.1);
+            prop_assert!(interval.low <= interval.high, "{interval:?}");
+        }
     }
 }

@@ -84,7 +84,7 @@ impl Question<'_> {
             return Err(PlanError::Models { first: first.model.clone(), second: other.model.clone() });
         }
         let threads = self.curves.iter().map(|c| c.threads).min().unwrap_or(1);
-        if self.curves.iter().all(|c| self.budget.workers(c.threads) == 0) {
+        if self.curves.iter().all(|c| self.budget.workers(c.threads) < c.least_workers()) {
             return Err(PlanError::Budget { budget: self.budget, threads });
         }
         Ok(())

@@ -102,12 +102,12 @@ pub(super) fn settle_with(
     let mut by_seed = Vec::new();
     let mut at = found.at.clone();
     let mut broken = found.broken.clone();
-    for seed in 1..=effort.seeds.max(1) {
+    for (nth, seed) in (0..effort.seeds.max(1)).map(|nth| (nth, effort.first_seed.saturating_add(nth))) {
         began(seed);
         let searched =
             RateSearch { question, candidate: &found.candidate, effort, seed }.between(range, first)?;
         by_seed.push(searched.rate);
-        if seed == 1 {
+        if nth == 0 {
             (at, broken) = (searched.at.or(at), searched.broken.or(broken));
         }
     }

@@ -35,7 +35,11 @@ pub fn tune(question: &Question<'_>, found: SearchedCandidate) -> Result<Searche
 const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 3] = [
     |c| {
         let with = |encoder_budget| WorkerSettings { encoder_budget, ..c.settings };
-        if c.shape.is_split() { Vec::new() } else { ENCODER_BUDGETS.map(with).to_vec() }
+        if c.shape.is_split() || c.curves.api.is_some() {
+            Vec::new()
+        } else {
+            ENCODER_BUDGETS.map(with).to_vec()
+        }
     },
     |c| TOKEN_BUDGETS.iter().map(|&token_budget| WorkerSettings { token_budget, ..c.settings }).collect(),
     |c| {

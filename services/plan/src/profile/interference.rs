@@ -252,7 +252,7 @@ fn stages(worker: Worker<'_>) -> Result<Vec<(Stage, Work<'_>)>, ProfileError> {
     let decode = of(&|case| plain(case) && case.prefill == 0, |case| case.decodes.min(8));
     for (stage, case) in [(Stage::Prefill, prefill), (Stage::Decode, decode)] {
         let Some(case) = case else { continue };
-        let (arrays, info) = (Arrays::new(&info, case, grid.cross_rows), info.clone());
+        let (arrays, info) = (Arrays::new(&info, case, grid.cross_rows), info);
         let decoder = std::rc::Rc::clone(&decoder);
         let once = move || {
             let groups = arrays.groups();

@@ -12,6 +12,7 @@ pub fn page(curves: &CostCurves) -> String {
     let _ = compute(&mut page, curves);
     let _ = transfers(&mut page, curves);
     let _ = beside(&mut page, curves);
+    let _ = api(&mut page, curves);
     page
 }
 
@@ -93,6 +94,9 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     points(page, "preprocess: pixels, milliseconds or token ids", &curves.preprocess)?;
     points(page, &format!("publish to {store}: bytes"), &curves.publish)?;
     points(page, &format!("load from {store}: bytes"), &curves.load)?;
+    if curves.api.is_some() {
+        return Ok(());
+    }
     let proxy = curves.proxy;
     writeln!(
         page,
@@ -150,7 +154,28 @@ fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     Ok(())
 }
 
+/// A paragraph on curves that were measured through an API.
+fn api(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
+    let Some(api) = &curves.api else { return Ok(()) };
+    let unmeasured: Vec<_> = api.unmeasured.iter().map(|one| one.text()).collect();
+    writeln!(
+        page,
+        "\nMeasured through the API of {} at {}, whose requests take {} ms beside their steps. It does not show: {}.",
+        api.name(),
+        api.url,
+        ms(curves.proxy.request_us),
+        unmeasured.join(", ")
+    )?;
+    match api.max_sequences {
+        Some(n) => writeln!(page, "\nMore than {n} streams did not decode at once."),
+        None => Ok(()),
+    }
+}
+
 fn points(page: &mut String, what: &str, points: &[Point]) -> std::fmt::Result {
+    if points.is_empty() {
+        return Ok(());
+    }
     writeln!(page, "\n| {what} | p50 ms | p95 ms |\n|---|---|---|")?;
     points.iter().try_for_each(|p| writeln!(page, "| {} | {} | {} |", p.of, ms(p.p50_us), ms(p.p95_us)))
 }

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{ContentKey, Failure, FailureClass, Fingerprint, ItemIdx, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, Fingerprint, ItemIdx, TowerIdx, WorkerId};
 use triptych_proxy::Roles;
 use triptych_proxy::decisions::elastic::choose_elastic;
 use triptych_proxy::decisions::in_time;
@@ -33,8 +33,10 @@ impl World<'_> {
         let request = &mut self.requests[r];
         let (modality, placed) = (modality_of(&request.offered.items[i]), request.placed);
         let (key, sized) = (request.items[i].key, request.items[i].sized);
-        let wanted = Wanted { key, fingerprint: Fingerprint::from_bytes([1; 32]), modality };
-        let target = EncodeTarget { model: self.proxy.model.clone(), wanted, origin };
+        let (fingerprint, tower) = (Fingerprint::from_bytes([1; 32]), TowerIdx::default());
+        let wanted = Wanted { key, fingerprint, modality, tower };
+        let (model, tower_name) = (self.proxy.model.clone(), Default::default());
+        let target = EncodeTarget { model, wanted, tower_name, origin };
         let subscribed = self.proxy.encodes.subscribe(target, due, &mut self.proxy.budget, now);
         let id = subscribed.id;
         request.items[i].state = ItemState::InFlight(id);
@@ -215,7 +217,7 @@ impl World<'_> {
         let now = self.now();
         let Proxy { views, ids, rng, in_flight, model, encoders, .. } = &mut self.proxy;
         let in_flight = in_flight.get_mut(&id)?;
-        let item = ItemSize { model, modality: in_flight.modality, bytes: in_flight.sized.bytes };
+        let item = ItemSize { model, encoder: in_flight.modality.into(), bytes: in_flight.sized.bytes };
         let load = |w: &usize| match encoders.contains(w) {
             true => views[*w].encoder_load(&ids[*w], item, now),
             false => views[*w].colocated_load(&ids[*w], item, now),
@@ -234,7 +236,7 @@ impl World<'_> {
         let Proxy { views, in_flight, model, .. } = &mut self.proxy;
         let Some(in_flight) = in_flight.get_mut(&id) else { return };
         let Some(worker) = in_flight.chosen.take() else { return };
-        let item = ItemSize { model, modality: in_flight.modality, bytes: in_flight.sized.bytes };
+        let item = ItemSize { model, encoder: in_flight.modality.into(), bytes: in_flight.sized.bytes };
         let forecast = views[worker].forecast(item, instant);
         let work = Sent { n: 1, encode_us: views[worker].cost_us(item), tokens: 0 };
         let epoch = views[worker].give(work);
@@ -264,6 +266,7 @@ impl World<'_> {
         if let Some(asker) = asker {
             self.item_given(asker, &key);
         }
+        self.proxy.divide(instant, work.encode_us);
         self.queue.after(self.hop(), Event::JobArrives(job));
     }
 
@@ -273,7 +276,7 @@ impl World<'_> {
         let (id, attempt, tokens) = (job.encode, job.attempt, job.sized.tokens);
         let Proxy { views, in_flight, model, .. } = &self.proxy;
         let Some(in_flight) = in_flight.get(&id) else { return };
-        let p95 = views[job.worker].p95_of_tokens(job.forecast, (model, in_flight.modality), tokens);
+        let p95 = views[job.worker].p95_of_tokens(job.forecast, (model, in_flight.modality.into()), tokens);
         let item = described(in_flight.key, in_flight.modality, tokens);
         self.encode_on(id, EncodeEvent::Announced { attempt, item, peers: Vec::new(), p95 });
     }

@@ -9,14 +9,15 @@ use rand::rngs::StdRng;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
-use triptych_proxy::Roles;
 use triptych_proxy::decisions::Admission;
+use triptych_proxy::decisions::elastic::{EncodeDemand, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::view::{ItemSize, View};
 use triptych_proxy::request_machine::action::AttemptId;
 use triptych_proxy::request_machine::deaths::Deaths;
 use triptych_proxy::request_machine::encodes::{EncodeId, Encodes};
 use triptych_proxy::request_machine::retry_budget::RetryWindow;
+use triptych_proxy::{ElasticRole, Roles};
 
 /// The proxy.
 pub(super) struct Proxy {
@@ -29,6 +30,8 @@ pub(super) struct Proxy {
     /// PD workers that encode too.
     pub(super) colocated: Vec<usize>,
     pub(super) roles: Roles,
+    /// Encodes that are asked for of workers whose roles are elastic.
+    pub(super) demand: EncodeDemand,
     pub(super) admission: Admission,
     pub(super) budget: RetryWindow,
     pub(super) deaths: Deaths,
@@ -62,6 +65,7 @@ impl Proxy {
             pds: with(&|w| w.pd.is_some()),
             colocated: with(&|w| w.encoder.is_some() && w.pd.is_some()),
             roles: spec.proxy.roles,
+            demand: EncodeDemand::default(),
             admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
             deaths: Deaths::new([0; 32]),
@@ -75,7 +79,27 @@ impl Proxy {
     }
 
     pub(super) fn of_item<'a>(&'a self, modality: Modality, bytes: u64) -> ItemSize<'a> {
-        ItemSize { model: &self.model, modality, bytes }
+        ItemSize { model: &self.model, encoder: modality.into(), bytes }
+    }
+
+    /// Gives every worker with both halves its role, as the product does.
+    pub(super) fn divide(&mut self, now: Instant, encode_us: u64) {
+        if self.roles == Roles::Fixed {
+            return;
+        }
+        self.demand.add(now, encode_us);
+        let n_encoders = self.demand.n_encoders().saturating_sub(self.encoders.len());
+        let assigned: Vec<_> = self.colocated.iter().map(|w| self.views[*w].assigned).collect();
+        for (w, role) in self.colocated.iter().zip(divide(&assigned, n_encoders)) {
+            self.views[*w].role = role;
+        }
+    }
+
+    /// PD workers that are given requests: not those that are left to encodes.
+    pub(super) fn answering(&self, among: &[usize]) -> Vec<usize> {
+        let answers = |w: &usize| self.views[*w].role != ElasticRole::Encoder;
+        let answering: Vec<_> = among.iter().copied().filter(answers).collect();
+        if answering.is_empty() { among.to_vec() } else { answering }
     }
 
     /// Workers that may encode: where roles are fixed and there are encoder workers, only those.

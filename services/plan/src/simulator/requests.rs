@@ -9,7 +9,7 @@ use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::{FrontCost, ProxyCost};
 use std::time::{Duration, Instant};
 use triptych_bench::outcome::End;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, RequestId, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, Modality, RequestId, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 use triptych_proxy::Roles;
@@ -99,9 +99,12 @@ impl World<'_> {
         if request.items.is_empty() || !self.proxy.encoders.is_empty() {
             return;
         }
-        let Proxy { views, colocated, model, rng, ids, roles, .. } = &mut self.proxy;
+        self.proxy.divide(now, 0);
+        let request = &self.requests[r];
+        let colocated = self.proxy.answering(&self.proxy.colocated);
+        let Proxy { views, model, rng, ids, roles, .. } = &mut self.proxy;
         let items = request.items.iter().zip(&request.offered.items);
-        let size = |modality, bytes| ItemSize { model, modality, bytes };
+        let size = |modality: Modality, bytes| ItemSize { model, encoder: modality.into(), bytes };
         let sizes: Vec<_> =
             items.map(|(item, offered)| (item.key, size(modality_of(offered), item.sized.bytes))).collect();
         let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();
@@ -209,10 +212,11 @@ impl World<'_> {
         holders: &[WorkerId],
     ) -> Option<usize> {
         let now = self.now();
+        self.proxy.divide(now, 0);
         let (proxy, request) = (&mut self.proxy, &self.requests[r]);
         let among = |w: &usize, ids: &[WorkerId]| ids.contains(&proxy.ids[*w]);
         let fresh: Vec<_> = proxy.pds.iter().copied().filter(|w| !among(w, tried)).collect();
-        let mut able = if fresh.is_empty() { proxy.pds.clone() } else { fresh };
+        let mut able = proxy.answering(if fresh.is_empty() { &proxy.pds } else { &fresh });
         let holds = |w: &usize| among(w, holders) && !proxy.views[*w].is_full();
         if able.iter().any(holds) {
             able.retain(holds);

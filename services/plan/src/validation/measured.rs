@@ -8,6 +8,7 @@ use crate::planner::inputs::PlanInputs;
 use crate::planner::{self, Budget, Named};
 use crate::simulator::simulate;
 use std::sync::Arc;
+use triptych_bench::blocks::{Block, RunKey};
 use triptych_bench::cluster::{ClusterStarter, RunningCluster};
 use triptych_bench::error::{MeasureError, chain};
 use triptych_bench::outcome::Outcome;
@@ -104,7 +105,7 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
             let sweep = sweep.map_err(|e| MeasureError::Failed(format!("{topology}: {}", chain(&e))))?;
             for (load, goal) in LOADS {
                 let rate = capacity * load;
-                let measured = sweep.run(rate, SEED, &|_| ()).await;
+                let measured = sweep.run(RunKey { rate, seed: SEED, block: Block::WHOLE }, &|_| ()).await;
                 let simulated = self.simulate(&topology, &curves, rate, measured.outcomes.len()).await?;
                 let pairs = compare(&measured.outcomes, &simulated, measured.window, &self.inputs.slo);
                 let workload = workload.text().to_owned();

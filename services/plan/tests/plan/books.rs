@@ -116,9 +116,9 @@ const TOKEN_BYTES: usize = 10_000;
 
 #[test]
 fn layers_with_a_window_give_back_what_is_behind_it() {
-    // Room for five sequences of a thousand tokens, if nothing is given back.
-    let load = Load { rate: 100.0, text: 900, output: 60, ..LOAD };
-    let room = 5 * 1000 * TOKEN_BYTES;
+    // Room for three sequences at their ends, if nothing is given back.
+    let load = Load { rate: 100.0, n: 30, text: 300, output: 300, ..LOAD };
+    let room = 3 * 640 * TOKEN_BYTES;
     let run = |case: &str, groups: &[u32]| {
         let windows: Vec<_> = groups.iter().map(|window| NonZeroU32::new(*window)).collect();
         let groups = KvCacheGroups::of(&windows).expect("as many as fit");
@@ -130,7 +130,7 @@ fn layers_with_a_window_give_back_what_is_behind_it() {
     };
     // As in Gemma 3: five layers of six see 64 tokens.
     let (whole, windowed) = (run("whole", &[0; 6]), run("windowed", &[64, 64, 64, 64, 64, 0]));
-    assert!((3..=6).contains(&whole), "{whole} at once");
+    assert!((2..=6).contains(&whole), "{whole} at once");
     assert!(windowed >= 2 * whole, "{windowed} at once with windows, {whole} without");
 }
 

@@ -96,8 +96,8 @@ impl Attempt {
     }
 
     async fn announce(&self, item: EncodedItem) {
-        let modality = self.job.wanted.modality;
-        let p95 = self.worker.p95_of_tokens(&self.job.model, modality, item.n_tokens);
+        let encoder = self.job.wanted.encoder();
+        let p95 = self.worker.p95_of_tokens(&self.job.model, encoder, item.n_tokens);
         let peers = self.parts.peers_of(self.worker.id());
         let announced = EncodeEvent::Announced { attempt: self.id, item, peers, p95 };
         // The receiver lives longer than the attempt.
@@ -118,6 +118,7 @@ impl Attempt {
             options: Some(options.clone().into()),
             fence: self.fence,
             priority: self.job.priority,
+            tower_index: wanted.tower.0.into(),
         }
     }
 
@@ -141,7 +142,8 @@ impl Attempt {
     fn check(&self, item: v1::EncodedItem) -> Result<EncodedItem, Failure> {
         let item = EncodedItem::try_from(item)
             .map_err(|e| Failure::internal(format!("an encoder answered: {e}")))?;
-        let made = Wanted { key: item.key, fingerprint: item.fingerprint, modality: item.modality };
+        let EncodedItem { key, fingerprint, modality, .. } = item;
+        let made = Wanted { key, fingerprint, modality, ..self.job.wanted };
         if made != self.job.wanted {
             let wanted = self.job.wanted;
             return Err(Failure::internal(format!("asked an encoder for {wanted:?}, it made {made:?}")));

@@ -8,18 +8,22 @@ use crate::request_machine::output::{Origin, Wanted};
 use bytes::Bytes;
 use std::sync::Arc;
 use tokio::time::Instant;
-use triptych_core::{ItemOptions, ModelName, RequestId};
+use triptych_core::{ItemIdx, ItemOptions, ModelName, RequestId};
 
-/// An item to be encoded.
+/// An item to be encoded, by one of its model's towers.
 #[derive(Clone, Debug)]
 pub struct EncodeJob {
     /// The request that asks.
     pub request_id: RequestId,
     /// Its model.
     pub model: ModelName,
+    /// The item, by its place in the request.
+    pub item: ItemIdx,
     /// The output.
     pub wanted: Wanted,
-    /// The item.
+    /// Name of the tower that makes it; empty: no other reads the item.
+    pub tower_name: Arc<str>,
+    /// The item's bytes.
     pub bytes: Bytes,
     /// Options of its processing; in the key.
     pub options: ItemOptions,
@@ -39,7 +43,7 @@ impl EncodeJob {
     /// The encoder that it needs.
     pub fn encoder(&self) -> Want {
         let Self { model, wanted, .. } = self;
-        Want::Encoder { model: model.clone(), modality: wanted.modality, fingerprint: wanted.fingerprint }
+        Want::Encoder { model: model.clone(), encoder: wanted.encoder(), fingerprint: wanted.fingerprint }
     }
 
     /// Fingerprint by which it is known again if encoders die of it: its key.

@@ -7,13 +7,15 @@ use super::foreign::Foreign;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use triptych_core::prompt::ChatFormat;
-use triptych_core::{AdapterId, Failure, FailureClass, Fingerprint, Modality, ModelName, Tower, WorkerId};
+use triptych_core::{
+    AdapterId, EncoderId, Failure, FailureClass, Fingerprint, Modality, ModelName, Tower, TowerIdx, WorkerId,
+};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1;
 use triptych_runtime::discovery::Role;
 
-/// The encoders that a model is served with.
-pub type Edition = BTreeMap<Modality, Fingerprint>;
+/// The encoders that a model is served with: of towers that read the same item each.
+pub type Edition = BTreeMap<EncoderId, Fingerprint>;
 
 /// True if a worker takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct Served {
     pub family: String,
     /// Its encoders, of a PD worker those that it is paired with (`pairing.rs`).
     pub edition: Edition,
+    /// Names of its towers, where several read the same item.
+    pub tower_names: BTreeMap<EncoderId, String>,
     /// Encoders that the worker announces.
     pub own: Edition,
     /// Their towers, of families whose outputs are taken from vLLM too.
@@ -92,6 +96,17 @@ impl Served {
         self.adapter.as_ref().map_or(&self.name, |(base, _)| base)
     }
 
+    /// The kinds of items that it reads.
+    pub fn modalities(&self) -> impl Iterator<Item = &Modality> {
+        let firsts = self.edition.keys().filter(|id| id.tower == TowerIdx::default());
+        firsts.map(|id| &id.modality)
+    }
+
+    /// True if it reads items of a kind.
+    pub fn reads_kind(&self, modality: Modality) -> bool {
+        self.modalities().any(|known| *known == modality)
+    }
+
     /// The name under which encoder workers announce its encoders: of an adapter that has some, its own.
     fn encoders_name(&self) -> &ModelName {
         if self.adapts_encoder { &self.name } else { self.encoder_model() }
@@ -100,11 +115,11 @@ impl Served {
     /// True if its worker reads the outputs of these encoders. Those that it is paired with come and go; what it was asked for
     /// before, it still reads.
     fn reads(&self, edition: &Edition) -> bool {
-        let of_vllm = |modality: &Modality, fingerprint: &Fingerprint| {
-            self.towers.get(modality).is_some_and(|tower| tower.is_of_vllm(*modality, fingerprint))
+        let of_vllm = |modality: Modality, fingerprint: &Fingerprint| {
+            self.towers.get(&modality).is_some_and(|tower| tower.is_of_vllm(modality, fingerprint))
         };
-        let reads = |(modality, fingerprint): (&Modality, &Fingerprint)| {
-            self.own.get(modality) == Some(fingerprint) || of_vllm(modality, fingerprint)
+        let reads = |(id, fingerprint): (&EncoderId, &Fingerprint)| {
+            self.own.get(id) == Some(fingerprint) || of_vllm(id.modality, fingerprint)
         };
         self.edition == *edition
             || self.own == *edition && self.foreign.is_some()
@@ -128,8 +143,13 @@ impl TryFrom<v1::WorkerModel> for Served {
 
     fn try_from(m: v1::WorkerModel) -> Result<Self, WireError> {
         let encoder = |e: &v1::worker_model::Encoder| {
-            Ok((convert::modality(e.modality)?, convert::fingerprint(&e.fingerprint, "fingerprint")?))
+            let id = convert::encoder_id(e.modality, e.tower_index)?;
+            Ok((id, convert::fingerprint(&e.fingerprint, "fingerprint")?))
         };
+        let named = m.encoders.iter().filter(|e| !e.tower_name.is_empty());
+        let named =
+            named.map(|e| Ok((convert::encoder_id(e.modality, e.tower_index)?, e.tower_name.clone())));
+        let tower_names = named.collect::<Result<_, WireError>>()?;
         let prompted = m.encoders.iter().filter(|e| e.takes_prompt);
         let edition = m.encoders.iter().map(encoder).collect::<Result<Edition, WireError>>()?;
         let foreign = m.foreign_encoders.map(Foreign::read).transpose()?;
@@ -142,6 +162,7 @@ impl TryFrom<v1::WorkerModel> for Served {
             name: ModelName::new(m.name),
             family: m.family,
             edition,
+            tower_names,
             foreign,
             is_resumable: !m.not_resumable,
             max_context: m.max_context,
@@ -198,9 +219,20 @@ pub struct Route {
 }
 
 impl Route {
-    /// The encoder of a modality.
+    /// The encoder of a modality; of several towers the first.
     pub fn fingerprint(&self, modality: Modality) -> Option<Fingerprint> {
-        self.served.edition.get(&modality).copied()
+        self.served.edition.get(&modality.into()).copied()
+    }
+
+    /// The towers that read items of a modality, in their order; one, where there are no others.
+    pub fn towers(&self, modality: Modality) -> impl Iterator<Item = (TowerIdx, Fingerprint)> {
+        let all = self.served.edition.range(EncoderId::all_of(modality));
+        all.map(|(id, fingerprint)| (id.tower, *fingerprint))
+    }
+
+    /// Name of a tower; empty: there are no others.
+    pub fn tower_name(&self, encoder: EncoderId) -> &str {
+        self.served.tower_names.get(&encoder).map_or("", String::as_str)
     }
 }
 
@@ -211,8 +243,8 @@ pub enum Want {
     Encoder {
         /// The model.
         model: ModelName,
-        /// The kind of item.
-        modality: Modality,
+        /// The encoder.
+        encoder: EncoderId,
         /// The fingerprint the key was made with.
         fingerprint: Fingerprint,
     },
@@ -245,10 +277,10 @@ impl Known {
     /// True if it serves what the work needs, well or not.
     pub fn serves(&self, want: &Want) -> bool {
         self.models.iter().any(|served| match want {
-            Want::Encoder { model, modality, fingerprint } => {
+            Want::Encoder { model, encoder, fingerprint } => {
                 self.is_encoder()
                     && served.encoder_model() == model
-                    && served.own.get(modality) == Some(fingerprint)
+                    && served.own.get(encoder) == Some(fingerprint)
             }
             Want::Pd { model, edition, adapter, is_foreign } => {
                 self.role == Role::Pd
@@ -295,7 +327,7 @@ impl Catalog {
         self.pds().any(|(pd, served)| {
             served.name == *name
                 && pd.health.takes_work()
-                && self.fit(served, served.edition.keys()) == Fit::Ready
+                && self.fit(served, served.modalities()) == Fit::Ready
         })
     }
 
@@ -305,16 +337,16 @@ impl Catalog {
         for (pd, needs) in self.pds() {
             let ours = self.encoders().filter(|(_, has)| has.foreign.is_none());
             for (encoder, has) in ours.filter(|(_, has)| has.name == *needs.encoders_name()) {
-                for (modality, wanted) in &needs.edition {
-                    let other = has.own.get(modality).filter(|f| *f != wanted);
+                for (id, wanted) in &needs.edition {
+                    let other = has.own.get(id).filter(|f| *f != wanted);
                     // Of two encoders with one tower, the one that is paired is asked.
-                    let towers = (has.towers.get(modality), needs.towers.get(modality));
+                    let towers = (has.towers.get(&id.modality), needs.towers.get(&id.modality));
                     let Some(other) = other.filter(|_| towers.0.is_none() || towers.0 != towers.1) else {
                         continue;
                     };
                     found.insert(Disagreement {
                         model: needs.name.clone(),
-                        modality: *modality,
+                        modality: id.modality,
                         encoder: (encoder.id.clone(), *other),
                         pd: (pd.id.clone(), *wanted),
                         differences: match towers {
@@ -370,13 +402,12 @@ impl Catalog {
 
     /// Fit of the encoder pool to the needs of a PD worker.
     fn fit<'a>(&self, served: &Served, needs: impl IntoIterator<Item = &'a Modality>) -> Fit {
-        let fit_of = |modality: &Modality| {
-            let wanted = served.edition.get(modality);
+        let fit_of = |(id, wanted): (&EncoderId, &Fingerprint)| {
             let announced = self.encoders().filter(|(_, m)| m.name == *served.encoders_name());
-            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own.get(modality)?)));
+            let announced = announced.filter_map(|(w, m)| Some((w.health, m.own.get(id)?)));
             let (mut best, mut others) = (Fit::Absent, false);
             for (health, fingerprint) in announced {
-                match (Some(fingerprint) == wanted, health.takes_work()) {
+                match (fingerprint == wanted, health.takes_work()) {
                     (true, true) => best = Fit::Ready,
                     (true, false) => best = best.max(Fit::Down),
                     (false, _) => others = true,
@@ -384,7 +415,12 @@ impl Catalog {
             }
             if best == Fit::Absent && others { Fit::Disagrees } else { best }
         };
-        needs.into_iter().map(fit_of).min().unwrap_or(Fit::Ready)
+        // A kind that it does not read is no fit; each tower of one that it reads must be there.
+        let fit_of_kind = |modality: &Modality| {
+            let towers = served.edition.range(EncoderId::all_of(*modality));
+            towers.map(fit_of).min().unwrap_or(Fit::Absent)
+        };
+        needs.into_iter().map(fit_of_kind).min().unwrap_or(Fit::Ready)
     }
 
     fn only_fitting(&self, needs: &BTreeSet<Modality>) -> Result<&ModelName, Failure> {
@@ -396,7 +432,7 @@ impl Catalog {
         let mut fitting: Vec<_> = models.values().filter(fits).collect();
         // A question without audio is hardly meant for a model that reads nothing but audio.
         if fitting.len() > 1 && !needs.contains(&Modality::Audio) {
-            fitting.retain(|m| !m.edition.keys().eq([&Modality::Audio]));
+            fitting.retain(|m| !m.modalities().eq([&Modality::Audio]));
         }
         match fitting[..] {
             [model] => Ok(&model.name),
@@ -455,7 +491,7 @@ impl Catalog {
             .values()
             .map(|m| match m.edition.is_empty() {
                 true => format!("{:?} (reads text)", m.name),
-                false => format!("{:?} (reads {})", m.name, words(m.edition.keys())),
+                false => format!("{:?} (reads {})", m.name, words(m.modalities())),
             })
             .collect();
         names.join(", ")
@@ -476,15 +512,15 @@ enum Fit {
 }
 
 fn reads_all(model: &Served, needs: &BTreeSet<Modality>) -> bool {
-    needs.iter().all(|m| model.edition.contains_key(m))
+    needs.iter().all(|m| model.reads_kind(*m))
 }
 
 fn does_not_read(model: &Served, needs: &BTreeSet<Modality>) -> Failure {
     let reads = match model.edition.is_empty() {
         true => "text only".to_owned(),
-        false => words(model.edition.keys()),
+        false => words(model.modalities()),
     };
-    let alien = words(needs.iter().filter(|m| !model.edition.contains_key(m)));
+    let alien = words(needs.iter().filter(|m| !model.reads_kind(**m)));
     Failure::invalid(format!("model {:?} reads {reads}, the request has {alien}", model.name))
         .with_param("model")
 }

@@ -5,7 +5,7 @@ use super::catalog::{Catalog, Known, Want};
 use super::elastic;
 use super::lease::Given;
 use super::prefix::Prefixes;
-use super::roles::Roles;
+use super::roles::{ElasticRole, Roles};
 use super::score::{self, Choice, PdLoad, Reason};
 use super::size::{Forecast, Size};
 use super::state::FleetState;
@@ -32,7 +32,7 @@ impl FleetState {
         let (mut able, tier) = self.able(catalog, want, tried)?;
         match size {
             Size::Request { holders, .. } => prefer(&mut able, holders),
-            Size::Item { placement, .. } if self.roles == Roles::Fixed => {
+            Size::Item { placement, .. } if !self.is_elastic(&able) => {
                 prefer(&mut able, placement.as_slice())
             }
             Size::Item { .. } => {}
@@ -47,6 +47,7 @@ impl FleetState {
         };
         let (_, worker) = able.get(index)?;
         let (work, forecast) = given(worker, want, size, now());
+        self.divide(catalog, work.encode_us);
         if let Size::Request { prompt, .. } = size {
             self.prefixes.lock().read(prompt, &worker.id);
         }
@@ -74,8 +75,14 @@ impl FleetState {
         Some((worker, Given { work, forecast, reason: Reason::Alone }))
     }
 
-    /// Those among whom to choose: fresh before tried and, where roles are fixed, encoder workers before PD workers that can
-    /// encode too. With the reason, where belonging to the group is one.
+    /// True if an item may be encoded elsewhere than where its request is placed.
+    fn is_elastic(&self, able: &[Able<'_>]) -> bool {
+        let is_divided = |(_, worker): &Able<'_>| worker.view().role != ElasticRole::Both;
+        self.roles == Roles::Auto || able.iter().any(is_divided)
+    }
+
+    /// Those among whom to choose: fresh before tried, workers that are left to encodes last for requests and, where roles are
+    /// fixed, encoder workers before PD workers that can encode too. With the reason, where belonging to the group is one.
     pub(super) fn able<'a>(
         &self,
         catalog: &'a Catalog,
@@ -83,13 +90,17 @@ impl FleetState {
         tried: &[WorkerId],
     ) -> Option<(Vec<Able<'a>>, Option<Reason>)> {
         let is_pd = |known: &Known| matches!(want, Want::Encoder { .. }) && known.role == Role::Pd;
-        let rank = |known: &Known| (tried.contains(&known.id), self.roles == Roles::Fixed && is_pd(known));
+        let is_last = |known: &Known, worker: &Worker| match want {
+            Want::Encoder { .. } => self.roles == Roles::Fixed && is_pd(known),
+            Want::Pd { .. } => worker.view().role == ElasticRole::Encoder,
+        };
+        let rank = |(known, worker): &Able<'_>| (tried.contains(&known.id), is_last(known, worker));
         let workers = self.workers();
         let able = catalog.workers.iter().filter(|known| known.can_do(want));
         let able = able.filter_map(|known| Some((known, Arc::clone(workers.get(&known.id)?))));
         let mut able: Vec<_> = able.filter(|(_, worker)| worker.view().takes_more()).collect();
-        let best = able.iter().map(|(known, _)| rank(known)).min()?;
-        able.retain(|(known, _)| rank(known) == best);
+        let best = able.iter().map(rank).min()?;
+        able.retain(|one| rank(one) == best);
         let has_encoders = || catalog.workers.iter().any(|w| w.role == Role::Encoder && w.serves(want));
         let reason = match best {
             (true, _) => Some(Reason::Again),
@@ -114,9 +125,9 @@ impl FleetState {
                 };
                 let loads: Vec<_> = able.iter().map(load).collect();
                 let home = able.iter().position(|(known, _)| Some(&known.id) == placement);
-                match self.roles {
-                    Roles::Auto => elastic::choose_elastic(&loads, home, key, &mut *rng),
-                    Roles::Fixed => score::choose_encoder(&loads, key, &mut *rng),
+                match self.is_elastic(able) {
+                    true => elastic::choose_elastic(&loads, home, key, &mut *rng),
+                    false => score::choose_encoder(&loads, key, &mut *rng),
                 }
             }
             (Want::Pd { .. }, size) => {
@@ -170,7 +181,7 @@ fn prefer(able: &mut Vec<Able<'_>>, holders: &[WorkerId]) {
 /// The item of some work, if it is one.
 pub(super) fn item_of<'a>(want: &'a Want, bytes: u64) -> Option<ItemSize<'a>> {
     match want {
-        Want::Encoder { model, modality, .. } => Some(ItemSize { model, modality: *modality, bytes }),
+        Want::Encoder { model, encoder, .. } => Some(ItemSize { model, encoder: *encoder, bytes }),
         Want::Pd { .. } => None,
     }
 }

@@ -1,17 +1,74 @@
-//! Elastic roles: the worker that encodes an item, where PD workers hold encoders too.
+//! Elastic roles: the worker that encodes an item, and the one that answers a request, where PD workers hold encoders too.
 //!
-//! Work moves, processes do not. An item has a home: the worker at which its request is placed, or the best of the encoder
-//! workers. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by
-//! more than a part of the item's own cost. So encoder workers are a floor and not a wall, and so is a placement: a worker that writes
-//! no answers takes encodes of those that do. The margin is an amount of work and no pause: nothing is remembered, and no
-//! mode can flap. Functions of what is known of each worker, without clock, locks or network.
+//! Work moves, processes do not. [`EncodeDemand`] measures how many workers the encodes that are asked for keep busy. As
+//! long as that is less than one, all workers do both. From then on as many whole workers are left to encodes: decodes of
+//! the others run in larger batches, and nothing stands beside them (DistServe, <https://arxiv.org/abs/2401.09670>, says why
+//! that pays; here the split follows the load, as Splitwise's mixed pool does, <https://arxiv.org/abs/2311.18677>). What is
+//! less than a whole worker is shared.
+//!
+//! An item has a home: the worker at which its request is placed, or the best of those that are left to encodes. Another
+//! worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more than a part of
+//! the item's own cost: encoder workers are a floor and not a wall. Both margins are amounts of work and no pauses. Functions
+//! of what is known of each worker, without clock, locks or network.
 
+use super::roles::ElasticRole;
 use super::score::{Choice, EncoderLoad, PlacementLoad, Reason, choose_encoder, choose_placement};
 use rand::Rng;
+use std::time::{Duration, Instant};
 use triptych_core::ContentKey;
 
 /// The part of an item's cost by which another worker must be better than its home.
 const MARGIN_PARTS: u64 = 4;
+
+/// Utilisation by encodes at which a worker is left to them.
+const BUSY: f64 = 0.76;
+/// Utilisation below that at which it does both again, so that chance changes nothing.
+const HYSTERESIS: f64 = 0.04;
+/// Time in which a demand that ended is forgotten, but for a third: some tens of requests, and a small part of the minutes in
+/// which mixes change.
+const MEMORY: Duration = Duration::from_secs(12);
+
+/// Encodes that are asked for, measured in workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EncodeDemand {
+    n_busy: f64,
+    at: Option<Instant>,
+    n_encoders: usize,
+}
+
+impl EncodeDemand {
+    /// Encodes of this predicted time are asked for.
+    pub fn add(&mut self, now: Instant, encode_us: u64) {
+        let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let left = (-since.as_secs_f64() / MEMORY.as_secs_f64()).exp();
+        self.at = Some(self.at.map_or(now, |at| at.max(now)));
+        self.n_busy = self.n_busy * left + encode_us as f64 / 1e6 / MEMORY.as_secs_f64();
+    }
+
+    /// Workers to leave to encodes. With hysteresis: what was returned before counts.
+    pub fn n_encoders(&mut self) -> usize {
+        // A cast from a float saturates.
+        let (most, least) = (((self.n_busy + HYSTERESIS) / BUSY) as usize, (self.n_busy / BUSY) as usize);
+        self.n_encoders = self.n_encoders.clamp(least, most);
+        self.n_encoders
+    }
+}
+
+/// Roles of workers with encoders: those that an operator gave, and the others so that this many are left to encodes. The
+/// last in order are, always the same ones; one is left to requests whatever is asked for.
+pub fn divide(assigned: &[ElasticRole], n_encoders: usize) -> Vec<ElasticRole> {
+    let n_assigned = assigned.iter().filter(|role| **role == ElasticRole::Encoder).count();
+    let n_others = assigned.len() - n_assigned;
+    let more = n_encoders.saturating_sub(n_assigned).min(n_others.saturating_sub(1));
+    let mut roles = assigned.to_vec();
+    let free = roles.iter_mut().rev().filter(|role| **role == ElasticRole::Both);
+    free.take(more).for_each(|role| *role = ElasticRole::Encoder);
+    if roles.contains(&ElasticRole::Encoder) {
+        let rest = roles.iter_mut().filter(|role| **role == ElasticRole::Both);
+        rest.for_each(|role| *role = ElasticRole::Pd);
+    }
+    roles
+}
 
 /// Chooses among encoder workers and PD workers with encoders. `home`: the index of the placement, if the request has one.
 pub fn choose_elastic(
@@ -20,16 +77,22 @@ pub fn choose_elastic(
     key: Option<&ContentKey>,
     rng: &mut impl Rng,
 ) -> Option<Choice> {
+    let is_divided = loads.iter().any(|load| role(load) == Some(ElasticRole::Encoder));
     let home = match home {
-        Some(index) if index < loads.len() => Choice { index, reason: Reason::Favourite },
+        Some(index) if index < loads.len() && !is_divided => Choice { index, reason: Reason::Favourite },
         _ => best_home(loads, key, rng)?,
     };
     Some(spilled(loads, home))
 }
 
-/// The best of the encoder workers, or of all where there are none.
+fn role(load: &EncoderLoad<'_>) -> Option<ElasticRole> {
+    load.engine.map(|engine| engine.role)
+}
+
+/// The best of the encoder workers and of those that are left to encodes, or of all where there are none.
 fn best_home(loads: &[EncoderLoad<'_>], key: Option<&ContentKey>, rng: &mut impl Rng) -> Option<Choice> {
-    let encoders: Vec<_> = (0..loads.len()).filter(|i| loads[*i].engine.is_none()).collect();
+    let is_encoder = |load: &EncoderLoad<'_>| role(load).is_none_or(|role| role == ElasticRole::Encoder);
+    let encoders: Vec<_> = (0..loads.len()).filter(|i| is_encoder(&loads[*i])).collect();
     if encoders.is_empty() {
         return choose_encoder(loads, key, rng);
     }
@@ -63,7 +126,8 @@ pub struct PlacementSite<'a> {
     pub n_held: usize,
 }
 
-/// Chooses the placement of a request whose items any of the workers may encode; its index.
+/// Chooses the placement of a request whose items any of the workers may encode, among those that are not left to encodes;
+/// its index.
 pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<usize> {
     let load = |(i, site): (usize, &PlacementSite<'_>)| {
         let others = sites.iter().enumerate().filter(|(other, _)| *other != i);
@@ -72,11 +136,17 @@ pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<
             .min();
         let encoded_us = site.encode.total_us().min(elsewhere.unwrap_or(u64::MAX));
         // Encodes that are there already share the cores with the prompt, wherever the request's own are.
-        let before = encoded_us.max(site.encode.queued_us);
+        let before = match role(&site.encode) {
+            Some(ElasticRole::Pd) => site.encode.queued_us,
+            _ => encoded_us.max(site.encode.queued_us),
+        };
         PlacementLoad { score_us: site.answer_us.saturating_add(before), n_held: site.n_held }
     };
-    let loads: Vec<_> = sites.iter().enumerate().map(load).collect();
-    choose_placement(&loads, rng)
+    let is_encoder = |i: &usize| role(&sites[*i].encode) == Some(ElasticRole::Encoder);
+    let (encoders, others): (Vec<_>, Vec<_>) = (0..sites.len()).partition(is_encoder);
+    let open = if others.is_empty() { encoders } else { others };
+    let loads: Vec<_> = open.iter().map(|i| load((*i, &sites[*i]))).collect();
+    open.get(choose_placement(&loads, rng)?).copied()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! itself. Pure data: the fleet is looked at in [`super::pairing`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use triptych_core::{Fingerprint, Modality};
+use triptych_core::{EncoderId, Fingerprint, Modality};
 use triptych_proto::convert::{self, WireError};
 use triptych_proto::v1::worker_model::ForeignEncoders;
 
@@ -45,15 +45,15 @@ impl Foreign {
     /// itself: items that are named so are encoded where they are read.
     pub fn pair(
         &mut self,
-        own: &BTreeMap<Modality, Fingerprint>,
+        own: &BTreeMap<EncoderId, Fingerprint>,
         encoders: &BTreeMap<Modality, BTreeSet<Announced>>,
-    ) -> BTreeMap<Modality, Fingerprint> {
+    ) -> BTreeMap<EncoderId, Fingerprint> {
         self.without_bytes.clear();
         let mut edition = own.clone();
         for (modality, announced) in encoders {
             let fingerprints: BTreeSet<_> = announced.iter().map(|(fingerprint, _)| fingerprint).collect();
             let (Some(fingerprint), 1) = (fingerprints.first(), fingerprints.len()) else { continue };
-            edition.insert(*modality, **fingerprint);
+            edition.insert((*modality).into(), **fingerprint);
             let families = announced.iter().map(|(_, family)| family);
             if families.into_iter().all(|family| self.by_metadata.contains(&(family.clone(), *modality))) {
                 self.without_bytes.insert(*modality);

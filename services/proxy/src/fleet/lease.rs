@@ -10,7 +10,7 @@ use crate::wire::CallFailure;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Channel;
-use triptych_core::{FailureClass, Modality, ModelName, WorkerId};
+use triptych_core::{EncoderId, FailureClass, ModelName, WorkerId};
 use triptych_runtime::discovery::Role;
 
 /// A worker that has been given a piece of work. Dropping it takes the work off its load; its holder reports how the
@@ -54,8 +54,8 @@ impl Lease {
 
     /// p95 of the time in which jobs of so many output tokens are done that were given to it with this one; `None`
     /// if it has not measured that.
-    pub fn p95_of_tokens(&self, model: &ModelName, modality: Modality, tokens: u32) -> Option<Duration> {
-        self.worker.view().p95_of_tokens(self.forecast, (model, modality), tokens)
+    pub fn p95_of_tokens(&self, model: &ModelName, encoder: EncoderId, tokens: u32) -> Option<Duration> {
+        self.worker.view().p95_of_tokens(self.forecast, (model, encoder), tokens)
     }
 
     /// True if it is a PD worker.

@@ -6,7 +6,7 @@
 use super::catalog::{Catalog, Edition, Known, Served};
 use super::foreign::Announced;
 use std::collections::{BTreeMap, BTreeSet};
-use triptych_core::{Fingerprint, Modality, ModelName, WorkerId};
+use triptych_core::{EncoderId, Fingerprint, Modality, ModelName, WorkerId};
 use triptych_runtime::discovery::Role;
 
 /// A worker of another engine and the encoder of a kind of its items.
@@ -45,35 +45,38 @@ fn vllm_edition(encoders: &[Known], served: &Served) -> Edition {
         let models = encoders.iter().flat_map(|known| &known.models);
         models.filter(|model| model.foreign.is_none() && model.name == *served.encoder_model())
     };
-    let is_known = |modality: &Modality, fingerprint: &Fingerprint| {
-        models().any(|model| model.own.get(modality) == Some(fingerprint))
+    let is_known = |id: &EncoderId, fingerprint: &Fingerprint| {
+        models().any(|model| model.own.get(id) == Some(fingerprint))
     };
-    let paired = |(modality, own): (&Modality, &Fingerprint)| {
-        if is_known(modality, own) {
+    let paired = |(id, own): (&EncoderId, &Fingerprint)| {
+        if is_known(id, own) {
             return None;
         }
-        let tower = served.towers.get(modality)?;
-        let with_it = models().filter(|model| model.towers.get(modality) == Some(tower));
-        let of_vllm = with_it.filter_map(|model| model.own.get(modality));
-        of_vllm.filter(|fingerprint| tower.is_of_vllm(*modality, fingerprint)).min().copied()
+        let tower = served.towers.get(&id.modality)?;
+        let with_it = models().filter(|model| model.towers.get(&id.modality) == Some(tower));
+        let of_vllm = with_it.filter_map(|model| model.own.get(id));
+        of_vllm.filter(|fingerprint| tower.is_of_vllm(id.modality, fingerprint)).min().copied()
     };
     let paired: Edition = served.own.iter().filter_map(|own| Some((*own.0, paired(own)?))).collect();
     let mut edition = served.own.clone();
     if !paired.is_empty() {
-        edition.retain(|modality, own| is_known(modality, own));
+        edition.retain(|id, own| is_known(id, own));
         edition.extend(paired);
     }
     edition
 }
 
-/// Encoders under the name of a model, by kind of item. One that reads text beside an item is for workers of ours.
+/// Encoders under the name of a model, by kind of item. One that reads text beside an item is for workers of ours, and so are
+/// towers that read the same item.
 fn announced(encoders: &[Known], served: &Served) -> BTreeMap<Modality, BTreeSet<Announced>> {
     let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     let workers = encoders.iter().filter(|known| known.role == Role::Encoder);
     let models = workers.flat_map(|known| &known.models);
     for model in models.filter(|model| model.name == *served.encoder_model()) {
-        for (modality, fingerprint) in &model.edition {
-            if *modality != Modality::Text && !model.prompted.contains(modality) {
+        for (id, fingerprint) in &model.edition {
+            let EncoderId { modality, .. } = id;
+            let is_alone = !model.tower_names.contains_key(id);
+            if is_alone && *modality != Modality::Text && !model.prompted.contains(modality) {
                 found.entry(*modality).or_default().insert((*fingerprint, model.family.clone()));
             }
         }
@@ -87,12 +90,12 @@ pub fn pairings(catalog: &Catalog) -> BTreeSet<Pairing> {
     for known in &catalog.workers {
         for served in &known.models {
             let Some(foreign) = &served.foreign else { continue };
-            found.extend(served.edition.iter().map(|(modality, fingerprint)| Pairing {
+            found.extend(served.edition.iter().map(|(id, fingerprint)| Pairing {
                 worker: known.id.clone(),
                 model: served.name.clone(),
-                modality: *modality,
-                encoder: Some(*fingerprint).filter(|encoder| served.own.get(modality) != Some(encoder)),
-                has_bytes: foreign.reads_bytes(*modality),
+                modality: id.modality,
+                encoder: Some(*fingerprint).filter(|encoder| served.own.get(id) != Some(encoder)),
+                has_bytes: foreign.reads_bytes(id.modality),
             }));
         }
     }

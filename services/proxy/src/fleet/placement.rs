@@ -93,6 +93,7 @@ impl FleetState {
         if items.is_empty() || items.iter().any(serves) {
             return None;
         }
+        self.divide(catalog, 0);
         let (able, _) = self.able(catalog, pd, &[])?;
         let now = now();
         let sizes = items.iter().filter_map(|item| Some((item.key, item_of(&item.want, item.bytes)?)));

@@ -1,4 +1,4 @@
-//! The setting of elastic roles: who encodes, where PD workers hold encoders too. The choice itself is in
+//! Roles where PD workers hold encoders too: the setting, and the role of one worker. The choices are in
 //! [`super::elastic`].
 
 use std::fmt;
@@ -45,5 +45,45 @@ impl FromStr for Roles {
     fn from_str(text: &str) -> Result<Self, NotRoles> {
         let found = Self::ALL.into_iter().find(|roles| roles.as_str() == text);
         found.ok_or_else(|| NotRoles(text.to_owned()))
+    }
+}
+
+/// Work that a PD worker with encoders is given. A change moves nothing: requests end where they run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ElasticRole {
+    /// Encodes and requests.
+    #[default]
+    Both,
+    /// Encodes; requests only if no other worker is able.
+    Encoder,
+    /// Requests; encodes that others would end much later.
+    Pd,
+}
+
+impl ElasticRole {
+    /// Every value.
+    pub const ALL: [Self; 3] = [Self::Both, Self::Encoder, Self::Pd];
+
+    /// The word of the admin API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Encoder => "encoder",
+            Self::Pd => "pd",
+        }
+    }
+}
+
+/// A text that is no value of [`ElasticRole`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no role; allowed are both, encoder and pd")]
+pub struct NotAnElasticRole(String);
+
+impl FromStr for ElasticRole {
+    type Err = NotAnElasticRole;
+
+    fn from_str(text: &str) -> Result<Self, NotAnElasticRole> {
+        let found = Self::ALL.into_iter().find(|role| role.as_str() == text);
+        found.ok_or_else(|| NotAnElasticRole(text.to_owned()))
     }
 }

@@ -6,6 +6,7 @@
 //! PD workers are compared by a [`PdLoad::score_us`], all of a small pool, two and the favourite of a large one, and so
 //! are the workers with encoders at which a request could be placed ([`choose_placement`]).
 
+use super::roles::ElasticRole;
 use rand::Rng;
 use rand::seq::index;
 use triptych_core::{ContentKey, WorkerId};
@@ -22,6 +23,9 @@ const LOAD_US_PER_MIB: u64 = 500;
 const WAITING_US: u64 = 10_000;
 /// Cost of a request that runs beside this one: its tokens share the steps.
 const RUNNING_US: u64 = 1_000;
+/// Weight of an encode on a worker that is left to requests. With a small one its idle moments are filled with encodes that
+/// then stand beside decodes: `benches/results/elastic.md`.
+const PD_ROLE_WEIGHT: u64 = 9;
 /// Cost of a half-full KV cache. The rest follows `p / (1 - p)`, the wait in a queue that is busy so much of the
 /// time: nothing while there is room, everything when there is none.
 const PRESSURE_US: f64 = 20_000.0;
@@ -96,6 +100,8 @@ pub struct EngineLoad {
     pub running: u64,
     /// Time of the prompts that wait there, in microseconds.
     pub waiting_us: u64,
+    /// Work that the worker is given.
+    pub role: ElasticRole,
 }
 
 impl EncoderLoad<'_> {
@@ -105,12 +111,18 @@ impl EncoderLoad<'_> {
     }
 
     /// The same on the cores of an engine, which takes half of them while it has work, and the delay of all requests that run
-    /// there: a microsecond of theirs weighs as much as one of the item's.
+    /// there: a microsecond of theirs weighs as much as one of the item's. A worker that is left to encodes has its cores to
+    /// itself; on one that is left to requests all of it weighs more.
     pub fn total_us(&self) -> u64 {
         let alone = self.completion_us();
         let Some(engine) = self.engine else { return alone };
-        let taken = if engine.running > 0 { alone } else { alone.min(engine.waiting_us) };
         let delay = engine.running.saturating_mul(self.cost_us);
+        match engine.role {
+            ElasticRole::Both => {}
+            ElasticRole::Encoder => return alone.saturating_add(delay),
+            ElasticRole::Pd => return alone.saturating_add(delay).saturating_mul(PD_ROLE_WEIGHT),
+        }
+        let taken = if engine.running > 0 { alone } else { alone.min(engine.waiting_us) };
         alone.saturating_add(taken).saturating_add(delay)
     }
 }

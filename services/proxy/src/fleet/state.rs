@@ -1,12 +1,14 @@
 //! The workers of the fleet as they are known, their health, and their ejection.
 
 use super::catalog::{Catalog, Health, Known};
+use super::choice::now;
 use super::description::Description;
+use super::elastic::{EncodeDemand, divide};
 use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::pairing::{pair, pairings};
 use super::prefix::PrefixTable;
-use super::roles::Roles;
+use super::roles::{ElasticRole, Roles};
 use super::worker::Worker;
 use crate::request_machine::deaths::{Deaths, Life};
 use bytes::Bytes;
@@ -36,12 +38,34 @@ pub(super) struct FleetState {
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
     pub(super) roles: Roles,
+    /// Encodes that are asked for of workers whose roles are elastic.
+    pub(super) demand: Mutex<EncodeDemand>,
     pub(super) meters: FleetMeters,
 }
 
 impl FleetState {
     pub(super) fn workers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Arc<Worker>>> {
         self.workers.lock()
+    }
+
+    /// Gives every PD worker with encoders its role, by what operators assigned and by the encodes that are asked for.
+    pub(super) fn divide(&self, catalog: &Catalog, encode_us: u64) {
+        let n_encoders = match self.roles {
+            Roles::Fixed => 0,
+            Roles::Auto => {
+                let mut demand = self.demand.lock();
+                demand.add(now(), encode_us);
+                let n_encoders = catalog.workers.iter().filter(|known| known.role == Role::Encoder).count();
+                demand.n_encoders().saturating_sub(n_encoders)
+            }
+        };
+        let workers = self.workers();
+        let both = catalog.workers.iter().filter(|known| known.role == Role::Pd && known.encodes);
+        let both: Vec<_> = both.filter_map(|known| workers.get(&known.id)).collect();
+        let assigned: Vec<ElasticRole> = both.iter().map(|worker| worker.view().assigned).collect();
+        for (worker, role) in both.into_iter().zip(divide(&assigned, n_encoders)) {
+            worker.view().role = role;
+        }
     }
 
     /// Makes the members those of the set; returns the new ones, which need a task.

@@ -1,12 +1,15 @@
 //! Workers as an operator sees them, and what an operator may change of the fleet while it runs.
 
 use super::Fleet;
-use super::catalog::Known;
+use super::catalog::{Health, Known};
 use super::choice::now;
+use super::roles::ElasticRole;
 use super::view::View;
+use super::worker::Worker;
 use serde::Serialize;
 use std::time::Duration;
 use triptych_core::WorkerId;
+use triptych_runtime::discovery::Role;
 
 /// A worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,6 +24,8 @@ pub struct WorkerStatus {
     pub drained: bool,
     /// True if it is a PD worker that holds the encoders too.
     pub encodes: bool,
+    /// Work that a PD worker with encoders is given: `both`, `encoder` or `pd`.
+    pub elastic_role: Option<&'static str>,
     /// Names of its models.
     pub models: Vec<String>,
     /// Requests or encode jobs that this proxy gave it and that are not done.
@@ -39,6 +44,20 @@ pub struct WorkerStatus {
     pub resident: usize,
 }
 
+/// A role that a worker cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RoleError {
+    /// There is no such worker.
+    #[error("there is no such worker")]
+    Unknown,
+    /// It holds an encoder or a decoder, not both.
+    #[error("it does not hold both encoder and decoder; start it with `triptych pd --with-encoder`")]
+    OneHalf,
+    /// Nobody else would answer requests.
+    #[error("no other worker is ready to answer requests")]
+    LastPd,
+}
+
 impl WorkerStatus {
     fn new(known: &Known, view: &View) -> Self {
         let (running, waiting, waiting_tokens) = view.requests();
@@ -48,6 +67,7 @@ impl WorkerStatus {
             health: known.health.as_str(),
             drained: view.is_held,
             encodes: known.encodes,
+            elastic_role: known.encodes.then(|| view.role.as_str()),
             models: known.models.iter().map(|model| model.name.to_string()).collect(),
             given: view.n_leases,
             running,
@@ -76,6 +96,32 @@ impl Fleet {
         worker.view().is_held = is_held;
         self.shared.refresh(&worker);
         true
+    }
+
+    /// Gives a PD worker with encoders a role, from the next request and encode on; what it has ends there. The order holds for
+    /// its address. `Both`: as the setting of roles says.
+    ///
+    /// # Errors
+    /// [`RoleError`].
+    pub fn assign(&self, id: &WorkerId, role: ElasticRole) -> Result<(), RoleError> {
+        let catalog = self.catalog();
+        let holds_both = |id: &WorkerId| catalog.workers.iter().any(|known| known.id == *id && known.encodes);
+        let worker = self.shared.workers().get(id).cloned().ok_or(RoleError::Unknown)?;
+        if !holds_both(id) {
+            return Err(RoleError::OneHalf);
+        }
+        let others =
+            self.shared.workers().values().filter(|other| other.id != *id).cloned().collect::<Vec<_>>();
+        let answers = |other: &Worker| {
+            let (view, is_pd) = (other.view(), other.endpoint.role == Role::Pd);
+            is_pd && view.health() == Health::Ready && view.assigned != ElasticRole::Encoder
+        };
+        if role == ElasticRole::Encoder && !others.iter().any(|other| answers(other)) {
+            return Err(RoleError::LastPd);
+        }
+        worker.view().assigned = role;
+        self.shared.divide(&catalog, 0);
+        Ok(())
     }
 
     /// The longest wait of an item for its encode to end; `None`: until its deadline.

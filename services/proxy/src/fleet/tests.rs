@@ -28,6 +28,7 @@ fn with_roles(roles: Roles, n_encoders: usize, n_pds: usize) -> Arc<FleetState> 
         dialer: Dialer::default(),
         encode_slo: Mutex::new(None),
         roles,
+        demand: Mutex::default(),
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));
@@ -51,6 +52,7 @@ fn describe(encodes: bool) -> description::Description {
         name: ModelName::new("vl"),
         family: "f".into(),
         edition: edition(),
+        tower_names: Default::default(),
         own: edition(),
         towers: Default::default(),
         prompted: BTreeSet::new(),
@@ -69,13 +71,13 @@ fn describe(encodes: bool) -> description::Description {
 }
 
 fn edition() -> catalog::Edition {
-    [(Modality::Image, Fingerprint::from_bytes([1; 32]))].into()
+    [(Modality::Image.into(), Fingerprint::from_bytes([1; 32]))].into()
 }
 
 fn encode() -> Want {
     Want::Encoder {
         model: ModelName::new("vl"),
-        modality: Modality::Image,
+        encoder: Modality::Image.into(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
     }
 }

@@ -6,13 +6,14 @@
 use super::catalog::Health;
 use super::elastic::PlacementSite;
 use super::outlier::{Circuit, Outlier};
+use super::roles::ElasticRole;
 use super::score::{EncoderLoad, EngineLoad, PREFILL_US, PdLoad, PlacementLoad};
 use super::size::{Curve, Forecast, UNKNOWN};
 use crate::request_machine::deaths::Life;
 use bytes::Bytes;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
+use triptych_core::{ContentKey, EncoderId, ModelName, WorkerId};
 use triptych_proto::{convert, v1};
 
 /// Resident keys that are remembered of one worker; a worker tells 4096 at first, and its news later.
@@ -23,8 +24,8 @@ const MAX_RESIDENT: usize = 1 << 16;
 pub struct ItemSize<'a> {
     /// For which model.
     pub model: &'a ModelName,
-    /// Its kind.
-    pub modality: Modality,
+    /// The encoder that reads it.
+    pub encoder: EncoderId,
     /// Its length.
     pub bytes: u64,
 }
@@ -56,6 +57,10 @@ pub struct View {
     pub instance: Option<Bytes>,
     /// It has a request that is tried alone.
     pub is_isolated: bool,
+    /// Role that an operator gave it, whoever answers there.
+    pub assigned: ElasticRole,
+    /// Role that it has: the operator's, or else one by the encodes that are asked for.
+    pub role: ElasticRole,
 }
 
 /// A report, and when it came.
@@ -168,10 +173,10 @@ impl View {
     }
 
     /// Its cost of an item, if it has measured that.
-    pub fn curve(&self, model: &ModelName, modality: Modality) -> Option<Curve> {
-        let wire = i32::from(v1::Modality::from(modality));
+    pub fn curve(&self, model: &ModelName, encoder: EncoderId) -> Option<Curve> {
+        let wire = (i32::from(v1::Modality::from(encoder.modality)), u32::from(encoder.tower.0));
         let mut costs = self.load()?.costs.iter();
-        costs.find(|c| c.modality == wire && c.model == model.as_str()).map(Curve::from)
+        costs.find(|c| (c.modality, c.tower_index) == wire && c.model == model.as_str()).map(Curve::from)
     }
 
     /// True if it would refuse one more.
@@ -219,7 +224,7 @@ impl View {
 
     /// Forecast of an item's encode if it were given now; `None` if the worker has not measured what it takes.
     pub fn forecast(&self, item: ItemSize<'_>, now: Instant) -> Option<Forecast> {
-        let curve = self.curve(item.model, item.modality)?;
+        let curve = self.curve(item.model, item.encoder)?;
         let cost_us = curve.cost_us(item.bytes);
         Some(Forecast {
             queue: Duration::from_micros(self.queued_us(now)),
@@ -230,7 +235,7 @@ impl View {
 
     /// Predicted time of the item here, in microseconds.
     pub fn cost_us(&self, item: ItemSize<'_>) -> u64 {
-        self.curve(item.model, item.modality).unwrap_or(UNKNOWN).cost_us(item.bytes)
+        self.curve(item.model, item.encoder).unwrap_or(UNKNOWN).cost_us(item.bytes)
     }
 
     /// p95 of the time in which jobs of so many output tokens are done that were given to it with this forecast;
@@ -238,10 +243,10 @@ impl View {
     pub fn p95_of_tokens(
         &self,
         forecast: Option<Forecast>,
-        (model, modality): (&ModelName, Modality),
+        (model, encoder): (&ModelName, EncoderId),
         tokens: u32,
     ) -> Option<Duration> {
-        let curve = self.curve(model, modality)?;
+        let curve = self.curve(model, encoder)?;
         Some(forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
     }
 
@@ -307,7 +312,7 @@ impl View {
 
     fn engine_load(&self) -> EngineLoad {
         let (running, _, waiting_tokens) = self.requests();
-        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US) }
+        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US), role: self.role }
     }
 
     /// Items that it does not hold, and their costs in microseconds.

@@ -7,7 +7,7 @@ mod pooled;
 use super::api::{HttpApi, request_id};
 use super::chat::ChatBody;
 use super::error::HttpError;
-use crate::orchestrate::Rows;
+use crate::orchestrate::{Rows, RowsOf};
 use crate::request::Request;
 use axum::Json;
 use axum::extract::{Request as HttpRequest, State};
@@ -64,7 +64,7 @@ pub(super) async fn embed(
 ) -> Result<Json<EmbeddingList<Pooled>>, HttpError> {
     let (found, id, asked) = encoded(&api, request).await?;
     let pooled = |rows: &Rows| {
-        let vector = mean(&rows.output, asked.normalize.unwrap_or(true))?;
+        let vector = mean(rows.output()?, asked.normalize.unwrap_or(true))?;
         asked.check_dimensions(vector.len())?;
         Ok(Pooled { embedding: Embedding::of(vector, asked.encoding()?) })
     };
@@ -78,7 +78,7 @@ pub(super) async fn pool(
     let (found, id, asked) = encoded(&api, request).await?;
     asked.check_raw()?;
     let mut n_values = 0;
-    let unpooled = |rows: &Rows| Ok(Unpooled { data: all_rows(&rows.output, &mut n_values)? });
+    let unpooled = |rows: &Rows| Ok(Unpooled { data: all_rows(rows.output()?, &mut n_values)? });
     Ok(Json(list(id, "pooling", &found, unpooled)?))
 }
 
@@ -98,7 +98,7 @@ async fn encoded(
         Ok::<_, HttpError>((asked, requests, call.permit))
     };
     let (asked, requests, _permit) = read.await.inspect_err(|e| api.refused(id, e))?;
-    let rows = |request: Request| api.orchestrator.rows(request);
+    let rows = |request: Request| api.orchestrator.rows(request, RowsOf::OneTower);
     let found: Vec<Rows> =
         stream::iter(requests).map(rows).buffered(AT_ONCE).try_collect().await.map_err(in_own_names)?;
     Ok((found, id, asked))
@@ -119,7 +119,7 @@ fn list<T>(
     mut value: impl FnMut(&Rows) -> Result<T, Failure>,
 ) -> Result<EmbeddingList<T>, Failure> {
     let entry = |(index, rows)| Ok(Entry { index, object, value: value(rows)? });
-    let prompt_tokens = found.iter().map(|rows| u64::from(rows.output.item().n_tokens)).sum();
+    let prompt_tokens = found.iter().flat_map(Rows::items).map(|item| u64::from(item.n_tokens)).sum();
     let id = id.to_string();
     Ok(EmbeddingList {
         id: format!("embd-{}", id.strip_prefix("req-").unwrap_or(&id)),

@@ -7,6 +7,7 @@ use super::body;
 use super::chat::ChatBody;
 use super::error::HttpError;
 use super::sampling::SamplingBody;
+use crate::orchestrate::RowsOf;
 use crate::request::OutputName;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -45,17 +46,20 @@ pub(super) async fn create(
     };
     let (request, _permit) = read.await.inspect_err(|e| api.refused(id, e))?;
     let secret = request.tenant_secret(&api.orchestrator.materials.tenant_salt);
-    let rows = api.orchestrator.rows(request).await?;
-    let item = rows.output.item();
+    let rows = api.orchestrator.rows(request, RowsOf::EachTower).await?;
+    let [item, ..] = &rows.items()[..] else {
+        return Err(Failure::internal("an item without an output").into());
+    };
     if item.modality == Modality::Text {
         return Err(Failure::internal("a text where an item was asked for").into());
     }
     Ok(Json(StoredOutput {
-        id: OutputName::new(item.modality, item.key, &secret).to_string(),
+        id: OutputName::new(item.modality, rows.items().iter().map(|item| item.key).collect(), &secret)
+            .to_string(),
         object: "encoder_output",
         model: rows.model.to_string(),
         modality: item.modality.as_str(),
-        n_tokens: item.n_tokens,
+        n_tokens: rows.items().iter().map(|item| item.n_tokens).fold(0, u32::saturating_add),
         hidden: item.hidden,
     }))
 }

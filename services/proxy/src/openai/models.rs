@@ -38,7 +38,7 @@ impl From<&Served> for Model {
             created: m.created_s,
             owned_by: "triptych",
             max_model_len: m.max_context,
-            modalities: m.edition.keys().map(|m| m.as_str()).collect(),
+            modalities: m.modalities().map(|m| m.as_str()).collect(),
             parent: m.adapter.as_ref().map(|(base, _)| base.to_string()),
         }
     }

@@ -5,7 +5,7 @@
 //! the same text, so the client sees one stream.
 
 use super::sent::SentAnswer;
-use super::supply::{Supply, at_item};
+use super::supply::Supply;
 use super::work::Work;
 use crate::fleet::{Fleet, Lease, Prefixes, Size};
 use crate::request::Resumption;
@@ -155,12 +155,13 @@ impl<'a> Decoding<'a> {
                         return Ok((summary, self.held.unwrap_or_default()));
                     }
                     RequestAction::Fail { failure, item, items } => {
+                        let failure = self.supply.at_item(failure, item);
                         // The worker's stream is dropped first: it needs no more.
                         self.call = Call::Idle;
                         if items == LeftItems::GoOn {
                             self.supply.leave_behind();
                         }
-                        return Err(item.map_or(failure.clone(), |item| at_item(failure, item)));
+                        return Err(failure);
                     }
                     other => self.perform(other),
                 }
@@ -338,8 +339,7 @@ impl<'a> Decoding<'a> {
     /// The request as the choice of a worker sees it.
     fn size(&self, holders: Vec<WorkerId>) -> Size {
         let items = self.supply.sizes();
-        let keys: Vec<_> = items.iter().map(|(key, _)| *key).collect();
-        let prompt = Prefixes::of(&self.tenant(), &self.prompt, &keys);
+        let prompt = Prefixes::of(&self.tenant(), &self.prompt, &self.supply.item_keys());
         Size::Request { prompt, items, holders }
     }
 

@@ -1,16 +1,18 @@
-//! The items of one request on their way to READY.
+//! The encoder outputs of one request on their way to READY: one of each item, or of each tower that reads it.
+//!
+//! Outputs are counted as the request machine and PD workers count them; [`Supply::at_item`] names the item to the client.
 
 use super::work::Work;
 use crate::encode::Subscription;
 use crate::encode::job::EncodeJob;
 use crate::fleet::placement::{Placement, UnplacedItem};
 use crate::observe::{Size, wire_source};
-use crate::request::param_of_item;
+use crate::request::{item_of_param, param_of_item};
 use crate::request_machine::event::RequestEvent;
 use crate::request_machine::output::{Announced, Encoded};
 use futures::future::{pending, select_all};
 use std::sync::Arc;
-use triptych_core::lifetime::StageTimes;
+use triptych_core::lifetime::{ItemSource, StageTimes};
 use triptych_core::{ContentKey, Failure, ItemForm, ItemIdx, Modality, WorkerId};
 use triptych_proto::v1;
 
@@ -18,12 +20,13 @@ use triptych_proto::v1;
 pub(super) struct Supply<'a> {
     work: &'a Work,
     placement: Option<Arc<Placement>>,
+    /// One for each output.
     items: Vec<SuppliedItem>,
     /// True if all were announced: an item of a request that failed before is not counted.
     is_supplied: bool,
 }
 
-/// One item.
+/// One output of an item.
 struct SuppliedItem {
     job: EncodeJob,
     subscription: Subscription,
@@ -68,7 +71,7 @@ impl<'a> Supply<'a> {
         Self { work, placement, items, is_supplied: false }
     }
 
-    /// Number of items.
+    /// Number of outputs.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -76,6 +79,12 @@ impl<'a> Supply<'a> {
     /// Keys of the outputs, in the order of the items.
     pub(super) fn keys(&self) -> Vec<ContentKey> {
         self.items.iter().map(|item| item.job.wanted.key).collect()
+    }
+
+    /// A key for each item, of the first of its outputs.
+    pub(super) fn item_keys(&self) -> Vec<ContentKey> {
+        let firsts = self.items.chunk_by(|a, b| a.job.item == b.job.item).filter_map(<[_]>::first);
+        firsts.map(|item| item.job.wanted.key).collect()
     }
 
     /// The worker at which its items are encoded, if one was chosen for it.
@@ -98,9 +107,9 @@ impl<'a> Supply<'a> {
         self.items.iter().any(|item| item.encoded.is_none())
     }
 
-    /// Description of the first item's output, once it is known.
-    pub(super) fn announced(&self) -> Option<Announced> {
-        self.known().next().cloned()
+    /// Descriptions of the outputs that are known.
+    pub(super) fn announced(&self) -> Vec<Announced> {
+        self.known().cloned().collect()
     }
 
     /// The items as a PD worker is given them.
@@ -188,19 +197,40 @@ impl<'a> Supply<'a> {
         slowest.map(|one| one.times).unwrap_or_default()
     }
 
-    /// The source of each item.
+    /// The source of each item; of several outputs that which took longest.
     pub(super) fn sources(&self) -> Vec<i32> {
         let unknown = v1::ItemSource::Unspecified.into();
-        let source =
-            |item: &SuppliedItem| item.encoded.as_ref().map_or(unknown, |one| wire_source(one.source));
-        self.items.iter().map(source).collect()
+        let cost = |source: ItemSource| match source {
+            ItemSource::Cached => 0,
+            ItemSource::Shared => 1,
+            ItemSource::Encoded => 2,
+        };
+        let source = |outputs: &[SuppliedItem]| {
+            let known = outputs.iter().filter_map(|one| Some(one.encoded.as_ref()?.source));
+            known.max_by_key(|source| cost(*source)).map_or(unknown, wire_source)
+        };
+        self.items.chunk_by(|a, b| a.job.item == b.job.item).map(source).collect()
     }
 
     /// Number of items, and of the tokens that they became.
     pub(super) fn size(&self) -> Size {
         let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
         let item_tokens = encoded.map(|one| one.item.n_tokens).fold(0, u32::saturating_add);
-        Size { n_items: self.items.len(), item_tokens }
+        Size { n_items: self.item_keys().len(), item_tokens }
+    }
+
+    /// A failure of the request, or of one of its outputs. An encoder that refuses an item names it, unless it names a setting; a
+    /// PD worker names an output.
+    pub(super) fn at_item(&self, failure: Failure, output: Option<ItemIdx>) -> Failure {
+        let named = failure.param.as_deref().map(item_of_param);
+        let output = match named {
+            None => output,
+            Some(named) => named,
+        };
+        match output.and_then(|idx| self.items.get(idx.0 as usize)) {
+            Some(item) => failure.with_param(param_of_item(item.job.item)),
+            None => failure,
+        }
     }
 
     fn set_ready(&mut self, i: usize, encoded: Encoded) {
@@ -238,13 +268,5 @@ impl SuppliedItem {
             }
         }
         Ok(Report::Ready(Box::new(self.subscription.ready().await?)))
-    }
-}
-
-/// A failure of an item: an encoder that refuses one names the item, unless it names a setting.
-pub(super) fn at_item(failure: Failure, item: ItemIdx) -> Failure {
-    match failure.param {
-        None => failure.with_param(param_of_item(item)),
-        Some(_) => failure,
     }
 }

@@ -11,6 +11,7 @@ use super::lease::{LeaseRequest, LeaseStep};
 use super::output::{Announced, Belief, Encoded, Origin, Outcome, Wanted};
 use super::policy::{ATTEMPTS, EncodePolicy, MAX_LOST_LEASES, lease_ttl};
 use super::surroundings::Surroundings;
+use std::sync::Arc;
 use std::time::Instant;
 use triptych_core::{EncodedItem, Failure, ModelName};
 
@@ -21,8 +22,22 @@ pub struct EncodeTarget {
     pub model: ModelName,
     /// The output.
     pub wanted: Wanted,
+    /// Name of its tower; empty: no other reads the item.
+    pub tower_name: Arc<str>,
     /// True if the store may have it.
     pub origin: Origin,
+}
+
+/// The failure of an item that no worker can encode.
+fn no_encoder(target: &EncodeTarget) -> Failure {
+    let EncodeTarget { model, wanted, tower_name, .. } = target;
+    let modality = wanted.modality;
+    Failure::unavailable(match &**tower_name {
+        "" => format!("no encoder that reads {modality} for model {model:?} is there now; try again"),
+        tower => format!(
+            "no worker of the encoder pool holds tower {tower} of {modality} for model {model:?} now; try again"
+        ),
+    })
 }
 
 /// An encode that has not ended.
@@ -155,7 +170,7 @@ impl InFlightEncode {
             },
             EncodeEvent::Charged(_) | EncodeEvent::Admitted(_) => {}
             EncodeEvent::Worker(worker) => {
-                let seen = around.pace.predict(&self.target.model, self.target.wanted.modality);
+                let seen = around.pace.predict(&self.target.model, self.target.wanted.encoder());
                 match &mut self.stage {
                     Stage::Attempting(attempts) => {
                         actions = attempts.worker(worker, seen.map(|seen| seen.p95), around.now);
@@ -229,7 +244,7 @@ impl InFlightEncode {
     }
 
     fn ask_lease(&mut self, around: &Surroundings<'_>, actions: &mut Vec<EncodeAction>) {
-        let predicted = around.pace.predict(&self.target.model, self.target.wanted.modality);
+        let predicted = around.pace.predict(&self.target.model, self.target.wanted.encoder());
         let ttl = lease_ttl(predicted.map(|prediction| prediction.usual));
         let (request, _) = LeaseRequest::new(self.target.origin, ttl);
         self.stage = Stage::Leasing(request);
@@ -323,16 +338,12 @@ impl InFlightEncode {
         match end {
             None => {}
             Some(AttemptsEnd::Made(encoded, took)) => {
-                around.pace.saw(&self.target.model, self.target.wanted.modality, took);
+                around.pace.saw(&self.target.model, self.target.wanted.encoder(), took);
                 self.finish(Ok(*encoded), actions);
             }
             Some(AttemptsEnd::Failed(failure)) => self.finish(Err(failure), actions),
             Some(AttemptsEnd::NoWorker) => {
-                let failure = Failure::unavailable(format!(
-                    "no encoder that reads {} for model {:?} is there now; try again",
-                    self.target.wanted.modality, self.target.model
-                ));
-                self.finish(Err(failure), actions);
+                self.finish(Err(no_encoder(&self.target)), actions);
             }
             Some(AttemptsEnd::LostLease) if self.n_lost_leases < ATTEMPTS => {
                 self.n_lost_leases += 1;

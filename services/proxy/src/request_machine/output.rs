@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{ContentKey, EncodedItem, Failure, Fingerprint, Modality, WorkerId};
+use triptych_core::{ContentKey, EncodedItem, EncoderId, Failure, Fingerprint, Modality, TowerIdx, WorkerId};
 
 /// An encoder output that is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,15 @@ pub struct Wanted {
     pub fingerprint: Fingerprint,
     /// The kind of item.
     pub modality: Modality,
+    /// The tower that reads it.
+    pub tower: TowerIdx,
+}
+
+impl Wanted {
+    /// The encoder that makes it, among those of its model.
+    pub fn encoder(&self) -> EncoderId {
+        EncoderId { modality: self.modality, tower: self.tower }
+    }
 }
 
 /// An item whose encoder output is READY.

@@ -8,7 +8,7 @@ mod request;
 use super::output::{Belief, Encoded, Wanted};
 use std::time::Instant;
 use triptych_core::lifetime::ItemSource;
-use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality};
+use triptych_core::{ContentKey, DType, EncodedItem, Extent, Fingerprint, Modality, TowerIdx};
 
 /// Description of an output under the key `[seed; 32]`.
 pub(crate) fn item(seed: u8) -> EncodedItem {
@@ -32,5 +32,5 @@ pub(crate) fn made(seed: u8, at: Instant) -> Encoded {
 /// The output as it is looked for.
 pub(crate) fn wanted(seed: u8) -> Wanted {
     let EncodedItem { key, fingerprint, modality, .. } = item(seed);
-    Wanted { key, fingerprint, modality }
+    Wanted { key, fingerprint, modality, tower: TowerIdx(seed % 2) }
 }

@@ -100,8 +100,16 @@ async fn a_drained_worker_gets_nothing_new_until_it_is_resumed() {
     assert_eq!(administered.call("DELETE", &format!("workers/{id}/drain"), "").await.0, 204);
     proxy.ready().await;
     assert_eq!(proxy.post("/v1/chat/completions", &body).await.0, 200);
-    let (status, e) = administered.call("POST", "workers/pd@nobody:1/drain", "").await;
-    assert!(status == 404 && e["error"]["message"].as_str().unwrap().contains(&id), "{e}");
+    for (method, path, body) in [("POST", "drain", ""), ("PUT", "role", r#"{"role":"pd"}"#)] {
+        let (status, e) = administered.call(method, &format!("workers/pd@nobody:1/{path}"), body).await;
+        assert!(status == 404 && e["error"]["message"].as_str().unwrap().contains(&id), "{e}");
+    }
+    // One that holds a decoder alone has no other role.
+    for (role, expect) in [("encoder", "--with-encoder"), ("prefill", "both, encoder and pd")] {
+        let body = json!({ "role": role }).to_string();
+        let (status, e) = administered.call("PUT", &format!("workers/{id}/role"), &body).await;
+        assert!(status == 400 && e["error"]["message"].as_str().unwrap().contains(expect), "{e}");
+    }
 }
 
 #[tokio::test]

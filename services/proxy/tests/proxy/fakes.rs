@@ -29,8 +29,7 @@ pub fn model(name: &str, modality: Modality, fingerprint: u8) -> v1::WorkerModel
         encoders: vec![v1::worker_model::Encoder {
             modality: v1::Modality::from(modality).into(),
             fingerprint: Bytes::copy_from_slice(Fingerprint::from_bytes([fingerprint; 32]).as_bytes()),
-            takes_prompt: false,
-            tower: None,
+            ..v1::worker_model::Encoder::default()
         }],
         max_context: 4096,
         max_items: 8,
@@ -213,6 +212,11 @@ impl Encoder {
     /// The items of the jobs it was sent.
     pub fn jobs(&self) -> Vec<Bytes> {
         self.0.jobs.lock().unwrap().iter().map(|job| job.item.clone()).collect()
+    }
+
+    /// The tower of each job.
+    pub fn towers(&self) -> Vec<u32> {
+        self.0.jobs.lock().unwrap().iter().map(|job| job.tower_index).collect()
     }
 
     /// The prompt of each job's item.

@@ -28,4 +28,5 @@ mod speech;
 mod support;
 mod tenants;
 mod tools;
+mod towers;
 mod vllm_fields;

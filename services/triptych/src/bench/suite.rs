@@ -13,9 +13,12 @@ use triptych_bench::arrivals::Arrivals;
 use triptych_bench::report::{Report, files};
 use triptych_bench::search::SearchPlan;
 use triptych_bench::slo::Slo;
-use triptych_bench::suite::{self, Results, Size, SuitePlan};
+use triptych_bench::suite::{self, Results, Size, SuiteObserver, SuitePlan};
 use triptych_bench::sweep::{RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW, Rates, SweepSettings};
 use triptych_bench::workload::Workload;
+
+/// Length of a block of a run, in seconds.
+const BLOCK_S: u64 = 120;
 
 /// Flags of `bench suite`.
 #[derive(Args, Debug)]
@@ -47,6 +50,13 @@ pub struct SuiteArgs {
     /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30
     #[arg(long, value_name = "S")]
     pub warm_up: Option<u64>,
+    /// Length of the blocks into which runs are cut, in seconds: in each all clusters have the same requests, one after the other, and
+    /// their differences get an interval over blocks. 0: runs are not cut. Default: 120, with --quick 0
+    #[arg(long, value_name = "S")]
+    pub block: Option<u64>,
+    /// Measure anew the results whose workload and topology contain this text, as in `images=2 dp2`; repeat for several
+    #[arg(long, value_name = "TEXT")]
+    pub again: Vec<String>,
     /// Relative difference of two rates at which a search ends. Default: 0.05, with --quick 0.2
     #[arg(long, value_name = "SHARE")]
     pub resolution: Option<f64>,
@@ -95,12 +105,14 @@ impl SuiteArgs {
             n_requests: self.requests.unwrap_or(either(RULE_REQUESTS, 100)),
             n_seeds: self.seeds.unwrap_or(either(RULE_SEEDS as u64, 1)),
             max_window: Duration::from_secs(self.max_window.unwrap_or(either(RULE_WINDOW.as_secs(), 60))),
+            block: Some(self.block.unwrap_or(either(BLOCK_S, 0))).filter(|s| *s > 0).map(Duration::from_secs),
         };
         let settings = SweepSettings {
             arrivals: self.arrivals,
             seeds: (1..=size.n_seeds).collect(),
             n_requests: size.n_requests,
             max_window: size.max_window,
+            block: size.block,
             warm_up: self.warm_up.map(Duration::from_secs),
             rates: match self.rates.is_empty() {
                 true => Rates::Search { first: self.first_rate, resolution },
@@ -131,27 +143,21 @@ pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
     let unwritable =
         |e: std::io::Error| CliError::failed(format!("cannot write into {}", args.out.display()), &e);
     let results = Results::in_dir(&args.out).map_err(unwritable)?;
+    for part in &args.again {
+        plan.forget(&results, part)?;
+    }
     let n_missing = plan.n_missing(&results);
     screen.say(&plan.describe(n_missing));
+    let pages = Pages { args: &args, plan: &plan, results: &results, screen: &screen };
     let mut placement = Vec::new();
     let mut is_stopped = false;
     if n_missing > 0 {
         tokio::select! {
-            measured = measure(&args, &plan, &results, &screen) => placement = measured?,
+            measured = measure(&pages) => placement = measured?,
             _ = tokio::signal::ctrl_c() => is_stopped = true,
         }
     }
-    let title = if args.quick { "Goodput by topology: a quick run" } else { "Goodput by topology" };
-    let mut page = Report::of_sweeps(title, &plan.all_stored(&results));
-    page.facts.extend(placement);
-    if is_stopped {
-        let (left, all) = (plan.n_missing(&results), plan.workloads.len() * plan.topologies.len());
-        page.warnings
-            .insert(0, format!("Partial: it was stopped when {left} of {all} results were missing."));
-    }
-    for file in ["report.html", "report.md"] {
-        files::write(&args.out.join(file), &page)?;
-    }
+    let page = pages.write(placement)?;
     print!("{}", page.to_markdown());
     screen.say(&format!("the page with charts: {}", args.out.join("report.html").display()));
     if is_stopped {
@@ -160,18 +166,52 @@ pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The pages of a suite, written anew with each result.
+struct Pages<'a> {
+    args: &'a SuiteArgs,
+    plan: &'a SuitePlan,
+    results: &'a Results,
+    screen: &'a Screen,
+}
+
+impl Pages<'_> {
+    /// Writes the pages of what is stored.
+    fn write(&self, placement: Vec<(String, String)>) -> Result<Report, CliError> {
+        let title = if self.args.quick { "Goodput by topology: a quick run" } else { "Goodput by topology" };
+        let mut page = Report::of_sweeps(title, &self.plan.all_stored(self.results));
+        page.facts.extend(placement);
+        let (left, all) =
+            (self.plan.n_missing(self.results), self.plan.workloads.len() * self.plan.topologies.len());
+        if left > 0 {
+            page.warnings.insert(0, format!("Partial: {left} of {all} results are missing."));
+        }
+        for file in ["report.html", "report.md"] {
+            files::write(&self.args.out.join(file), &page)?;
+        }
+        Ok(page)
+    }
+}
+
+impl SuiteObserver for Pages<'_> {
+    fn line(&self, text: &str) {
+        self.screen.say(text);
+    }
+
+    fn stored(&self) {
+        if let Err(e) = self.write(Vec::new()) {
+            self.screen.say(&e.to_string());
+        }
+    }
+}
+
 /// Starts the clusters and measures; returns the cores of every process.
-async fn measure(
-    args: &SuiteArgs,
-    plan: &SuitePlan,
-    results: &Results,
-    screen: &Screen,
-) -> Result<Vec<(String, String)>, CliError> {
+async fn measure(pages: &Pages<'_>) -> Result<Vec<(String, String)>, CliError> {
+    let &Pages { args, plan, results, screen } = pages;
     let temporary = tempfile::tempdir().map_err(|e| CliError::failed("cannot make a folder for logs", &e))?;
     let dir = args.topology.worker_logs.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&dir).map_err(|e| CliError::failed(dir.display(), &e))?;
     args.topology.pin_self()?;
     let model = model::check_one(&args.topology.models).await?;
     let starter = Starter { args: &args.topology, model: &model, screen, dir: &dir };
-    Ok(plan.measure(&starter, results, &|line| screen.say(line)).await?)
+    Ok(plan.measure(&starter, results, pages).await?)
 }

@@ -144,8 +144,15 @@ impl Facts {
         };
         let example = i.encoder.as_ref().map(|encoder| {
             let n_rows = encoder.example.n_rows;
+            let output = match &encoder.towers[..] {
+                [] => encoder.row.times(n_rows),
+                towers => towers
+                    .iter()
+                    .map(|t| t.row.times(t.n_rows))
+                    .fold(BytesByPrecision::default(), BytesByPrecision::plus),
+            };
             json!({
-                "item": encoder.example.item, "rows": n_rows, "output_bytes": sizes(encoder.row.times(n_rows)),
+                "item": encoder.example.item, "rows": n_rows, "output_bytes": sizes(output),
                 "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(encoder.example.n_cross_rows))),
             })
         });
@@ -164,6 +171,10 @@ impl Facts {
             "stages": {
                 "encoder": i.encoder.as_ref().map(|encoder| stage(&encoder.stage)), "decoder": stage(&i.decoder),
             },
+            "towers": i.encoder.iter().flat_map(|encoder| &encoder.towers).map(|tower| json!({
+                "name": tower.name, "stage": stage(&tower.stage), "rows": tower.n_rows,
+                "output_bytes": sizes(tower.row.times(tower.n_rows)),
+            })).collect::<Vec<_>>(),
             "experts": i.experts.map(|e| json!({
                 "layers": e.n_layers, "experts": e.n_experts, "experts_per_token": e.top_k,
                 "parameters_per_token": e.n_active,

@@ -19,7 +19,10 @@ pub fn stages(model: &Model, config: ComputeConfig) -> Result<Measured, ModelErr
     let compute = Compute::new(config)?;
     let grown = |from: Option<u64>| Some(own_memory()?.saturating_sub(from?));
     let start = own_memory();
-    let loaded = model.modalities().first().map(|m| compute.load_encoder(model, *m)).transpose()?;
+    // Each tower of the first kind of items; towers are shared by the kinds.
+    let first = model.modalities().first();
+    let towers = model.encoders().filter(|(id, _)| Some(&id.modality) == first);
+    let loaded = towers.map(|(id, _)| compute.load_encoder(model, id)).collect::<Result<Vec<_>, _>>()?;
     let encoder = grown(start);
     let middle = own_memory();
     let decoder = compute.load_decoder(model)?;

@@ -33,6 +33,9 @@ pub fn of(facts: &Facts) -> String {
             .into(),
     );
     line("encoder", i.encoder.as_ref().map_or_else(|| "   none".to_owned(), |encoder| stage(&encoder.stage)));
+    for tower in i.encoder.iter().flat_map(|encoder| &encoder.towers) {
+        line(&format!("  {}", tower.name), stage(&tower.stage));
+    }
     line("decoder", stage(&i.decoder));
     if let Some(e) = i.experts {
         let (n, k, layers) = (count(e.n_experts), count(e.top_k), count(e.n_layers));
@@ -92,11 +95,19 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
     });
     let Some(encoder) = &i.encoder else { return std::iter::once(kv).chain(state).collect() };
     let (item, n) = (&encoder.example.item, encoder.example.n_rows);
-    let mut lines = vec![
-        ("row", format!("{} from the encoder to a PD worker", both(encoder.row))),
-        ("item", format!("{item}: {} rows, {}", count(n), both(encoder.row.times(n)))),
-        kv,
-    ];
+    let of_rows = |n: usize, row: BytesByPrecision| format!("{} rows, {}", count(n), both(row.times(n)));
+    let towers = encoder.towers.iter().map(|t| format!("{} from {}", of_rows(t.n_rows, t.row), t.name));
+    let mut lines = match towers.collect::<Vec<_>>() {
+        none if none.is_empty() => vec![
+            ("row", format!("{} from the encoder to a PD worker", both(encoder.row))),
+            ("item", format!("{item}: {}", of_rows(n, encoder.row))),
+        ],
+        towers => vec![
+            ("item", format!("{item}: {}", towers.join("; "))),
+            ("towers", "each a job that may go to a worker of its own (--towers)".to_owned()),
+        ],
+    };
+    lines.push(kv);
     lines.extend(state);
     if let Some(cross) = i.kv.cross_per_row {
         let what = if is_text { "text" } else { "item" };

@@ -45,7 +45,7 @@ pub struct CompareArgs {
         long,
         value_name = "WORKLOADS",
         value_delimiter = ' ',
-        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-short:images=1 epd-long:images=1"
+        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-long:images=1 epd-short:images=2,share=0.9"
     )]
     pub day: Vec<String>,
     /// Folder for `compare.json`, `compare.md` and `compare.html`
@@ -73,8 +73,10 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     }
     if !mixes.is_empty() {
         eprintln!("simulating a day");
-        let mixes = mixes.into_iter().map(|i| (demands[i].clone(), &compared[i]));
-        let day = comparison::day(mixes.collect()).map_err(|e| CliError::setting("--day", &e))?;
+        let mixes =
+            mixes.into_iter().filter_map(|i| Some((demands.get(i)?.workload.text(), compared.get(i)?)));
+        let day = comparison::day(&mixes.collect::<Vec<_>>(), args.question.arrivals);
+        let day = day.map_err(|e| CliError::setting("--day", &e))?;
         let slo = args.long_slo.unwrap_or(inputs.slo);
         let day = contest.compare_day(&inputs, &day, slo);
         compared.push(day.map_err(|e| CliError::setting("no comparison", &e))?);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
-use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals};
+use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals, with_pd_curves};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
 
@@ -17,6 +17,10 @@ pub struct QuestionArgs {
     /// Cost curves that `triptych profile` wrote; repeat for each number of threads that a worker may have
     #[arg(long, value_name = "FILE", default_value = "curves.json")]
     pub curves: Vec<PathBuf>,
+    /// Cost curves of another engine's server, as `triptych profile --url` wrote them: the encoders of --curves before its PD workers,
+    /// and such servers alone, are compared with clusters of --curves; repeat for several
+    #[arg(long, value_name = "FILE")]
+    pub pd_curves: Vec<PathBuf>,
     /// Use only curves of workers with so many threads
     #[arg(long, value_name = "N")]
     pub threads_per_worker: Option<usize>,
@@ -42,6 +46,9 @@ pub struct QuestionArgs {
     /// Seeds that the best few are simulated with; goodput and its interval are over them. Default: 5, with --quick 3
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
+    /// First of these seeds: figures of seeds that nothing was tuned with
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub first_seed: u64,
     /// Requests of a simulated run. Default: 1200, with --quick 200
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=1_000_000))]
     pub requests: Option<u32>,
@@ -58,6 +65,7 @@ impl QuestionArgs {
     /// [`CliError::Setting`] that names the flag, its value and what is allowed.
     pub fn read(&self) -> Result<PlanInputs, CliError> {
         let curves = read_curves(&self.curves, self.threads_per_worker)?;
+        let curves = with_pd_curves(curves, &self.pd_curves)?;
         let workload = Workload::parse(&self.workload)
             .map_err(|e| CliError::setting(format!("--workload {}", self.workload), &e))?;
         let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
@@ -76,6 +84,7 @@ impl QuestionArgs {
         let base = if self.quick { Effort::QUICK } else { Effort::FULL };
         Effort {
             seeds: self.seeds.unwrap_or(base.seeds),
+            first_seed: self.first_seed,
             requests: self.requests.and_then(|n| usize::try_from(n).ok()).unwrap_or(base.requests),
             ..base
         }

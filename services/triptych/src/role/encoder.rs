@@ -16,7 +16,7 @@ use crate::{listen, model};
 use clap::Args;
 use tokio::net::TcpListener;
 use triptych_ec::store::peer::{PeerCacheSettings, may_be_asked};
-use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError};
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, TowerChoice};
 use triptych_runtime::discovery::Role;
 
 /// Flags of an encoder worker.
@@ -31,6 +31,10 @@ pub struct EncoderArgs {
     /// Its name in logs and metrics
     #[arg(long, value_name = "NAME", env = "TRIPTYCH_ID")]
     pub id: Option<String>,
+    /// Towers to hold, of models in which several read the same item, such as low,high; all unless it is given. Other workers
+    /// of the pool must hold the rest
+    #[arg(long, value_name = "NAMES", env = "TRIPTYCH_TOWERS", value_delimiter = ',')]
+    pub towers: Option<Vec<String>>,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
@@ -115,6 +119,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         grpc: links.listener(grpc, args.plaintext)?,
         admin: bind_admin(args.admin.as_deref()).await?,
         models: model::resolve_all(&args.models).await?,
+        towers: TowerChoice(args.towers.map(|names| names.into_iter().collect())),
         lora: args.lora.settings()?,
         store: args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?,
         compute: args.models.compute.config(),

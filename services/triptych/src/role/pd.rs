@@ -16,7 +16,7 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use triptych_encoder::{BatchLimits, EmbeddedConfig};
+use triptych_encoder::{BatchLimits, EmbeddedConfig, TowerChoice};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_pd::grammar::TrialProgram;
@@ -193,6 +193,8 @@ fn encoders(
     let config = EmbeddedConfig {
         worker_id: config.worker_id.clone(),
         models: config.models.clone(),
+        // Its requests need all of them.
+        towers: TowerChoice::default(),
         lora: config.lora.clone(),
         model_updates: None,
         store: config.store.clone(),

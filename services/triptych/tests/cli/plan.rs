@@ -139,7 +139,8 @@ fn a_simulated_run_is_written_as_a_timeline() {
         "--workload",
         workload,
     ];
-    let trace = |more: &[&str]| [&base[..], &["-o", out.to_str().expect("plain")], more].concat();
+    let to = ["-o", out.to_str().expect("plain")];
+    let trace = |more: &[&'static str]| [&base[..], &to, more].concat();
     let output = triptych(&trace(&["--rate", "2", "--one-machine"]));
     assert!(output.status.success(), "{}", stderr(&output));
     let text = std::fs::read_to_string(&out).expect("written");

@@ -70,8 +70,8 @@ impl PrefillDecodeWorker for Decoder {
         let encoder = |modality: Modality, n: u8, tower: Option<&Tower>| v1::worker_model::Encoder {
             modality: v1::Modality::from(modality).into(),
             fingerprint: Fingerprint::from_bytes([n; 32]).as_bytes().to_vec().into(),
-            takes_prompt: false,
             tower: tower.map(Into::into),
+            ..v1::worker_model::Encoder::default()
         };
         let encoders =
             vec![encoder(Modality::Image, 7, Some(&self.tower)), encoder(Modality::Video, 8, None)];

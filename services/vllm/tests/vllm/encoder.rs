@@ -70,8 +70,7 @@ impl EncoderWorker for Encoder {
         let encoder = v1::worker_model::Encoder {
             modality: v1::Modality::Image.into(),
             fingerprint: fingerprint().as_bytes().to_vec().into(),
-            takes_prompt: false,
-            tower: None,
+            ..v1::worker_model::Encoder::default()
         };
         let model = v1::WorkerModel {
             name: crate::fake::MODEL.into(),

@@ -49,6 +49,7 @@ fn run(rate: f64, seed: u64, (outcomes, window): &(Vec<Outcome>, JudgedWindow), 
         version: VERSION,
         rate,
         seed,
+        block: None,
         warm_up_s: 0.0,
         window_s: window.seconds(),
         n_sent: N,
@@ -113,6 +114,7 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
             seeds: vec![0, 1, 2],
             n_requests: N,
             max_window_s: 600.0,
+            block_s: None,
             resolution: 0.05,
             salt: 0,
         },
@@ -134,7 +136,7 @@ pub(crate) fn sweeps() -> Vec<SweepResult> {
 fn results_of_one_workload_are_compared_and_all_workloads_are_in_one_table() {
     let report = Report::of_sweeps("Goodput", &sweeps());
     let headings: Vec<_> = report.sections.iter().map(|s| s.heading.as_str()).collect();
-    assert_eq!(headings.len(), 3, "{headings:?}");
+    assert_eq!(headings.len(), 4, "{headings:?}");
     let table = &report.sections[0].tables[0];
     assert_eq!(table.columns, ["workload", "SLO", "1e1pd", "dp2", "colocated", "1e1pd : best other"]);
     assert_eq!(table.rows.len(), 2);

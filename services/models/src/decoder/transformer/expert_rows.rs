@@ -30,16 +30,16 @@ pub(super) struct SubLayerRows<'a, T> {
 }
 
 impl ExpertRows {
-    /// Adds the rows of a step of `n_tokens`: of each span of encoder rows, `row_parts` to a row, all but the last.
+    /// Adds the rows of a step of `n_tokens`: of each span of encoder rows all but the last.
     ///
     /// # Errors
     /// [`KernelError`] if the step has no room for them.
     pub fn stage(
         builder: &mut StageBuilder,
         embeds: &[EmbedRows<'_>],
-        (n_tokens, row_parts): (usize, usize),
+        n_tokens: usize,
     ) -> Result<Self, KernelError> {
-        let visual = visual_rows(embeds, row_parts);
+        let visual = visual_rows(embeds);
         if visual.is_empty() {
             return Ok(Self::Nobody);
         }
@@ -85,10 +85,9 @@ impl ExpertRows {
 }
 
 /// Rows of a step that are an item's, but for the last of a span.
-fn visual_rows(embeds: &[EmbedRows<'_>], row_parts: usize) -> Vec<u32> {
+fn visual_rows(embeds: &[EmbedRows<'_>]) -> Vec<u32> {
     let rows = |embed: &EmbedRows<'_>| {
-        let n_rows = embed.rows.n_rows() / row_parts.max(1);
-        let end = embed.first_row + n_rows.saturating_sub(usize::from(embed.ends_span));
+        let end = embed.first_row + embed.rows.n_rows().saturating_sub(usize::from(embed.ends_span));
         embed.first_row as u32..end as u32
     };
     embeds.iter().flat_map(rows).collect()
@@ -112,10 +111,10 @@ mod tests {
                     ends_span: *ends_span,
                 })
                 .collect();
-            assert_eq!(visual_rows(&embeds, 2), expect);
+            assert_eq!(visual_rows(&embeds), expect);
         };
         check(&[], &[]);
-        check(&[(1, 8, true)], &[1, 2, 3]);
-        check(&[(0, 4, false), (5, 2, true)], &[0, 1]);
+        check(&[(1, 4, true)], &[1, 2, 3]);
+        check(&[(0, 2, false), (5, 1, true)], &[0, 1]);
     }
 }

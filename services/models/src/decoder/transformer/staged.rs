@@ -31,15 +31,14 @@ impl<B: Backend> TransformerDecoder<B> {
         bounds: Option<StepBounds>,
     ) -> Result<StepArrays, ModelError> {
         let ids = builder.indices(input.token_ids)?;
-        let row_parts = self.spec.row_parts().get();
-        let embed_rows = embed_rows(input.embeds, row_parts);
+        let embed_rows = embed_rows(input.embeds);
         let embeds = if embed_rows.is_empty() { None } else { Some(builder.indices(&embed_rows)?) };
         let ahead = match self.has_mutual_items() && embeds.is_some() {
             true => Some(builder.indices(&rows_ahead(input))?),
             false => None,
         };
         let experts = match self.has_visual_experts() {
-            true => ExpertRows::stage(builder, input.embeds, (input.token_ids.len(), row_parts))?,
+            true => ExpertRows::stage(builder, input.embeds, input.token_ids.len())?,
             false => ExpertRows::Nobody,
         };
         let rows = input.positions.iter().map(|[t, ..]| *t);
@@ -79,11 +78,9 @@ impl<B: Backend> TransformerDecoder<B> {
             shape("slot_mapping", n_tokens, group.slot_mapping.len())?;
             shape("sequences of a group", n_seqs, group.tables.seq_lens.len())?;
         }
-        let parts = self.spec.row_parts().get();
         let width = self.spec.stack.hidden * (1 + self.n_levels());
         for embed in step.embeds {
-            shape("width of embeds", width, embed.rows.hidden().saturating_mul(parts))?;
-            shape("parts of a row of embeds", 0, embed.rows.n_rows() % parts)?;
+            shape("width of embeds", width, embed.rows.hidden())?;
         }
         let has_states = self.spec.stack.recurrent().is_some();
         shape("state_slots", has_states.into(), step.state_slots.is_some().into())?;
@@ -135,8 +132,8 @@ fn rows_ahead(step: &StepInput<'_>) -> Vec<u32> {
     ahead
 }
 
-/// Rows of the step that encoder rows replace, each by `row_parts` of them.
-fn embed_rows(embeds: &[EmbedRows<'_>], row_parts: usize) -> Vec<u32> {
-    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.rows.n_rows() / row_parts;
+/// Rows of the step that encoder rows replace.
+fn embed_rows(embeds: &[EmbedRows<'_>]) -> Vec<u32> {
+    let rows = |embed: &EmbedRows<'_>| embed.first_row..embed.first_row + embed.rows.n_rows();
     embeds.iter().flat_map(rows).map(|row| row as u32).collect()
 }

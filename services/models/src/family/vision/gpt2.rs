@@ -57,7 +57,7 @@ pub(super) fn decoder(config: &Config<'_>) -> Result<TextDecoder, ModelError> {
             encoder_hidden: stack.hidden,
             attention: stack.attention,
             layers: CrossLayers::Every,
-            row_parts: None,
+            embedded_hidden: None,
         }),
         embedding_scale: 1.0,
         head: HeadSpec::plain(config.flag_or("tie_word_embeddings", true)?),

@@ -5,13 +5,16 @@ use Health::{Down, Ready};
 use Modality::{Audio, Image};
 
 fn worker(role: Role, health: Health, models: &[(&str, &[(Modality, u8)])]) -> Known {
-    let edition = |of: &[(Modality, u8)]| of.iter().map(|(m, b)| (*m, Fingerprint::from_bytes([*b; 32])));
+    let edition = |of: &[(Modality, u8)]| -> Edition {
+        of.iter().map(|(m, b)| ((*m).into(), Fingerprint::from_bytes([*b; 32]))).collect()
+    };
     let served = |(name, of): &(&str, &[(Modality, u8)])| Served {
         name: ModelName::new(*name),
         family: "f".into(),
-        edition: edition(of).collect(),
-        own: edition(of).collect(),
+        edition: edition(of),
+        own: edition(of),
         towers: Default::default(),
+        tower_names: BTreeMap::new(),
         prompted: BTreeSet::new(),
         max_context: 10,
         max_items: None,
@@ -161,7 +164,7 @@ fn a_pd_worker_with_encoders_is_an_encoder_and_who_drains_takes_nothing() {
     let whole = |health| Known { encodes: true, ..pd(health, vl) };
     let want = Want::Encoder {
         model: ModelName::new("vl"),
-        modality: Image,
+        encoder: Image.into(),
         fingerprint: Fingerprint::from_bytes([1; 32]),
     };
     assert!(Catalog { workers: vec![whole(Ready)] }.is_ready());
@@ -181,8 +184,8 @@ fn items_go_to_encoders_that_have_the_adapter() {
         let base = known.models[0].clone();
         known.models.push(Served {
             name: ModelName::new(name),
-            edition: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
-            own: [(Image, Fingerprint::from_bytes([image; 32]))].into(),
+            edition: [(Image.into(), Fingerprint::from_bytes([image; 32]))].into(),
+            own: [(Image.into(), Fingerprint::from_bytes([image; 32]))].into(),
             adapter: Some((base.name.clone(), id)),
             adapts_encoder,
             ..base
@@ -201,7 +204,7 @@ fn items_go_to_encoders_that_have_the_adapter() {
         let route = catalog.choose(Some(&ModelName::new(name)), &needs(&[Image])).unwrap();
         let fingerprint = route.fingerprint(Image).unwrap();
         let want =
-            Want::Encoder { model: route.served.encoder_model().clone(), modality: Image, fingerprint };
+            Want::Encoder { model: route.served.encoder_model().clone(), encoder: Image.into(), fingerprint };
         let able: Vec<bool> = encoders.iter().map(|known| known.can_do(&want)).collect();
         (fingerprint.as_bytes()[0], able)
     };
@@ -209,4 +212,47 @@ fn items_go_to_encoders_that_have_the_adapter() {
     assert_eq!(choose(&[&plain, &adapted], "text"), (1, vec![true, true]));
     assert_eq!(choose(&[&plain, &adapted], "tower"), (2, vec![false, true]));
     assert_eq!(choose(&[&plain], "tower"), (2, vec![false]));
+}
+
+#[test]
+fn each_tower_is_found_at_a_worker_that_holds_it() {
+    let id = |tower| EncoderId { modality: Image, tower: TowerIdx(tower) };
+    let print = |tower| Fingerprint::from_bytes([tower + 1; 32]);
+    let holding = |role, health, towers: &[u8]| {
+        let mut worker = worker(role, health, &[("vl", &[])]);
+        worker.models[0].edition = towers.iter().map(|n| (id(*n), print(*n))).collect();
+        worker.models[0].own = worker.models[0].edition.clone();
+        let named = towers.iter().map(|n| (id(*n), ["low", "high"][usize::from(*n)].to_owned()));
+        worker.models[0].tower_names = named.collect();
+        worker
+    };
+    let pd = holding(Role::Pd, Ready, &[0, 1]);
+    let encoder = |health, towers| holding(Role::Encoder, health, towers);
+    for (workers, is_ready) in [
+        (vec![encoder(Ready, &[0][..])], false),
+        (vec![encoder(Ready, &[1])], false),
+        (vec![encoder(Ready, &[0]), encoder(Down, &[1])], false),
+        (vec![encoder(Ready, &[0]), encoder(Ready, &[1])], true),
+        (vec![encoder(Ready, &[0, 1])], true),
+    ] {
+        let catalog = Catalog { workers: [workers, vec![pd.clone()]].concat() };
+        assert_eq!(catalog.is_ready(), is_ready, "{catalog:?}");
+        assert!(catalog.disagreements().is_empty());
+        let route = catalog.choose(None, &needs(&[Image])).unwrap();
+        assert_eq!(route.towers(Image).collect::<Vec<_>>(), [0, 1].map(|n| (TowerIdx(n), print(n))));
+        assert_eq!([0, 1].map(|n| route.tower_name(id(n))), ["low", "high"]);
+        assert_eq!(route.served.modalities().collect::<Vec<_>>(), [&Image]);
+        let want = |n| Want::Encoder { model: ModelName::new("vl"), encoder: id(n), fingerprint: print(n) };
+        for known in catalog.workers.iter().filter(|known| known.role == Role::Encoder) {
+            let holds = |n| known.models[0].edition.contains_key(&id(n));
+            assert_eq!([0, 1].map(|n| known.serves(&want(n))), [0, 1].map(holds));
+        }
+    }
+    // Another edition of one tower alone.
+    let mut other = encoder(Ready, &[1]);
+    other.models[0].edition = [(id(1), print(8))].into();
+    other.models[0].own = other.models[0].edition.clone();
+    let catalog = Catalog { workers: vec![encoder(Ready, &[0]), other, pd] };
+    assert_eq!(catalog.choose(None, &needs(&[Image])).unwrap_err().class, FailureClass::Mismatch);
+    assert_eq!(catalog.disagreements().len(), 1);
 }

@@ -20,7 +20,7 @@ fn encoder(id: &WorkerId, queued_us: u64) -> EncoderLoad<'_> {
 
 /// A PD worker with encoders.
 fn pd(id: &WorkerId, queued_us: u64, running: u64) -> EncoderLoad<'_> {
-    EncoderLoad { engine: Some(EngineLoad { running, waiting_us: 0 }), ..encoder(id, queued_us) }
+    EncoderLoad { engine: Some(EngineLoad { running, ..EngineLoad::default() }), ..encoder(id, queued_us) }
 }
 
 fn choose(loads: &[EncoderLoad<'_>], home: Option<usize>) -> (usize, Reason) {
@@ -69,8 +69,10 @@ fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
 #[test]
 fn waiting_prompts_take_half_of_the_cores_until_they_are_read() {
     let id = WorkerId::new("w");
-    let with =
-        |waiting_us| EncoderLoad { engine: Some(EngineLoad { running: 0, waiting_us }), ..encoder(&id, 0) };
+    let with = |waiting_us| EncoderLoad {
+        engine: Some(EngineLoad { waiting_us, ..EngineLoad::default() }),
+        ..encoder(&id, 0)
+    };
     assert_eq!([0, 300, 5000].map(|us| with(us).total_us()), [1000, 1300, 2000]);
 }
 
@@ -98,4 +100,89 @@ proptest! {
             prop_assert_ne!(choose(&loads, Some(index)).0, 0);
         }
     }
+}
+
+fn with_role(id: &WorkerId, queued_us: u64, role: ElasticRole) -> EncoderLoad<'_> {
+    EncoderLoad { engine: Some(EngineLoad { role, ..EngineLoad::default() }), ..encoder(id, queued_us) }
+}
+
+#[test]
+fn a_worker_is_left_to_encodes_while_they_keep_it_busy() {
+    let second = Duration::from_secs(1);
+    let start = Instant::now();
+    let mut demand = EncodeDemand::default();
+    let mut now = start;
+    // Share of a second that is asked for each second, for so many seconds, and the workers left to encodes at its end.
+    for (share, seconds, expect) in
+        [(0.7, 60, 0), (0.9, 60, 1), (0.71, 60, 1), (0.6, 60, 0), (0.71, 60, 0), (2.5, 60, 3), (0.0, 60, 0)]
+    {
+        for _ in 0..seconds {
+            now += second;
+            demand.add(now, (share * 1e6) as u64);
+            demand.n_encoders();
+        }
+        assert_eq!(demand.n_encoders(), expect, "{share}");
+    }
+    // A clock that stands still or goes back is no trouble.
+    demand.add(start, u64::MAX);
+    demand.add(start, 0);
+    assert!(demand.n_encoders() > 0);
+}
+
+#[test]
+fn as_many_workers_are_left_to_encodes_as_they_keep_busy_and_one_always_answers() {
+    use ElasticRole::{Both, Encoder, Pd};
+    let cases: [(&[ElasticRole], usize, &[ElasticRole]); 9] = [
+        (&[], 3, &[]),
+        (&[Both], 3, &[Both]),
+        (&[Both, Both], 0, &[Both, Both]),
+        (&[Both, Both], 1, &[Pd, Encoder]),
+        (&[Both, Both], 9, &[Pd, Encoder]),
+        (&[Both, Both, Both, Both], 2, &[Pd, Pd, Encoder, Encoder]),
+        (&[Encoder, Both, Both], 1, &[Encoder, Pd, Pd]),
+        (&[Encoder, Both, Both], 2, &[Encoder, Pd, Encoder]),
+        (&[Both, Both, Pd], 2, &[Encoder, Encoder, Pd]),
+    ];
+    for (assigned, n, expect) in cases {
+        assert_eq!(divide(assigned, n), expect, "{assigned:?} {n}");
+    }
+}
+
+#[test]
+fn items_go_to_workers_that_are_left_to_encodes_before_any_that_answers() {
+    use ElasticRole::{Encoder, Pd};
+    let ids = ids(3);
+    let loads = |queued: [u64; 3]| {
+        [
+            with_role(&ids[0], queued[0], Pd),
+            with_role(&ids[1], queued[1], Encoder),
+            with_role(&ids[2], queued[2], Encoder),
+        ]
+    };
+    assert_ne!(choose(&loads([0, 0, 0]), Some(0)).0, 0, "the placement is no home");
+    assert_eq!(choose(&loads([0, 7 * COST_US, 0]), Some(0)).0, 2);
+    assert_ne!(choose(&loads([0, 8 * COST_US, 8 * COST_US]), Some(0)).0, 0);
+    assert_eq!(
+        choose(&loads([0, 9 * COST_US, 9 * COST_US]), Some(0)),
+        (0, Reason::Spill),
+        "a floor, no wall"
+    );
+}
+
+#[test]
+fn requests_are_placed_at_workers_that_answer() {
+    let ids = ids(2);
+    let site = |i: usize, answer_us, role| PlacementSite {
+        answer_us,
+        encode: with_role(&ids[i], 0, role),
+        n_held: 0,
+    };
+    let place = |roles: [ElasticRole; 2]| {
+        let sites = [site(0, 1000, roles[0]), site(1, 0, roles[1])];
+        place_elastic(&sites, &mut StdRng::seed_from_u64(1))
+    };
+    assert_eq!(place([ElasticRole::Both, ElasticRole::Both]), Some(1));
+    assert_eq!(place([ElasticRole::Pd, ElasticRole::Encoder]), Some(0));
+    assert!(place([ElasticRole::Encoder, ElasticRole::Encoder]).is_some(), "rather than none");
+    assert_eq!(place_elastic(&[], &mut StdRng::seed_from_u64(1)), None);
 }

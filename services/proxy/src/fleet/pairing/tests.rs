@@ -14,8 +14,7 @@ fn model(family: &str, images: u8) -> v1::WorkerModel {
     let encoder = v1::worker_model::Encoder {
         modality: v1::Modality::Image.into(),
         fingerprint: vec![images; 32].into(),
-        takes_prompt: false,
-        tower: None,
+        ..v1::worker_model::Encoder::default()
     };
     v1::WorkerModel {
         name: "vl".into(),
@@ -58,8 +57,8 @@ fn check(encoders: &[(&str, u8)], expect: (u8, bool, &[&str])) {
     assert!(catalog.is_ready(), "{encoders:?}");
     let served =
         catalog.choose(Some(&ModelName::new("vl")), &BTreeSet::from([Modality::Image])).unwrap().served;
-    let fingerprint = served.edition[&Modality::Image];
-    let want = Want::Encoder { model: ModelName::new("vl"), modality: Modality::Image, fingerprint };
+    let fingerprint = served.edition[&Modality::Image.into()];
+    let want = Want::Encoder { model: ModelName::new("vl"), encoder: Modality::Image.into(), fingerprint };
     let able: Vec<_> =
         catalog.workers.iter().filter(|known| known.can_do(&want)).map(|known| known.id.as_str()).collect();
     let has_bytes = served.foreign.as_ref().unwrap().reads_bytes(Modality::Image);
@@ -89,7 +88,7 @@ fn a_request_that_was_routed_before_encoders_came_is_still_answered() {
     assert!(catalog.workers[1].can_do(&before));
     let of_another = Want::Pd {
         model: ModelName::new("vl"),
-        edition: [(Modality::Image, Fingerprint::from_bytes([9; 32]))].into(),
+        edition: [(Modality::Image.into(), Fingerprint::from_bytes([9; 32]))].into(),
         adapter: None,
         is_foreign: true,
     };
@@ -113,8 +112,8 @@ fn with_tower(id: &str, role: Role, of: &[(Modality, Fingerprint, Option<u8>)]) 
         |(modality, fingerprint, weights): &(Modality, Fingerprint, Option<u8>)| v1::worker_model::Encoder {
             modality: v1::Modality::from(*modality).into(),
             fingerprint: fingerprint.as_bytes().to_vec().into(),
-            takes_prompt: false,
             tower: weights.map(|weights| (&tower(weights)).into()),
+            ..v1::worker_model::Encoder::default()
         };
     let encoders = of.iter().map(encoder).collect();
     let mut worker = known(id, role, v1::WorkerModel { encoders, ..model("qwen2_vl", 0) });
@@ -144,22 +143,23 @@ fn a_worker_of_ours_reads_an_encoder_of_vllms_with_its_tower_where_there_is_none
     let ours = with_tower("ours", Role::Encoder, &[image(7)]);
 
     let (catalog, edition) = paired(&[vllm(3)]);
-    assert_eq!(edition, Edition::from([(Modality::Image, of(3).1)]), "nobody encodes videos");
+    assert_eq!(edition, Edition::from([(Modality::Image.into(), of(3).1)]), "nobody encodes videos");
     assert!(catalog.is_ready() && catalog.disagreements().is_empty());
     let route = |kind| catalog.choose(Some(&ModelName::new("vl")), &BTreeSet::from([kind]));
     let before = route(Modality::Image).unwrap().served.decoder();
     assert!(route(Modality::Video).unwrap_err().message.contains("reads image, the request has video"));
-    let want = Want::Encoder { model: ModelName::new("vl"), modality: Modality::Image, fingerprint: of(3).1 };
+    let want =
+        Want::Encoder { model: ModelName::new("vl"), encoder: Modality::Image.into(), fingerprint: of(3).1 };
     assert!(catalog.workers[0].can_do(&want) && !ours.can_do(&want));
 
     let (catalog, edition) = paired(&[vllm(3), ours]);
-    assert_eq!(edition[&Modality::Image], image(7).1, "ours is preferred");
+    assert_eq!(edition[&Modality::Image.into()], image(7).1, "ours is preferred");
     assert!(catalog.disagreements().is_empty(), "the other is not at fault");
     assert!(catalog.workers[2].can_do(&before), "a request that was routed before is still answered");
 
     for wrong in [vllm(4), with_tower("liar", Role::Encoder, &[(Modality::Image, image(5).1, Some(3))])] {
         let (catalog, edition) = paired(std::slice::from_ref(&wrong));
-        assert_eq!(edition[&Modality::Image], image(7).1);
+        assert_eq!(edition[&Modality::Image.into()], image(7).1);
         assert!(!catalog.is_ready(), "{wrong:?}");
     }
     let (catalog, _) = paired(&[vllm(4)]);

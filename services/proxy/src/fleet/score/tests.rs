@@ -151,7 +151,7 @@ proptest! {
     #[test]
     fn no_load_overflows(own in any::<u64>(), waiting in any::<u64>(), kv in -1.0f64..2.0) {
         let load = PdLoad { kv_usage: kv, running: own, waiting, waiting_tokens: own, own_tokens: own, own_bytes: own, encode_us: own, is_full: false };
-        let encoder = EncoderLoad { id: &WorkerId::new("e"), queued_us: own, cost_us: waiting, is_full: false, engine: Some(EngineLoad { running: own, waiting_us: own }) };
+        let encoder = EncoderLoad { id: &WorkerId::new("e"), queued_us: own, cost_us: waiting, is_full: false, engine: Some(EngineLoad { running: own, waiting_us: own, ..EngineLoad::default() }) };
         prop_assert!(load.score_us() >= load.own_us());
         prop_assert!(encoder.total_us() >= encoder.completion_us() && encoder.completion_us() >= own);
     }

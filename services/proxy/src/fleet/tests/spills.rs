@@ -1,6 +1,7 @@
 //! Encodes that PD workers with encoders take over from others.
 
 use super::*;
+use crate::fleet::roles::ElasticRole;
 
 /// Encoder workers, and PD workers that all hold encoders, whose roles are elastic.
 fn elastic(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
@@ -49,5 +50,43 @@ async fn items_of_a_placed_request_are_shared_with_a_worker_that_has_nothing_to_
     let text = || Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![] };
     for _ in 0..10 {
         assert_eq!(*lease(&shared, &decode(), text(), &[]).unwrap().id(), two.id);
+    }
+}
+
+/// Requests given to each worker, of so many, one after the other.
+fn answered(shared: &Arc<FleetState>, n: usize) -> Vec<usize> {
+    let size = || Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![] };
+    let leases: Vec<_> = (0..n).map(|_| lease(shared, &decode(), size(), &[]).unwrap()).collect();
+    all(shared).iter().map(|worker| leases.iter().filter(|lease| *lease.id() == worker.id).count()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_was_given_a_role_gets_that_half_alone() {
+    for roles in Roles::ALL {
+        let shared = with_roles(roles, 0, 2);
+        for worker in all(&shared) {
+            shared.set_up(&worker, describe(true));
+            shared.report(&worker, measured(0), true);
+        }
+        let [one, two] = <[_; 2]>::try_from(all(&shared)).ok().unwrap();
+        assert_eq!(answered(&shared, 6), [3, 3]);
+        let fleet = Fleet { shared: Arc::clone(&shared), _members: JoinSet::new() };
+        fleet.assign(&two.id, ElasticRole::Encoder).unwrap();
+        assert_eq!(answered(&shared, 6), [6, 0], "{roles:?}");
+        assert_eq!(
+            given(&shared, 6, Some(&one.id)),
+            [0, 6],
+            "{roles:?}: not even where the request is placed"
+        );
+        assert_eq!(fleet.assign(&one.id, ElasticRole::Encoder), Err(RoleError::LastPd));
+        assert_eq!(fleet.assign(&WorkerId::new("pd@x"), ElasticRole::Pd), Err(RoleError::Unknown));
+        // Rather than none.
+        shared.set_down(&one);
+        assert_eq!(answered(&shared, 2), [0, 2]);
+        shared.set_up(&one, describe(true));
+        fleet.assign(&two.id, ElasticRole::Both).unwrap();
+        assert_eq!(answered(&shared, 6), [3, 3], "{roles:?}");
+        shared.set_up(&one, describe(false));
+        assert_eq!(fleet.assign(&one.id, ElasticRole::Pd), Err(RoleError::OneHalf));
     }
 }

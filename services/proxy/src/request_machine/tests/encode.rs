@@ -91,7 +91,7 @@ impl Paper {
     }
 
     fn target(origin: Origin) -> EncodeTarget {
-        EncodeTarget { model: ModelName::new("m"), wanted: wanted(1), origin }
+        EncodeTarget { model: ModelName::new("m"), wanted: wanted(1), tower_name: Default::default(), origin }
     }
 
     /// Runs an encode to its end.
@@ -100,8 +100,12 @@ impl Paper {
     }
 
     fn run_from(&mut self, origin: Origin) -> &mut Self {
+        self.run_target(Self::target(origin))
+    }
+
+    fn run_target(&mut self, target: EncodeTarget) -> &mut Self {
         let due = self.now + Duration::from_secs(60);
-        let subscribed = self.encodes.subscribe(Self::target(origin), due, &mut self.budget, self.now);
+        let subscribed = self.encodes.subscribe(target, due, &mut self.budget, self.now);
         let id = subscribed.id;
         self.perform(id, subscribed.begun.expect("nobody else has begun it"));
         while self.end.is_none() {
@@ -501,5 +505,19 @@ fn a_tenant_is_charged_once_and_a_refusal_ends_the_encode() {
         }
         assert_eq!(seen.contains_key("charged"), expect, "{origin:?}");
         assert_eq!(seen.get("ended"), Some(&1));
+    }
+}
+
+#[test]
+fn a_tower_that_nobody_holds_is_named_with_its_pool() {
+    for (name, expect) in [
+        ("", "no encoder that reads image for model \"m\" is there now"),
+        ("high", "no worker of the encoder pool holds tower high of image for model \"m\" now"),
+    ] {
+        let mut paper = Paper::new(&[], GENEROUS);
+        let target = EncodeTarget { tower_name: name.into(), ..Paper::target(Origin::Any) };
+        let end = paper.run_target(target).end.take();
+        let failure = end.expect("it ends").expect_err("nobody encodes it");
+        assert!(failure.message.contains(expect), "{failure}");
     }
 }

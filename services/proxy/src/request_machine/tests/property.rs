@@ -77,7 +77,12 @@ impl World {
     }
 
     fn subscribe(&mut self, seed: u8, origin: Origin) {
-        let target = EncodeTarget { model: ModelName::new("m"), wanted: wanted(seed), origin };
+        let target = EncodeTarget {
+            model: ModelName::new("m"),
+            wanted: wanted(seed),
+            tower_name: Default::default(),
+            origin,
+        };
         let due = self.now + Duration::from_secs(30);
         let was = self.encodes.of_key(&wanted(seed).key, origin);
         let subscribed = self.encodes.subscribe(target, due, &mut self.budget, self.now);

@@ -1,0 +1,148 @@
+//! A workload whose mix changes: several workloads in turn, each for the same time, and then from the first again.
+//!
+//! `changing:EVERY|WEIGHT*WORKLOAD|WEIGHT*WORKLOAD…`: EVERY is a time (`120s`), WEIGHT the rate of that workload over the
+//! others' (a mix of heavy requests has a small one), WORKLOAD one of the others. The rate of the whole is the mean.
+
+use super::{Requests, Workload};
+use crate::arrivals::Arrivals;
+use crate::offered::Offered;
+use crate::seed::mix;
+use crate::text::{TextError, bad, duration};
+use std::time::Duration;
+
+/// Before the workloads.
+pub(super) const PREFIX: &str = "changing:";
+/// Between two parts.
+const SEPARATOR: char = '|';
+/// The shortest time of a mix: below, a mix has no request at usual rates.
+const LEAST: Duration = Duration::from_secs(1);
+/// Largest weight, and one over the least.
+const MOST_WEIGHT: f64 = 1e6;
+
+/// A workload among those that take turns.
+#[derive(Clone, Debug)]
+struct Mix {
+    workload: Workload,
+    /// Its rate over the mean of all.
+    weight: f64,
+}
+
+/// Workloads in turn.
+#[derive(Clone, Debug)]
+pub(super) struct Changing {
+    mixes: Vec<Mix>,
+    every: Duration,
+}
+
+impl Changing {
+    /// Reads what is behind the prefix.
+    ///
+    /// # Errors
+    /// [`TextError`] with the mistake.
+    pub(super) fn read(rest: &str) -> Result<Self, TextError> {
+        let mut parts = rest.split(SEPARATOR);
+        let every = parts.next().unwrap_or_default().trim();
+        let time = duration("changing", every)?;
+        if time < LEAST {
+            return Err(bad("changing", every, "the time of each mix is a second at least, as in 120s"));
+        }
+        let mixes = parts.map(Mix::read).collect::<Result<Vec<_>, _>>()?;
+        if mixes.is_empty() {
+            let allowed =
+                "is a time and workloads with weights, as in changing:120s|3*text|1*epd-short:images=4";
+            return Err(bad("changing", rest, allowed));
+        }
+        Ok(Self::of(mixes, time))
+    }
+
+    fn of(mut mixes: Vec<Mix>, every: Duration) -> Self {
+        let mean = mixes.iter().map(|mix| mix.weight).sum::<f64>() / mixes.len() as f64;
+        mixes.iter_mut().for_each(|mix| mix.weight /= mean);
+        Self { mixes, every }
+    }
+
+    /// Time until the first mix comes again.
+    pub(super) fn cycle(&self) -> Duration {
+        self.every.saturating_mul(u32::try_from(self.mixes.len()).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn requests(
+        &self,
+        rate: f64,
+        arrivals: Arrivals,
+        seed: u64,
+    ) -> impl Iterator<Item = Offered> + Send + use<> {
+        let (mixes, every) = (self.mixes.clone(), self.every);
+        let turns = (0_u32..).map(move |turn| (turn, mixes[turn as usize % mixes.len()].clone()));
+        turns.flat_map(move |(turn, of)| {
+            let content = mix(u64::from(turn));
+            let offered: Requests = of.workload.requests(rate * of.weight, arrivals, mix(seed ^ content));
+            offered.take_while(move |offered| offered.at < every).map(move |mut offered| {
+                offered.at = offered.at.saturating_add(every.saturating_mul(turn));
+                // Items of one turn are not those of another.
+                offered.items.iter_mut().for_each(|item| item.content ^= content);
+                offered
+            })
+        })
+    }
+}
+
+impl Mix {
+    fn read(text: &str) -> Result<Self, TextError> {
+        let allowed = "is WEIGHT*WORKLOAD, with a weight from 0.000001 to 1000000";
+        let wrong = || bad("changing", text, allowed);
+        let (weight, workload) = text.split_once('*').ok_or_else(wrong)?;
+        let weight = weight.trim().parse::<f64>().ok();
+        let weight = weight.filter(|w| (1.0 / MOST_WEIGHT..=MOST_WEIGHT).contains(w)).ok_or_else(wrong)?;
+        if workload.trim_start().starts_with(PREFIX) {
+            return Err(bad("changing", workload, "is a workload that does not change itself"));
+        }
+        Ok(Self { workload: Workload::parse(workload.trim())?, weight })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Workload {
+        Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
+    }
+
+    #[test]
+    fn mixes_take_turns_at_rates_by_their_weights() {
+        let day = read("changing:10s|3*text|1*epd-short:images=2");
+        assert_eq!(day.cycle(), Some(Duration::from_secs(20)));
+        let all = |n| day.requests(4.0, Arrivals::Constant, 1).take(n).collect::<Vec<_>>();
+        let requests = all(160);
+        assert!(requests.windows(2).all(|two| two[0].at <= two[1].at && two[0].index + 1 == two[1].index));
+        for (turn, rate, items) in [(0, 6, 0), (1, 2, 2), (2, 6, 0), (3, 2, 2)] {
+            let found: Vec<_> = requests.iter().filter(|r| r.at.as_secs() / 10 == turn).collect();
+            assert!(found.len().abs_diff(rate * 10) <= 1, "turn {turn}: {}", found.len());
+            assert!(found.iter().all(|r| r.items.len() == items), "turn {turn}");
+        }
+        let mut contents: Vec<_> = requests.iter().flat_map(|r| &r.items).map(|item| item.content).collect();
+        let n = contents.len();
+        contents.sort_unstable();
+        contents.dedup();
+        assert_eq!(contents.len(), n, "nothing is repeated");
+        assert_eq!(all(99), requests[..99]);
+    }
+
+    #[test]
+    fn what_cannot_take_turns_is_refused() {
+        for (text, expect) in [
+            ("changing:", "changing"),
+            ("changing:2s", "3*text"),
+            ("changing:0.5s|1*text", "a second at least"),
+            ("changing:9s|text", "WEIGHT*WORKLOAD"),
+            ("changing:9s|0*text", "WEIGHT*WORKLOAD"),
+            ("changing:9s|nan*text", "WEIGHT*WORKLOAD"),
+            ("changing:9s|1*nothing", "random-mm"),
+            ("changing:9s|1*changing:9s|1*text", "does not change itself"),
+        ] {
+            let found = Workload::parse(text).expect_err(text).to_string();
+            assert!(found.contains(expect), "{text}: {found}");
+        }
+    }
+}
