@@ -343,8 +343,8 @@ pub fn is_worth_reporting(reported: &v1::WorkerState, state: &v1::WorkerState, s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use triptych_runtime::MetricsRegistry;
     use triptych_core::Modality;
+    use triptych_runtime::MetricsRegistry;
 
     const MS: Duration = Duration::from_millis(1);
 
