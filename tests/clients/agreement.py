@@ -120,9 +120,9 @@ def aiperf_figures() -> dict:
     out = Path(tempfile.mkdtemp())
     run(
         [program("TRIPTYCH_AIPERF_PYTHON", "aiperf"), "profile", "--model", MODEL, "--url", URL, "--endpoint-type", "chat",
-         "--streaming", "--request-count", N_REQUESTS, "--request-rate", RATE, "--request-rate-mode", "constant",
+         "--streaming", "--request-count", N_REQUESTS, "--request-rate", RATE, "--arrival-pattern", "constant",
          "--random-seed", 1, "--prompt-input-tokens-mean", PROMPT, "--prompt-input-tokens-stddev", 0,
-         "--prompt-output-tokens-mean", OUTPUT, "--extra-inputs", f"min_tokens:{OUTPUT}", "--extra-inputs",
+         "--prompt-output-tokens-mean", OUTPUT, "--extra-inputs", f"min_tokens:{OUTPUT}",
          "ignore_eos:true", "--tokenizer", TOKENIZER, "--output-artifact-dir", out, "--ui", "none"], out,
     )
     result = json.loads(next(out.rglob("profile_export_aiperf.json")).read_text())

@@ -37,7 +37,7 @@ enum Kind {
     Conversation(conversation::Conversation),
     Clients(clients::Clients),
     Trace(trace::Trace),
-    Changing(changing::Changing),
+    Changing(changing::Changing, Vec<Workload>),
 }
 
 /// Requests that are looked at for kinds of items: a kind that is rarer is not seen.
@@ -56,7 +56,9 @@ impl Workload {
             return Ok(Self { text: text.to_owned(), kind: Kind::Trace(trace::Trace::read(file)?) });
         }
         if let Some(rest) = text.strip_prefix(changing::PREFIX) {
-            let kind = Kind::Changing(changing::Changing::read(rest)?);
+            let (changing, texts) = changing::Changing::read(rest)?;
+            let workloads = texts.into_iter().map(Self::parse).collect::<Result<_, _>>()?;
+            let kind = Kind::Changing(changing, workloads);
             return Ok(Self { text: text.to_owned(), kind });
         }
         let (name, mut settings) = Settings::parse(text)?;
@@ -86,7 +88,7 @@ impl Workload {
     /// Time after which its mixes come again, if it changes: a run that is not so long says nothing of the last of them.
     pub fn cycle(&self) -> Option<Duration> {
         match &self.kind {
-            Kind::Changing(changing) => Some(changing.cycle()),
+            Kind::Changing(changing, _) => Some(changing.cycle()),
             _ => None,
         }
     }
@@ -112,7 +114,16 @@ impl Workload {
             Kind::Conversation(c) => Box::new(c.requests(rate, arrivals, seed)),
             Kind::Clients(c) => Box::new(c.requests(rate, arrivals, seed)),
             Kind::Trace(t) => Box::new(t.requests(rate, arrivals, seed)),
-            Kind::Changing(c) => Box::new(c.requests(rate, arrivals, seed)),
+            Kind::Changing(changing, workloads) => {
+                let workloads = workloads.clone();
+                let of_place = move |place: usize, rate, seed| -> Box<dyn Iterator<Item = Offered> + Send> {
+                    match workloads.get(place) {
+                        Some(workload) => Box::new(workload.requests(rate, arrivals, seed)),
+                        None => Box::new(std::iter::empty()),
+                    }
+                };
+                Box::new(changing.requests(rate, seed, Box::new(of_place)))
+            }
         };
         Requests { requests, next: 0 }
     }

@@ -3,8 +3,6 @@
 //! `changing:EVERY|WEIGHT*WORKLOAD|WEIGHT*WORKLOAD…`: EVERY is a time (`120s`), WEIGHT the rate of that workload over the
 //! others' (a mix of heavy requests has a small one), WORKLOAD one of the others. The rate of the whole is the mean.
 
-use super::{Requests, Workload};
-use crate::arrivals::Arrivals;
 use crate::offered::Offered;
 use crate::seed::mix;
 use crate::text::{TextError, bad, duration};
@@ -19,64 +17,56 @@ const LEAST: Duration = Duration::from_secs(1);
 /// Largest weight, and one over the least.
 const MOST_WEIGHT: f64 = 1e6;
 
-/// A workload among those that take turns.
-#[derive(Clone, Debug)]
-struct Mix {
-    workload: Workload,
-    /// Its rate over the mean of all.
-    weight: f64,
-}
+/// Requests of one of the workloads: by its place, at a rate and with a seed.
+pub(super) type OfPlace = Box<dyn Fn(usize, f64, u64) -> Box<dyn Iterator<Item = Offered> + Send> + Send>;
 
-/// Workloads in turn.
+/// Turns of workloads, each named by its place.
 #[derive(Clone, Debug)]
 pub(super) struct Changing {
-    mixes: Vec<Mix>,
+    /// Rate of each over the mean of all.
+    weights: Vec<f64>,
     every: Duration,
 }
 
 impl Changing {
-    /// Reads what is behind the prefix.
+    /// Reads what is behind the prefix; with the texts of the workloads.
     ///
     /// # Errors
     /// [`TextError`] with the mistake.
-    pub(super) fn read(rest: &str) -> Result<Self, TextError> {
+    pub(super) fn read(rest: &str) -> Result<(Self, Vec<&str>), TextError> {
         let mut parts = rest.split(SEPARATOR);
-        let every = parts.next().unwrap_or_default().trim();
-        let time = duration("changing", every)?;
-        if time < LEAST {
-            return Err(bad("changing", every, "the time of each mix is a second at least, as in 120s"));
+        let text = parts.next().unwrap_or_default().trim();
+        let every = duration("changing", text)?;
+        if every < LEAST {
+            return Err(bad("changing", text, "the time of each mix is a second at least, as in 120s"));
         }
-        let mixes = parts.map(Mix::read).collect::<Result<Vec<_>, _>>()?;
-        if mixes.is_empty() {
+        let (weights, texts): (Vec<f64>, Vec<&str>) =
+            parts.map(weighted).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        if weights.is_empty() {
             let allowed =
                 "is a time and workloads with weights, as in changing:120s|3*text|1*epd-short:images=4";
             return Err(bad("changing", rest, allowed));
         }
-        Ok(Self::of(mixes, time))
-    }
-
-    fn of(mut mixes: Vec<Mix>, every: Duration) -> Self {
-        let mean = mixes.iter().map(|mix| mix.weight).sum::<f64>() / mixes.len() as f64;
-        mixes.iter_mut().for_each(|mix| mix.weight /= mean);
-        Self { mixes, every }
+        let mean = weights.iter().sum::<f64>() / weights.len() as f64;
+        Ok((Self { weights: weights.into_iter().map(|weight| weight / mean).collect(), every }, texts))
     }
 
     /// Time until the first mix comes again.
     pub(super) fn cycle(&self) -> Duration {
-        self.every.saturating_mul(u32::try_from(self.mixes.len()).unwrap_or(u32::MAX))
+        self.every.saturating_mul(u32::try_from(self.weights.len()).unwrap_or(u32::MAX))
     }
 
     pub(super) fn requests(
         &self,
         rate: f64,
-        arrivals: Arrivals,
         seed: u64,
+        of_place: OfPlace,
     ) -> impl Iterator<Item = Offered> + Send + use<> {
-        let (mixes, every) = (self.mixes.clone(), self.every);
-        let turns = (0_u32..).map(move |turn| (turn, mixes[turn as usize % mixes.len()].clone()));
-        turns.flat_map(move |(turn, of)| {
+        let every = self.every;
+        let places = self.weights.clone().into_iter().enumerate().collect::<Vec<_>>().into_iter().cycle();
+        (0_u32..).zip(places).flat_map(move |(turn, (place, weight))| {
             let content = mix(u64::from(turn));
-            let offered: Requests = of.workload.requests(rate * of.weight, arrivals, mix(seed ^ content));
+            let offered = of_place(place, rate * weight, mix(seed ^ content));
             offered.take_while(move |offered| offered.at < every).map(move |mut offered| {
                 offered.at = offered.at.saturating_add(every.saturating_mul(turn));
                 // Items of one turn are not those of another.
@@ -87,23 +77,23 @@ impl Changing {
     }
 }
 
-impl Mix {
-    fn read(text: &str) -> Result<Self, TextError> {
-        let allowed = "is WEIGHT*WORKLOAD, with a weight from 0.000001 to 1000000";
-        let wrong = || bad("changing", text, allowed);
-        let (weight, workload) = text.split_once('*').ok_or_else(wrong)?;
-        let weight = weight.trim().parse::<f64>().ok();
-        let weight = weight.filter(|w| (1.0 / MOST_WEIGHT..=MOST_WEIGHT).contains(w)).ok_or_else(wrong)?;
-        if workload.trim_start().starts_with(PREFIX) {
-            return Err(bad("changing", workload, "is a workload that does not change itself"));
-        }
-        Ok(Self { workload: Workload::parse(workload.trim())?, weight })
+/// A weight, and the text of a workload that does not change itself.
+fn weighted(text: &str) -> Result<(f64, &str), TextError> {
+    let wrong = || bad("changing", text, "is WEIGHT*WORKLOAD, with a weight from 0.000001 to 1000000");
+    let (weight, workload) = text.split_once('*').ok_or_else(wrong)?;
+    let weight = weight.trim().parse::<f64>().ok();
+    let weight = weight.filter(|w| (1.0 / MOST_WEIGHT..=MOST_WEIGHT).contains(w)).ok_or_else(wrong)?;
+    if workload.trim_start().starts_with(PREFIX) {
+        return Err(bad("changing", workload, "is a workload that does not change itself"));
     }
+    Ok((weight, workload.trim()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arrivals::Arrivals;
+    use crate::workload::Workload;
 
     fn read(text: &str) -> Workload {
         Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use triptych_core::{DType, Modality};
-use triptych_models::{Model, ModelSource};
+use triptych_models::{LoadFormat, Model, ModelSource};
 
 #[test]
 fn towers_of_golden_models_are_those_of_the_python_side() {
@@ -13,7 +13,13 @@ fn towers_of_golden_models_are_those_of_the_python_side() {
         ("qwen3_vl_one_level", "c2e111f021efdbdc001b9ce48e17c131847aaa8dbc8cc4adebf66dd552bf9a74"),
     ] {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-        let model = Model::open(&ModelSource::new(golden.join(name).join("model"))).unwrap();
+        let model = Model::open(&ModelSource {
+            dir: golden.join(name).join("model"),
+            name: None,
+            format: LoadFormat::Safetensors,
+            packed: None,
+        })
+        .unwrap();
         let tower = model.tower(Modality::Image).unwrap().unwrap();
         assert_eq!(tower.rows_of_vllm(Modality::Image, DType::Bf16).to_string(), fingerprint, "{name}");
         assert_eq!(model.tower(Modality::Video).unwrap(), None);

@@ -1,7 +1,6 @@
 //! The workers of the fleet as they are known, their health, and their ejection.
 
 use super::catalog::{Catalog, Health, Known};
-use super::choice::now;
 use super::description::Description;
 use super::elastic::{EncodeDemand, divide};
 use super::meters::FleetMeters;
@@ -54,7 +53,7 @@ impl FleetState {
             Roles::Fixed => 0,
             Roles::Auto => {
                 let mut demand = self.demand.lock();
-                demand.add(now(), encode_us);
+                demand.add(Instant::now().into_std(), encode_us);
                 let n_encoders = catalog.workers.iter().filter(|known| known.role == Role::Encoder).count();
                 demand.n_encoders().saturating_sub(n_encoders)
             }

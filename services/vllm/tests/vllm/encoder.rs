@@ -1,5 +1,6 @@
 //! A fake encoder worker of ours, which describes its outputs and publishes them to the store.
 
+use crate::connector::GRID;
 use futures::stream::{self, BoxStream, StreamExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,9 +17,6 @@ use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
 use triptych_runtime::Drain;
 use triptych_runtime::serve::serve_grpc;
-
-/// Patches of every image.
-pub const GRID: [u32; 3] = [1, 4, 6];
 
 /// A fake encoder of images.
 #[derive(Clone)]

@@ -145,7 +145,7 @@ async fn connection(mut stream: TcpStream, record: Arc<Record>) {
                 record.asked.lock().unwrap().push(asked.clone());
                 let step = record.script.lock().unwrap().pop_front();
                 let step = match (step, record.connector.get()) {
-                    (None, Some(connector)) => Some(connector.encode(&asked.body).await),
+                    (None, Some(connector)) => Some(Step::Status(200, connector.encode(&asked.body).await)),
                     (step, _) => step,
                 };
                 answer(&mut stream, step.unwrap_or_else(|| Step::Stream(hello())), &record).await

@@ -1,7 +1,8 @@
 //! Items: with their bytes where vLLM encodes, by metadata where our encoders do, and after an encoder instance of vLLM's.
 
 use crate::cluster::{CHAT, Proxy, eventually};
-use crate::encoder::{Encoder, GRID};
+use crate::connector::GRID;
+use crate::encoder::Encoder;
 use crate::fake::{MODEL, Step, Vllm};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
