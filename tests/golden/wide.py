@@ -12,7 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3ForConditionalGeneration, T5ForConditionalGeneration
+from transformers import (
+    Gemma3ForConditionalGeneration,
+    MT5ForConditionalGeneration,
+    T5ForConditionalGeneration,
+    UMT5ForConditionalGeneration,
+)
 
 from common import ROOT, write_compact, write_tensors
 
@@ -155,7 +160,7 @@ def filled(case):
         return filled_by_file(case)
     torch.manual_seed(0)
     model = case.kind(case.config).eval()
-    if isinstance(model, T5ForConditionalGeneration):
+    if isinstance(model, (T5ForConditionalGeneration, MT5ForConditionalGeneration, UMT5ForConditionalGeneration)):
         # As published; transformers 5 ties it whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     shapes = {}
@@ -163,9 +168,6 @@ def filled(case):
         for name, value in model.state_dict().items():
             published = case.rename(name)
             if name.endswith(case.left_out) and case.left_out:
-                if hasattr(model, "shared") and name.endswith("embed_tokens.weight"):
-                    # One table, whether transformers ties it or not.
-                    value.copy_(weight("shared.weight", value.shape))
                 continue
             shapes[published] = list(value.shape)
             value.copy_(weight(published, value.shape))

@@ -321,7 +321,7 @@ fn the_cross_cache_is_as_narrow_as_its_heads() {
 
 #[test]
 fn towers_have_fingerprints_of_their_own() {
-    let models = CASES.map(|name| Case::open(name));
+    let models = CASES.map(Case::open);
     let of = |case: &Case, id: EncoderId| case.model().fingerprint(id, DType::F32).expect("weights");
     let all: BTreeSet<_> = models.iter().flat_map(|case| TOWERS.map(|id| of(case, id))).collect();
     assert_eq!(all.len(), 2 * CASES.len());

@@ -144,8 +144,6 @@ heavy!(
     opus_mt,
     blenderbot_400m,
     blenderbot_90m,
-    mt5_xl,
-    umt5_xl,
     gemma_3_1b,
     qwen3_5_0_8b_text,
     mixtral_8x7b,
