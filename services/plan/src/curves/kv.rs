@@ -1,4 +1,4 @@
-//! Sizes of a decoder's caches, from which the simulator's engines keep the books of real ones: blocks of each KV cache group, and
+//! Sizes of a decoder's caches, from which the simulator's engines account for blocks as real ones do: those of each KV cache group, and
 //! slots of recurrent states.
 
 use serde::de::Error;

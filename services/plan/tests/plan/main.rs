@@ -1,6 +1,6 @@
 //! The planner's parts from outside: curves, and the simulator on clusters that are small enough to be understood.
 
-mod books;
+mod accounting;
 mod costs;
 mod elastic;
 mod first_images;

@@ -111,7 +111,7 @@ fn most_running(run: &Simulation) -> usize {
     run.timeline.iter().map(|moment| moment.running).max().unwrap_or(0)
 }
 
-/// Bytes of a token's keys and values in the books' sizes, as `made::curves` has them.
+/// Bytes of a token's keys and values in accounted sizes, as `made::curves` has them.
 const TOKEN_BYTES: usize = 10_000;
 
 #[test]
