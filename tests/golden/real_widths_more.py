@@ -3,6 +3,7 @@
 Of models with experts there are fewer than published, and of the widest one layer of the decoder."""
 
 import copy
+from unittest import mock
 
 import torch
 from transformers import (
@@ -72,6 +73,17 @@ class Written:
         return self.keys
 
 
+def by_head(module):
+    """The attention of a module a head at a time: over a large image, the scores of all heads take gigabytes."""
+    attend = module.attend
+
+    def attend_by_head(q, k, v, causal):
+        return torch.cat([attend(*(part[:, :, i:i + 1] for part in (q, k, v)), causal) for i in range(q.shape[2])], -1)
+
+    return mock.patch.object(module, "attend", attend_by_head)
+
+
+@by_head(step3)
 def views(model):
     """The whole image, and no parts."""
     side = 728 if isinstance(model, step3.Step3) else 1024
@@ -134,6 +146,7 @@ def one_tile(model):
     return cross_attended(rows, logits, {"input": {"tile": shape}, "prompt": tokens[0].tolist(), "seen_from": 1})
 
 
+@by_head(cogagent)
 def two_towers(model):
     """An image at both sizes: rows among the tokens, then rows that are cross-attended to."""
     shapes = [(1, 3, 224, 224), (1, 3, 1120, 1120)]

@@ -31,20 +31,26 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 PART = 1 << 22
 
 
-def uniform(name, n):
-    """`n` values in [-1, 1) of SplitMix64, whose state starts with FNV-1a of the name."""
+def uniform_parts(name, n):
+    """`n` values in [-1, 1) of SplitMix64, whose state starts with FNV-1a of the name; in parts, each with its place."""
     start = 0xCBF29CE484222325
     for byte in name.encode():
         start = (start ^ byte) * 0x100000001B3 & (1 << 64) - 1
-    out = np.empty(n, np.float32)
-    # In parts, since integers of 64 bits take more room than the values.
+    # Integers of 64 bits take more room than the values.
     for at in range(0, n, PART):
         with np.errstate(over="ignore"):
             z = np.uint64(start) + GAMMA * np.arange(at + 1, min(n, at + PART) + 1, dtype=np.uint64)
             z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             z ^= z >> np.uint64(31)
-        out[at:at + PART] = 2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) - 1
+        yield slice(at, at + PART), 2 * ((z >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)) - 1
+
+
+def uniform(name, n):
+    """The same in one."""
+    out = np.empty(n, np.float32)
+    for at, values in uniform_parts(name, n):
+        out[at] = values
     return out
 
 
@@ -61,14 +67,18 @@ def fan_in(name, shape):
 
 def weight(name, shape):
     """A weight in bf16: a matrix of variance 1 / fan-in, a scale about 1, a bias about 0."""
-    values = torch.from_numpy(uniform(name, int(np.prod(shape))))
-    if len(shape) > 1:
-        values *= torch.tensor(gain(name) * np.sqrt(3 / fan_in(name, shape)), dtype=torch.float32)
-    elif name.endswith("bias"):
-        values *= 0.0625
-    else:
-        values = 1 + values * 0.125
-    return values.reshape(shape).to(torch.bfloat16)
+    n = int(np.prod(shape))
+    drawn = torch.empty(n, dtype=torch.bfloat16)
+    for at, values in uniform_parts(name, n):
+        values = torch.from_numpy(values)
+        if len(shape) > 1:
+            values *= torch.tensor(gain(name) * np.sqrt(3 / fan_in(name, shape)), dtype=torch.float32)
+        elif name.endswith("bias"):
+            values *= 0.0625
+        else:
+            values = 1 + values * 0.125
+        drawn[at] = values.to(torch.bfloat16)
+    return drawn.reshape(shape)
 
 
 def features(shape):

@@ -86,7 +86,7 @@ fn check(name: &str) {
         let config = CpuConfig { threads: 1, precision, ..CpuConfig::default() };
         let backend = CpuBackend::new(config).expect("a back end");
         let what = |stage: &str| format!("{name} {stage} {precision:?}");
-        if let Some(spec) = &spec.encoder {
+        for spec in spec.encoder.iter().flat_map(|first| first.towers()) {
             let told =
                 foretold(precision, |b| drop(TransformerEncoder::load(spec, weights, &b.for_encoders())));
             let (loaded, kept) = kept(|| TransformerEncoder::load(spec, weights, &backend.for_encoders()));
@@ -121,9 +121,5 @@ fn stages_of_every_published_width_do() {
         all.map(|entry| entry.expect("a case").file_name().into_string().expect("a name")).collect();
     names.sort_unstable();
     assert!(names.len() >= 12, "{names:?}");
-    let only = std::env::var("ONLY").unwrap_or_default();
-    names
-        .iter()
-        .filter(|name| only.is_empty() || only.split(',').any(|part| part == *name))
-        .for_each(|name| check(name));
+    names.iter().for_each(|name| check(name));
 }

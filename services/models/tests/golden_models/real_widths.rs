@@ -11,6 +11,7 @@ use crate::wide_input;
 use triptych_kernels::{CpuBackend, Precision};
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::{Encoder, TransformerEncoder};
+use triptych_models::spec::EncoderSpec;
 
 /// Cases of the gate: one of each way of an item into a decoder, the lightest.
 const LIGHT: [&str; 4] = ["whisper_large_v3", "bart_large", "glm_ocr", "smolvlm_2_2b"];
@@ -52,25 +53,31 @@ impl Wide {
             let [t, h, w] = self.numbers::<[Vec<u32>; 3]>("positions");
             sequence.positions = t.into_iter().zip(h).zip(w).map(|((t, h), w)| [t, h, w]).collect();
         }
-        let rows = self.drawn.spec.encoder.as_ref().map(|spec| {
-            let mut encoder =
-                TransformerEncoder::load(spec, &self.drawn.weights, backend).expect("an encoder");
-            let rows = encoder
-                .encode(&[&wide_input::input(&self.case.json, spec)])
-                .expect("an item that fits")
-                .remove(0);
-            sequence.hidden = encoder.hidden();
-            let given = &self.case.json;
-            match given["item"][0].as_u64().or(given["seen_from"].as_u64()) {
-                Some(first) => sequence.embeds = vec![(first as usize, rows.clone())],
-                None => sequence.cross.clone_from(&rows),
-            }
-            self.stored(&rows, encoder.hidden(), "rows")
-        });
+        let rows = self.drawn.spec.encoder.as_ref().map(|spec| self.encode(spec, backend, &mut sequence));
         let mut decoder = TransformerDecoder::load(&self.drawn.spec.decoder, &self.drawn.weights, backend)
             .expect("a decoder");
         let logits = teacher_forced(&mut decoder, &sequence);
         (rows, self.stored(&logits, self.drawn.spec.decoder.vocab, "logit_rows"))
+    }
+
+    /// Encoder rows, put where the decoder reads them; as far as they are stored.
+    fn encode(&self, spec: &EncoderSpec, backend: &CpuBackend, sequence: &mut Sequence) -> Vec<f32> {
+        let given = &self.case.json;
+        let inputs = wide_input::inputs(given, spec);
+        assert_eq!(inputs.len(), spec.towers().count(), "{}: an input of each tower", self.name);
+        let mut stored = Vec::new();
+        for ((tower, input), at) in spec.towers().zip(&inputs).zip(["rows", "high_rows"]) {
+            let mut encoder =
+                TransformerEncoder::load(tower, &self.drawn.weights, backend).expect("an encoder");
+            let rows = encoder.encode(&[input]).expect("an item that fits").remove(0);
+            sequence.hidden = encoder.hidden();
+            stored.extend(self.stored(&rows, encoder.hidden(), at));
+            match given["item"][0].as_u64().or(given["seen_from"].as_u64()) {
+                Some(first) if at == "rows" => sequence.embeds = vec![(first as usize, rows)],
+                _ => sequence.cross = rows,
+            }
+        }
+        stored
     }
 
     fn expected(&self, tensor: &str) -> Vec<f32> {
@@ -155,4 +162,7 @@ heavy!(
     qwen3_asr_1_7b,
     moonshine_base,
     deepseek_ocr_2,
+    cogagent_18b,
+    step3_vl,
+    mistral_small_3_1,
 );

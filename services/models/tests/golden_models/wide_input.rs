@@ -20,8 +20,35 @@ fn square(side: usize) -> Extent {
     Extent::Grid { t: 1, h: side as u32, w: side as u32 }
 }
 
-/// The item of a case for its encoder.
-pub fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
+/// The item of a case for each of its towers.
+pub fn inputs(json: &Value, encoder: &EncoderSpec) -> Vec<EncoderInput> {
+    match json["input"]["towers"].as_array() {
+        Some(shapes) => {
+            shapes.iter().zip(encoder.towers()).map(|(shape, tower)| of_tower(tower, &list(shape))).collect()
+        }
+        None => vec![input(json, encoder)],
+    }
+}
+
+/// An image for one of several towers.
+fn of_tower(encoder: &EncoderSpec, shape: &[usize]) -> EncoderInput {
+    let side = encoder.stem.patch_side().expect("patches");
+    let [h, w] = [shape[2] / side, shape[3] / side].map(|n| n as u32);
+    let patches = patches(&(shape.to_vec(), values(shape)), encoder);
+    let n = h * w;
+    let (n_tokens, features) = match encoder.extras.learned_rows.len() {
+        // Learned rows are counted behind the patches, and stand on either side of them.
+        2 => {
+            let places = std::iter::once(n).chain(0..n).chain([n + 1]).collect();
+            (n + 2, Features::Tiles { patches, rows: TileRows { places, weights: Vec::new() } })
+        }
+        _ => (n, Features::Patches(patches)),
+    };
+    EncoderInput { extent: Extent::Grid { t: 1, h, w }, n_tokens, features }
+}
+
+/// The item of a case with one tower.
+fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
     let given = json["input"].as_object().expect("an input");
     let n_rows = json["item"][1].as_u64().or(json["n_rows"].as_u64()).map(|n| n as u32);
     let [kind, ref shape] = ["tokens", "mel", "chunks", "samples", "patches", "planes", "views", "tile"]
