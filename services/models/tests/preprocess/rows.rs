@@ -2,6 +2,7 @@
 
 use super::{audio, golden, images};
 use image::{DynamicImage, RgbImage};
+use std::sync::Arc;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemForm, ItemOptions, Modality};
 use triptych_models::preprocess::EncoderInput;
@@ -52,15 +53,16 @@ fn the_most_rows_of_a_sequence_are_reached_and_not_exceeded() {
     for (name, model) in models() {
         let Some(max_rows) = model.max_cross_rows() else { continue };
         let modality = model.modalities()[0];
+        // Of several towers the last one's rows are cross-attended.
+        let processor =
+            model.encoders().last().map(|(_, processor)| Arc::clone(processor)).expect("an encoder");
         let form = if modality == Modality::Text { ItemForm::TokenIds } else { ItemForm::Plain };
         // An encoder that reads a text with the image takes as much of it as there is room.
-        let takes_prompt = model.preprocess().takes_prompt();
+        let takes_prompt = processor.takes_prompt();
         let options = ItemOptions { form, prompt: takes_prompt.then(String::new), ..ItemOptions::default() };
         let inputs = items(modality, max_rows)
             .iter()
-            .filter_map(|item| {
-                model.preprocess().preprocess(modality, item, &options, &Limits::default()).ok()
-            })
+            .filter_map(|item| processor.preprocess(modality, item, &options, &Limits::default()).ok())
             .collect::<Vec<_>>();
         let most = inputs.iter().map(|input| rows_of_sequence(input, max_rows)).max();
         match takes_prompt {

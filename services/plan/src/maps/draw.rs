@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 /// Side of a cell, and distances, in pixels.
 const CELL: f64 = 44.0;
-const GAP: f64 = 26.0;
+const GAP: f64 = 56.0;
 const LEFT: f64 = 190.0;
-const TOP: f64 = 92.0;
+const TOP: f64 = 104.0;
 /// Ratio, and its inverse, from which on a cluster counts as ahead.
 const AHEAD: f64 = 1.08;
 /// Ratio of the full colour.
@@ -45,7 +45,7 @@ pub fn svg(title: &str, axes: &MapAxes, map: &Map) -> String {
     );
     for (column, reuse) in axes.reuse.iter().enumerate() {
         let x = LEFT + column as f64 * (panel.0 + GAP) + panel.0 / 2.0;
-        label(&mut out, (x, TOP - 10.0), "middle", &format!("{:.0} % of images repeated", reuse * 100.0));
+        label(&mut out, (x, TOP - 24.0), "middle", &format!("{:.0} % of images repeated", reuse * 100.0));
     }
     let rows = axes.workers.iter().flat_map(|workers| axes.slos.iter().map(move |slo| (*workers, slo)));
     for (row, (workers, slo)) in rows.enumerate() {
@@ -82,7 +82,7 @@ fn draw_panel(out: &mut String, (x0, y0): (f64, f64), axes: &MapAxes, (panel, ma
         for (column, images) in axes.images.iter().enumerate() {
             let x = x0 + column as f64 * CELL;
             if row == 0 {
-                label(out, (x + CELL / 2.0, y0 - 1.0), "middle", &images.to_string());
+                label(out, (x + CELL / 2.0, y0 - 4.0), "middle", &images.to_string());
             }
             let place = Place { text: *text, images: *images, ..panel.clone() };
             let Some(cell) = map.cell(&place) else { continue };

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+/// Requests that every run has: with fewer, one request decides what a hundredth of them may miss.
+const LEAST: usize = 200;
+
 /// Number and length of the simulations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     /// Requests of a simulated run.
     pub requests: usize,
-    /// Longest simulated run; it has fewer requests if those take longer to arrive.
+    /// Longest simulated run; it has fewer requests, but 200, if those take longer to arrive.
     pub longest: Duration,
     /// Seeds of the finalists.
     pub seeds: u64,
@@ -39,7 +42,7 @@ impl Effort {
     pub(super) fn requests_at(self, rate: f64) -> usize {
         let offered = (rate * self.longest.as_secs_f64()).ceil();
         // Beyond what a count can hold it is the other bound that counts.
-        self.requests.min(offered as usize).max(1)
+        self.requests.min((offered as usize).max(LEAST)).max(1)
     }
 
     /// The effort of a first ranking of candidates.

@@ -73,7 +73,8 @@ fn a_pd_worker_that_holds_what_is_needed_is_chosen_until_it_is_too_busy() {
     let holder = PdLoad { own_bytes: 0, own_tokens: 100, ..IDLE };
     let cases = [
         (holder, IDLE, Reason::Favourite),
-        (PdLoad { running: 20, ..holder }, IDLE, Reason::Favourite),
+        (PdLoad { running: 5, ..holder }, IDLE, Reason::Favourite),
+        (PdLoad { running: 20, ..holder }, IDLE, Reason::Best),
         (PdLoad { waiting: 20, ..holder }, IDLE, Reason::Best),
         (PdLoad { kv_usage: 0.95, ..holder }, IDLE, Reason::Best),
         (PdLoad { waiting_tokens: 1000, ..holder }, IDLE, Reason::Best),
