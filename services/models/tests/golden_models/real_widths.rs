@@ -165,4 +165,7 @@ heavy!(
     cogagent_18b,
     step3_vl,
     mistral_small_3_1,
+    donut_base,
+    mt5_xl,
+    umt5_xl,
 );
