@@ -269,13 +269,23 @@ impl Fleet {
         }
     }
 
-    /// PD workers that hold an encoder output, and take work.
+    /// PD workers that hold an encoder output, take work, and have little more of it than others: beyond that they would be
+    /// slower than a worker that loads it ([`score::is_within_bound`]).
     pub fn holders(&self, key: &ContentKey) -> Vec<WorkerId> {
         let catalog = self.catalog();
         let pds = catalog.workers.iter().filter(|w| w.role == Role::Pd && w.health.takes_work());
         let workers = self.shared.workers();
-        let holds = |id: &WorkerId| workers.get(id).is_some_and(|w| w.view().resident.contains(key));
-        pds.map(|w| &w.id).filter(|id| holds(id)).cloned().collect()
+        let (mut all, mut n, mut holders) = (0_u64, 0, Vec::new());
+        for (id, worker) in pds.filter_map(|w| Some((&w.id, workers.get(&w.id)?))) {
+            let view = worker.view();
+            let own = view.n_requests();
+            (all, n) = (all.saturating_add(own), n + 1);
+            if view.resident.contains(key) {
+                holders.push((id.clone(), own));
+            }
+        }
+        let near = holders.into_iter().filter(|(_, own)| score::is_within_bound(*own, (all, n)));
+        near.map(|(id, _)| id).collect()
     }
 }
 

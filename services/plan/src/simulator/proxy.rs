@@ -12,6 +12,7 @@ use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
 use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::elastic::{EncodeDemand, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
+use triptych_proxy::decisions::score::is_within_bound;
 use triptych_proxy::decisions::view::{ItemSize, View};
 use triptych_proxy::request_machine::action::AttemptId;
 use triptych_proxy::request_machine::deaths::Deaths;
@@ -112,7 +113,11 @@ impl Proxy {
 
     /// PD workers that report to hold an output.
     pub(super) fn holders(&self, key: &ContentKey) -> Vec<WorkerId> {
-        let holds = |w: &&usize| self.views[**w].resident.contains(key);
+        let all = self.pds.iter().map(|w| self.views[*w].n_requests()).sum();
+        let holds = |w: &&usize| {
+            let view = &self.views[**w];
+            view.resident.contains(key) && is_within_bound(view.n_requests(), (all, self.pds.len() as u64))
+        };
         self.pds.iter().filter(holds).map(|w| self.ids[*w].clone()).collect()
     }
 }

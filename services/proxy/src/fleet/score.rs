@@ -222,6 +222,17 @@ pub fn choose_pd(loads: &[PdLoad], rng: &mut impl Rng) -> Option<Choice> {
     Some(Choice { index, reason })
 }
 
+/// Part of the mean, in percent, up to which a worker that holds outputs is preferred, and requests beside it.
+const BOUND_PERCENT: u64 = 125;
+const BOUND_MORE: u64 = 1;
+
+/// True if a worker with so many requests is preferred for what it holds, beside `n` workers that have `all` of them:
+/// consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, <https://arxiv.org/abs/1608.01350>).
+pub fn is_within_bound(own: u64, (all, n): (u64, u64)) -> bool {
+    let bound = all.saturating_mul(BOUND_PERCENT) / n.max(1).saturating_mul(100);
+    own <= bound.saturating_add(BOUND_MORE)
+}
+
 /// A worker with encoders as it would be with a request and its items.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementLoad {

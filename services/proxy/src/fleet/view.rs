@@ -193,6 +193,12 @@ impl View {
         (running, self.sent.n.saturating_add(waiting), tokens.saturating_add(self.sent.tokens))
     }
 
+    /// Requests that it has: they run or wait.
+    pub fn n_requests(&self) -> u64 {
+        let (running, waiting, _) = self.requests();
+        running.saturating_add(waiting)
+    }
+
     /// The fuller of its caches; each request since the report takes a hundredth of it, until the next report knows.
     pub fn kv_usage(&self) -> f64 {
         let reported = self.load().map_or(0.0, |l| f64::from(l.kv_usage.max(l.cross_kv_usage)));

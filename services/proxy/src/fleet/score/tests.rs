@@ -89,6 +89,18 @@ fn a_pd_worker_that_holds_what_is_needed_is_chosen_until_it_is_too_busy() {
 }
 
 #[test]
+fn a_holder_is_preferred_until_it_has_a_quarter_more_than_the_others() {
+    // Seven workers with 70 requests: ten each, and at most thirteen at a holder.
+    for (own, expect) in [(0, true), (10, true), (13, true), (14, false), (70, false)] {
+        assert_eq!(is_within_bound(own, (70, 7)), expect, "{own}");
+    }
+    assert!(is_within_bound(1, (1, 7)), "an idle pool's first request");
+    assert!(!is_within_bound(2, (2, 7)));
+    assert!(is_within_bound(5, (5, 1)) && is_within_bound(0, (0, 0)));
+    assert!(is_within_bound(u64::MAX / 1000, (u64::MAX, 1)));
+}
+
+#[test]
 fn in_a_large_pool_the_one_that_holds_is_always_compared() {
     let rng = &mut StdRng::seed_from_u64(4);
     let mut loads = vec![IDLE; 100];
