@@ -317,13 +317,17 @@ async fn an_item_resident_on_a_pd_worker_is_not_encoded_again_though_the_store_l
     let seen = |pd: &Pd| pd.requests().len();
     let holder = usize::from(seen(&pds[0]) == 0);
     let key = pds[holder].requests()[0].items[0].key.clone();
-    let load = v1::WorkerLoad { running: 50, waiting: 50, capacity: 200, ..v1::WorkerLoad::default() };
-    let resident =
-        v1::WorkerState { load: Some(load), resident_added: vec![key.clone()], ..v1::WorkerState::default() };
-    pds[holder].report(resident);
+    let load = |waiting| v1::WorkerLoad { running: 50, waiting, capacity: 400, ..v1::WorkerLoad::default() };
+    let state = |waiting, resident_added| v1::WorkerState {
+        load: Some(load(waiting)),
+        resident_added,
+        ..v1::WorkerState::default()
+    };
+    pds[1 - holder].report(state(45, Vec::new()));
+    pds[holder].report(state(50, vec![key.clone()]));
     let lost = triptych_proto::convert::key(&key, "key").unwrap();
     store.delete(&lost).await.unwrap();
-    // The holder is chosen in spite of its load: elsewhere the item would have to be encoded.
+    // The holder is chosen although the other has less to do: elsewhere the item would have to be encoded.
     eventually("the report has come", async || {
         let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
         let there = answer.sources() == [Cached];
@@ -337,6 +341,22 @@ async fn an_item_resident_on_a_pd_worker_is_not_encoded_again_though_the_store_l
         assert_eq!(ask(&proxy, question(&[IMAGE])).await.unwrap().sources(), [Cached]);
         assert_eq!((encoder.jobs().len(), seen(&pds[holder])), (n_jobs, n_here + n));
     }
+    // With much more to do than the other it is not.
+    pds[holder].report(state(150, Vec::new()));
+    eventually("the report has come", async || {
+        let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
+        store.delete(&lost).await.unwrap();
+        answer.sources() == [Encoded]
+    })
+    .await;
+    pds[holder].report(state(50, Vec::new()));
+    eventually("the report has come", async || {
+        let answer = ask(&proxy, question(&[IMAGE])).await.unwrap();
+        store.delete(&lost).await.unwrap();
+        answer.sources() == [Cached]
+    })
+    .await;
+    let n_jobs = encoder.jobs().len();
     // The holder evicted it meanwhile and reports that, so the item is encoded.
     let mut gone = unavailable();
     gone.metadata_mut().insert("triptych-missing-item", 0.into());
