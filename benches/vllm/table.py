@@ -10,8 +10,8 @@ def markdown(document):
              "the same requests: one image of 640×640 and 100 tokens of text each, 32 tokens written, a Qwen2-VL of 263 M "
              "parameters with random weights, bf16. Each system has the same two cores; where encoding and decoding are apart, "
              "each has one. Made by `python3 benches/vllm/run.py`; the load is that of `triptych bench`.", "",
-             f"Host: {host['cpu']}, {host['cores']} cores; vLLM {host['vllm']}; commit {host['commit']}; "
-             f"{document['requests']} judged requests a run.", ""]
+             f"Host: {host['cpu']}, {host['cores']} cores; vLLM {host['vllm']}; commit {host['commit']} "
+             "and, for cells that were there already, earlier ones. The last column has the judged requests of a run.", ""]
     lines += loads(document)
     lines += drills(document)
     if document["left_out"]:
