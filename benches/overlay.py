@@ -11,24 +11,13 @@ between two steps of an engine that has more to do is a row of its own.
 import argparse
 import bisect
 import collections
-import json
 import statistics
 import sys
 
+from busy import events
+
 # Two steps less apart than this follow one another: the engine had more to do.
 FOLLOWING_US = 2000
-
-
-def events(path):
-    """The events of a timeline, line by line; a process that was killed may have broken its last line."""
-    with open(path) as lines:
-        for line in lines:
-            text = line.strip().rstrip(",").lstrip("[")
-            try:
-                if text:
-                    yield json.loads(text)
-            except json.JSONDecodeError:
-                continue
 
 
 def power(n):
