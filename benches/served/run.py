@@ -20,7 +20,6 @@ the sources in a package of PyPI. A system that cannot be had is left out, and t
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -31,6 +30,10 @@ from pathlib import Path
 import clients
 import servers
 import table
+
+# Behind this folder's own modules.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import subject  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -67,26 +70,6 @@ def arguments():
     args.cores = [int(core) for core in args.cores.split(",")]
     args.drill_model, args.scratch = None, args.cache / "scratch"
     return args
-
-
-def binary(args):
-    """Our side."""
-    if args.binary:
-        return args.binary.resolve()
-    profile = [] if args.brief else ["--release"]
-    subprocess.run(["cargo", "build", *profile, "--package", "triptych"], cwd=ROOT, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return target / ("debug" if args.brief else "release") / "triptych"
-
-
-def model(args):
-    """The vision model with random weights, made once; a tiny one for --brief."""
-    name = "qwen2-vl-tiny" if args.brief else "qwen2-vl-263m"
-    directory = args.cache / name
-    if not (directory / "done").exists():
-        subprocess.run([args.python, HERE.parent / "vllm/model.py", ROOT / "benches/models" / name, directory], check=True)
-        (directory / "done").write_text("")
-    return directory
 
 
 @contextmanager
@@ -152,7 +135,7 @@ def main():
     for cell in args.again:
         args.cells.pop(cell, None)
     args.left_out = {}
-    args.binary, args.model = binary(args), model(args)
+    args.binary, args.model = subject.binary(args), subject.model(args, args.cache)
     prepared = servers.Prepared(args, args.cache)
     kinds = [kind for kind in servers.SYSTEMS if any(LOADS[load][0] == kind for load in args.loads)]
     if "audio" in kinds:

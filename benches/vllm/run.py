@@ -25,6 +25,10 @@ import drill
 import systems
 import table
 
+# Behind this folder's own modules.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import subject  # noqa: E402
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CACHE = ROOT / ".cache/vllm"
@@ -58,26 +62,6 @@ def arguments():
     if len(args.cores) != 2:
         parser.error("--cores: two of them")
     return args
-
-
-def binary(args):
-    """Our side."""
-    if args.binary:
-        return args.binary.resolve()
-    profile = [] if args.brief else ["--release"]
-    subprocess.run(["cargo", "build", *profile, "--package", "triptych"], cwd=ROOT, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return target / ("debug" if args.brief else "release") / "triptych"
-
-
-def model(args):
-    """The measured model with random weights, made once; a tiny one for --brief."""
-    name = "qwen2-vl-tiny" if args.brief else "qwen2-vl-263m"
-    directory = CACHE / name
-    if not (directory / "done").exists():
-        subprocess.run([args.python, HERE / "model.py", ROOT / "benches/models" / name, directory], check=True)
-        (directory / "done").write_text("")
-    return directory
 
 
 class Cells:
@@ -154,7 +138,7 @@ def main():
     args = arguments()
     # So that what was started is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    args.binary, args.model = binary(args), model(args)
+    args.binary, args.model = subject.binary(args), subject.model(args, CACHE)
     args.drill_model = ROOT / "tests/models/shapes-qwen2-vl"
     args.scratch = CACHE / "scratch"
     args.cells = Cells(CACHE / ("brief.json" if args.brief else "cells.json"), args.again)
