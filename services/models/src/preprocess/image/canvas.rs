@@ -79,11 +79,26 @@ impl Preprocess for CanvasProcessor {
     ) -> Result<EncoderInput, ItemError> {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
+        self.input(&self.settings.canvas(modality, bytes, limits)?)
+    }
+}
+
+impl CanvasSettings {
+    /// The canvas of an image's bytes.
+    ///
+    /// # Errors
+    /// [`ItemError`] for bytes that are no image, and for what exceeds a limit.
+    pub(super) fn canvas(
+        &self,
+        modality: Modality,
+        bytes: &[u8],
+        limits: &Limits,
+    ) -> Result<RgbPixels, ItemError> {
         let mut image = contained(modality, || decode::decode(bytes, limits))?;
-        for step in &self.settings.steps {
-            image = step.apply(image, self.settings.filter, limits)?;
+        for step in &self.steps {
+            image = step.apply(image, self.filter, limits)?;
         }
-        self.input(&image)
+        Ok(image)
     }
 }
 

@@ -4,9 +4,8 @@
 //! image by the bicubic filter, whatever its shape, and CLIP's colours. No file of a model directory says so.
 
 use super::canvas::{CanvasSettings, patches};
-use super::decode;
 use crate::error::ItemError;
-use crate::preprocess::{EncoderInput, Features, Preprocess, TileRows, admit, check_options, contained};
+use crate::preprocess::{EncoderInput, Features, Preprocess, TileRows, admit, check_options};
 use crate::spec::EncoderSpec;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
@@ -58,10 +57,7 @@ impl Preprocess for SquareTowerProcessor {
     ) -> Result<EncoderInput, ItemError> {
         admit(Modality::Image, modality, bytes, limits)?;
         check_options(options, &[])?;
-        let mut image = contained(modality, || decode::decode(bytes, limits))?;
-        for step in &self.settings.steps {
-            image = step.apply(image, self.settings.filter, limits)?;
-        }
+        let image = self.settings.canvas(modality, bytes, limits)?;
         let patches = patches(&image, &self.settings, self.grid, self.patch);
         // Learned rows are counted behind the patches.
         let n = self.n_patches() as u32;
