@@ -116,7 +116,7 @@ def an_engine_that_does_both_loads_and_publishes_and_ends_only_what_nobody_can_s
 def stored_in_order(directory: Path) -> list[Path]:
     """The objects of images 1, 2 and 3."""
     from triptych_ec import content_key, parse_head
-    from triptych_ec.vllm_connector import OPTIONS
+    from triptych_ec.vllm_items import OPTIONS
 
     files = {path.stem: path for path in directory.glob("??/*.safetensors")}
     (encoder,) = {parse_head(path.read_bytes()).item.fingerprint for path in files.values()}
