@@ -10,10 +10,14 @@ mod golden;
 use drawn::Drawn;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use triptych_core::Extent;
 use triptych_kernels::{Backend, CpuBackend, CpuConfig, Precision};
 use triptych_models::decoder::{Decoder, TransformerDecoder};
-use triptych_models::encoder::TransformerEncoder;
-use triptych_models::model::FootprintBackend;
+use triptych_models::encoder::{Encoder, TransformerEncoder};
+use triptych_models::model::{FootprintBackend, activation_bytes};
+use triptych_models::preprocess::{EncoderInput, Features, TileRows};
+use triptych_models::spec::{EncoderSpec, MelWindows, StemSpec};
+use triptych_models::weights::Weights;
 
 /// Models whose parts differ: convolution stems and patches, tied and untied heads, tables of positions, gated layers, states.
 const CASES: [&str; 4] = ["whisper_large_v3", "bart_large", "glm_ocr", "qwen3_5_0_8b_text"];
@@ -27,18 +31,27 @@ const N_STATES: usize = 12;
 /// Bytes in use.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
+/// The most bytes in use since it was set.
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts bytes that were allocated.
+fn add(n_bytes: usize) {
+    let before = IN_USE.fetch_add(n_bytes, Ordering::Relaxed);
+    MOST.fetch_max(before.saturating_add(n_bytes), Ordering::Relaxed);
+}
+
 /// The system's allocator, with a count.
 struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        add(layout.size());
         // SAFETY: the caller's layout.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        add(layout.size());
         // SAFETY: the caller's layout.
         unsafe { System.alloc_zeroed(layout) }
     }
@@ -48,7 +61,7 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        IN_USE.fetch_add(size, Ordering::Relaxed);
+        add(size);
         IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's pointer, layout and size.
         unsafe { System.realloc(ptr, layout, size) }
@@ -64,6 +77,61 @@ fn kept<T>(make: impl FnOnce() -> T) -> (T, usize) {
     let made = make();
     let grown = IN_USE.load(Ordering::Relaxed).saturating_sub(before);
     (made, grown)
+}
+
+/// The most bytes that a piece of work has in use at once, beside those before it.
+fn most(work: impl FnOnce()) -> usize {
+    let before = IN_USE.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    work();
+    MOST.load(Ordering::Relaxed).saturating_sub(before)
+}
+
+/// An item of zeros: a window of audio, a text, a grid of patches, or a tile. `None` for encoders that read another.
+fn item(spec: &EncoderSpec) -> Option<EncoderInput> {
+    let grid = |h: usize, w: usize| Extent::Grid { t: 1, h: h as u32, w: w as u32 };
+    let (extent, n_rows, features) = match spec.stem {
+        StemSpec::Tokens { .. } => (Extent::Tokens, 300, Features::Tokens(vec![1; 300])),
+        StemSpec::Mel { windows: MelWindows::Masked, .. } => return None,
+        StemSpec::Mel { n_mels, n_frames, .. } => {
+            let mel = vec![0.0; n_mels * n_frames];
+            (Extent::windows(1, 0), n_frames / 2, Features::Mel(mel))
+        }
+        StemSpec::Patches { .. } => {
+            let patches = vec![0.0; 24 * 40 * spec.stem.patch_values()];
+            (grid(24, 40), 24 * 40, Features::Patches(patches))
+        }
+        StemSpec::PrefixedPatches { grid: [h, w], .. } => {
+            let n_rows = spec.image_tokens([h, w])? * spec.merged_rows();
+            let patches = vec![0.0; h * w * spec.stem.patch_values()];
+            let rows = TileRows::whole((n_rows / spec.merged_rows()) as u32);
+            (grid(h, w), n_rows, Features::Tiles { patches, rows })
+        }
+        _ => return None,
+    };
+    Some(EncoderInput { extent, n_tokens: (n_rows / spec.merged_rows()) as u32, features })
+}
+
+/// Holds the activations of forwards, of one item and of several, to what is foretold. On a thread of its own, which keeps
+/// nothing of others' tensors.
+fn check_activations(name: &str, (spec, weights): (&EncoderSpec, &Weights), precision: Precision) {
+    let Some(input) = item(spec) else { return };
+    for n_items in [1, 3] {
+        let batch = vec![&input; n_items];
+        let told = activation_bytes(spec, weights, precision, &batch).expect("a forward");
+        let config = CpuConfig { threads: 1, precision, ..CpuConfig::default() };
+        let backend = CpuBackend::new(config).expect("a back end").for_encoders();
+        let mut encoder = TransformerEncoder::load(spec, weights, &backend).expect("an encoder");
+        let n_bytes = std::thread::scope(|scope| {
+            let forward = || most(|| (0..2).for_each(|_| drop(encoder.encode(&batch).expect("an item"))));
+            scope.spawn(forward).join().expect("a forward")
+        });
+        let ratio = n_bytes as f64 / told as f64;
+        println!(
+            "{name} activations {precision:?} x{n_items}: {n_bytes} bytes, {told} foretold, ratio {ratio:.4}"
+        );
+        assert!((0.93..=1.07).contains(&ratio), "{name} {precision:?}: {n_bytes} bytes, {told} foretold");
+    }
 }
 
 /// Bytes that a stage is said to take.
@@ -92,6 +160,8 @@ fn check(name: &str) {
             let (loaded, kept) = kept(|| TransformerEncoder::load(spec, weights, &backend.for_encoders()));
             assert!(loaded.is_ok());
             assert_foretold(&what("encoder"), kept, told);
+            drop(loaded);
+            check_activations(name, (spec, weights), precision);
         }
         let told = foretold(precision, |b| drop(TransformerDecoder::load(&spec.decoder, weights, b)));
         let (decoder, n_bytes) = kept(|| TransformerDecoder::load(&spec.decoder, weights, &backend));
