@@ -23,7 +23,7 @@ impl Room for Vec<f32> {
     }
 }
 
-/// What is kept, oldest first.
+/// Rooms that are kept, oldest first.
 #[derive(Debug)]
 pub struct Kept<T>(VecDeque<T>);
 

@@ -85,7 +85,7 @@ impl Activations {
         }
     }
 
-    /// What was given away is dropped.
+    /// Counts what was given away as dropped.
     pub fn take_back(&self) {
         let mut taken = self.0.lock();
         let n_bytes = std::mem::take(&mut taken.n_given_away);
