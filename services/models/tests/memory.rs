@@ -91,7 +91,10 @@ fn most(work: impl FnOnce()) -> usize {
 fn item(spec: &EncoderSpec) -> Option<EncoderInput> {
     let grid = |h: usize, w: usize| Extent::Grid { t: 1, h: h as u32, w: w as u32 };
     let (extent, n_rows, features) = match spec.stem {
-        StemSpec::Tokens { .. } => (Extent::Tokens, 300, Features::Tokens(vec![1; 300])),
+        StemSpec::Tokens { max_tokens, .. } => {
+            let n_tokens = max_tokens.min(300);
+            (Extent::Tokens, n_tokens, Features::Tokens(vec![1; n_tokens]))
+        }
         StemSpec::Mel { windows: MelWindows::Masked, .. } => return None,
         StemSpec::Mel { n_mels, n_frames, .. } => {
             let mel = vec![0.0; n_mels * n_frames];
