@@ -112,6 +112,8 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         publish: vec![point(16_384.0, 300.0), point(4_194_304.0, 4000.0)],
         load: vec![point(16_384.0, 300.0), point(4_194_304.0, 2000.0)],
         row_bytes: 4096,
+        tower: String::new(),
+        more_towers: Vec::new(),
         kv: KvSizes { token_bytes: 4096, max_context: 8192, cross_rows_per_token: 1, ..KvSizes::default() },
         prompt: PromptSpec::default(),
         proxy: ProxyCost { request_us: 300.0, item_us: 200.0, item_byte_us: 0.001, token_us: 5.0 },
