@@ -267,7 +267,7 @@ impl World<'_> {
     /// Rows stay where they were made.
     fn keep(&mut self, w: usize, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (output, key) = (sealed(job.output.described()), job.output.key);
+        let (output, key) = (sealed(job.output.kept()), job.output.key);
         if let Some(rows) = self.workers[w].rows() {
             rows.insert(output);
         }

@@ -87,7 +87,7 @@ impl World<'_> {
         pd.n_loading -= 1;
         pd.loading.remove(&key);
         if let Some(output) = output_of(&self.requests, pd, key) {
-            pd.rows.insert(sealed(output.described()));
+            pd.rows.insert(sealed(output.kept()));
             self.workers[w].reports.rows_changed = true;
             self.deliver(w, key);
         }

@@ -46,18 +46,23 @@ impl Output {
         Fingerprint::from_bytes([1 + self.tower.0; 32])
     }
 
-    /// The output for the engine: as wide as its bytes count, without what is computed with.
+    /// The output for the engine: rows of one element, which is what the engine's decoder takes.
     pub(super) fn described(&self) -> EncodedItem {
         EncodedItem {
             key: self.key,
             fingerprint: self.fingerprint(),
             modality: self.modality,
             n_tokens: self.sized.tokens,
-            hidden: self.row_units,
+            hidden: 1,
             dtype: DType::Bf16,
             extent: Extent::Tokens,
             checksum: [0; 32],
         }
+    }
+
+    /// The output for a cache: as wide as its bytes count.
+    pub(super) fn kept(&self) -> EncodedItem {
+        EncodedItem { hidden: self.row_units, ..self.described() }
     }
 
     /// Bytes of its rows, as they are published.
