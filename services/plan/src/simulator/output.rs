@@ -71,6 +71,11 @@ impl Output {
     }
 }
 
+/// An output that a cache has, for the engine.
+pub(super) fn for_engine(kept: &EncodedItem) -> EncodedItem {
+    EncodedItem { hidden: 1, ..kept.clone() }
+}
+
 /// Bytes of a row of the narrowest tower, as it is published.
 pub(super) fn narrowest(costs: &Costs) -> u64 {
     costs.encoders().map(|(_, encoder)| encoder.row_bytes(1)).min().unwrap_or(1).max(1)

@@ -1,8 +1,8 @@
 //! A PD worker: what it lets in, loads, and its engine's loop around the product's own scheduler.
 
 use super::event_queue::Nanos;
-use super::output::Output;
-use super::prompts::{OutputRows, Stream, laid_out};
+use super::output::{Output, for_engine};
+use super::prompts::{OutputRows, Stream, laid_out, sealed};
 use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
@@ -146,7 +146,8 @@ impl World<'_> {
                     }
                 }
                 Command::Item(key) => {
-                    if let Some(output) = pd.rows.get(&key) {
+                    if let Some(kept) = pd.rows.get(&key) {
+                        let output = sealed(for_engine(kept.item()));
                         pd.scheduler.items().deliver(&key, output);
                     }
                 }
