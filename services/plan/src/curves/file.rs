@@ -103,7 +103,8 @@ mod tests {
             change(&mut curves);
             CostCurves::read(&serde_json::to_string(&curves).unwrap()).unwrap_err().to_string()
         };
-        let cases: [(fn(&mut CostCurves), &str); 5] = [
+        type Change = fn(&mut CostCurves);
+        let cases: [(Change, &str); 5] = [
             (|c| c.more_towers[0].name.clear(), "more_towers[0].name is \"\""),
             (|c| c.tower = "high".into(), "more_towers[0].name is \"high\", towers need names of their own"),
             (|c| c.more_towers[0].row_bytes = 0, "more_towers[0].row_bytes is 0"),
