@@ -1,10 +1,11 @@
 //! Elastic roles: the worker that encodes an item, and the one that answers a request, where PD workers hold encoders too.
 //!
-//! Work moves, processes do not. [`EncodeDemand`] measures how many workers the encodes that are asked for keep busy. As
-//! long as that is less than one, all workers do both. From then on as many whole workers are left to encodes: decodes of
-//! the others run in larger batches, and nothing stands beside them (DistServe, <https://arxiv.org/abs/2401.09670>, says why
-//! that pays; here the split follows the load, as Splitwise's mixed pool does, <https://arxiv.org/abs/2311.18677>). What is
-//! less than a whole worker is shared.
+//! Work moves, processes do not. [`WorkSplit`] measures the part of all work that is encodes: their predicted times, beside the
+//! time of engine steps without what every step takes. As long as that is less than a worker's worth, all workers do both. From
+//! then on as many whole workers are left to encodes: decodes of the others run in larger batches, and nothing stands beside
+//! them (DistServe, <https://arxiv.org/abs/2401.09670>, says why that pays; here the split follows the load, as Splitwise's
+//! mixed pool does, <https://arxiv.org/abs/2311.18677>). What is less than a whole worker is shared. A part is the same at any
+//! rate, and arrivals by chance are in both of its terms.
 //!
 //! An item has a home: the worker at which its request is placed, or the best of those that are left to encodes. Another
 //! worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more than a part of
@@ -20,38 +21,86 @@ use triptych_core::ContentKey;
 /// The part of an item's cost by which another worker must be better than its home.
 const MARGIN_PARTS: u64 = 4;
 
-/// Utilisation by encodes at which a worker is left to them.
-const BUSY: f64 = 0.76;
-/// Utilisation below that at which it does both again, so that chance changes nothing.
+/// Part of all work by which a worker's worth of encodes has to be exceeded before a worker is left to them: a whole one that
+/// answers alone has to be able to.
+const ENCODES_OF_A_WORKER: f64 = 1.09;
+/// The same work less that at which it does both again, so that chance changes nothing.
 const HYSTERESIS: f64 = 0.04;
-/// Time in which a demand that ended is forgotten, but for a third: some tens of requests, and a small part of the minutes in
+/// Time in which work that ended is forgotten, but for a third: some hundred requests, and a small part of the minutes in
 /// which mixes change.
-const MEMORY: Duration = Duration::from_secs(12);
+const MEMORY: Duration = Duration::from_secs(20);
+/// Part of [`MEMORY`]'s weight that has to be there before anything is decided.
+const LEAST_WEIGHT: f64 = 0.4;
+/// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
+const LEAST_UTILISATION: f64 = 0.4;
 
-/// Encodes that are asked for, measured in workers.
+/// Work of the workers whose roles are elastic: encodes that were asked for, and steps of their engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EncodeDemand {
-    n_busy: f64,
+pub struct WorkSplit {
+    /// Workers that encodes keep busy, by the weight.
+    encodes: f64,
+    /// The same for answers, without the fixed time of a step.
+    answers: f64,
+    /// Weight of the time that was seen, 0 to 1: a mean over it alone is right from the start (Adam's correction,
+    /// <https://arxiv.org/abs/1412.6980>).
+    weight: f64,
     at: Option<Instant>,
     n_encoders: usize,
 }
 
-impl EncodeDemand {
+impl WorkSplit {
     /// Encodes of this predicted time are asked for.
-    pub fn add(&mut self, now: Instant, encode_us: u64) {
+    pub fn add_encodes(&mut self, now: Instant, us: u64) {
+        self.forget(now);
+        self.encodes += per_memory(us);
+    }
+
+    /// Steps of engines took so much more than the fixed time of a step.
+    pub fn add_answers(&mut self, now: Instant, us: u64) {
+        self.forget(now);
+        self.answers += per_memory(us);
+    }
+
+    fn forget(&mut self, now: Instant) {
         let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let left = (-since.as_secs_f64() / MEMORY.as_secs_f64()).exp();
         self.at = Some(self.at.map_or(now, |at| at.max(now)));
-        self.n_busy = self.n_busy * left + encode_us as f64 / 1e6 / MEMORY.as_secs_f64();
+        self.encodes *= left;
+        self.answers *= left;
+        self.weight = 1.0 - (1.0 - self.weight) * left;
     }
 
-    /// Workers to leave to encodes. With hysteresis: what was returned before counts.
-    pub fn n_encoders(&mut self) -> usize {
-        // A cast from a float saturates.
-        let (most, least) = (((self.n_busy + HYSTERESIS) / BUSY) as usize, (self.n_busy / BUSY) as usize);
+    /// Workers to leave to encodes, of so many. With hysteresis: what was returned before counts.
+    pub fn n_encoders(&mut self, n_workers: usize) -> usize {
+        if self.weight < LEAST_WEIGHT {
+            return self.n_encoders;
+        }
+        let share = self.encode_share() * n_workers as f64;
+        let bound = |share: f64| (share / ENCODES_OF_A_WORKER) as usize;
+        let (least, most) = match self.busy_workers() < LEAST_UTILISATION * n_workers as f64 {
+            true => (0, 0),
+            // A cast from a float saturates.
+            false => (bound(share), bound(share + HYSTERESIS)),
+        };
         self.n_encoders = self.n_encoders.clamp(least, most);
         self.n_encoders
     }
+
+    /// Part of all work that is encodes, 0 to 1; 0 where no engine took a step.
+    pub fn encode_share(&self) -> f64 {
+        // Workers that report no steps, of an earlier version, say nothing of it.
+        if self.answers > 0.0 { self.encodes / (self.encodes + self.answers) } else { 0.0 }
+    }
+
+    /// Workers that all of it keeps busy.
+    pub fn busy_workers(&self) -> f64 {
+        if self.weight > 0.0 { (self.encodes + self.answers) / self.weight } else { 0.0 }
+    }
+}
+
+/// Part of [`MEMORY`] that some microseconds are.
+fn per_memory(us: u64) -> f64 {
+    us as f64 / 1e6 / MEMORY.as_secs_f64()
 }
 
 /// Roles of workers with encoders: those that an operator gave, and the others so that this many are left to encodes. The
