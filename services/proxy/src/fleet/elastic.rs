@@ -26,10 +26,14 @@ const MARGIN_PARTS: u64 = 4;
 const ENCODES_OF_A_WORKER: f64 = 1.09;
 /// The same work less that at which it does both again, so that chance changes nothing.
 const HYSTERESIS: f64 = 0.04;
-/// Time in which work that ended is forgotten, but for a third: some hundred requests, and a small part of the minutes in
-/// which mixes change.
+/// Time in which work that ended is forgotten, but for a third: some hundred requests.
 const MEMORY: Duration = Duration::from_secs(20);
-/// Part of [`MEMORY`]'s weight that has to be there before anything is decided.
+/// The same for the latest work, by which a change of mixes is noticed.
+const LATEST: Duration = Duration::from_secs(5);
+/// Difference of the parts of encodes in the latest and in all remembered work by which the mix has changed, and what was before
+/// is forgotten: three standard deviations of the former with some requests a second.
+const CHANGE: f64 = 0.12;
+/// Part of the weight that has to be there before anything is decided.
 const LEAST_WEIGHT: f64 = 0.4;
 /// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
 const LEAST_UTILISATION: f64 = 0.4;
@@ -37,49 +41,76 @@ const LEAST_UTILISATION: f64 = 0.4;
 /// Work of the workers whose roles are elastic: encodes that were asked for, and steps of their engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkSplit {
-    /// Workers that encodes keep busy, by the weight.
-    encodes: f64,
-    /// The same for answers, without the fixed time of a step.
-    answers: f64,
-    /// Weight of the time that was seen, 0 to 1: a mean over it alone is right from the start (Adam's correction,
-    /// <https://arxiv.org/abs/1412.6980>).
-    weight: f64,
+    all: RecentWork,
+    latest: RecentWork,
     at: Option<Instant>,
     n_encoders: usize,
+}
+
+/// Work that is forgotten in some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct RecentWork {
+    /// Seconds of encodes.
+    encodes_s: f64,
+    /// Seconds of steps, without the fixed time of each.
+    answers_s: f64,
+    /// Seconds that were seen: a mean over these alone is right from the start (Adam's correction,
+    /// <https://arxiv.org/abs/1412.6980>).
+    seen_s: f64,
+}
+
+impl RecentWork {
+    fn forget(&mut self, since: Duration, memory: Duration) {
+        let left = (-since.as_secs_f64() / memory.as_secs_f64()).exp();
+        self.encodes_s *= left;
+        self.answers_s *= left;
+        self.seen_s = memory.as_secs_f64() * (1.0 - left) + self.seen_s * left;
+    }
+
+    /// Part of it that is encodes. Workers that report no steps, of an earlier version, say nothing of it.
+    fn encode_share(&self) -> f64 {
+        if self.answers_s > 0.0 { self.encodes_s / (self.encodes_s + self.answers_s) } else { 0.0 }
+    }
 }
 
 impl WorkSplit {
     /// Encodes of this predicted time are asked for.
     pub fn add_encodes(&mut self, now: Instant, us: u64) {
         self.forget(now);
-        self.encodes += per_memory(us);
+        self.all.encodes_s += us as f64 / 1e6;
+        self.latest.encodes_s += us as f64 / 1e6;
     }
 
     /// Steps of engines took so much more than the fixed time of a step.
     pub fn add_answers(&mut self, now: Instant, us: u64) {
         self.forget(now);
-        self.answers += per_memory(us);
+        self.all.answers_s += us as f64 / 1e6;
+        self.latest.answers_s += us as f64 / 1e6;
     }
 
     fn forget(&mut self, now: Instant) {
         let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let left = (-since.as_secs_f64() / MEMORY.as_secs_f64()).exp();
         self.at = Some(self.at.map_or(now, |at| at.max(now)));
-        self.encodes *= left;
-        self.answers *= left;
-        self.weight = 1.0 - (1.0 - self.weight) * left;
+        self.all.forget(since, MEMORY);
+        self.latest.forget(since, LATEST);
     }
 
     /// Workers to leave to encodes, of so many. With hysteresis: what was returned before counts.
     pub fn n_encoders(&mut self, n_workers: usize) -> usize {
-        if self.weight < LEAST_WEIGHT {
+        let is_seen =
+            |work: &RecentWork, memory: Duration| work.seen_s >= LEAST_WEIGHT * memory.as_secs_f64();
+        let change = (self.latest.encode_share() - self.all.encode_share()).abs();
+        if change > CHANGE && is_seen(&self.latest, LATEST) && self.all.seen_s > self.latest.seen_s {
+            self.all = self.latest;
+        }
+        if !is_seen(&self.all, MEMORY) {
             return self.n_encoders;
         }
         let share = self.encode_share() * n_workers as f64;
+        // A cast from a float saturates.
         let bound = |share: f64| (share / ENCODES_OF_A_WORKER) as usize;
         let (least, most) = match self.busy_workers() < LEAST_UTILISATION * n_workers as f64 {
             true => (0, 0),
-            // A cast from a float saturates.
             false => (bound(share), bound(share + HYSTERESIS)),
         };
         self.n_encoders = self.n_encoders.clamp(least, most);
@@ -88,19 +119,14 @@ impl WorkSplit {
 
     /// Part of all work that is encodes, 0 to 1; 0 where no engine took a step.
     pub fn encode_share(&self) -> f64 {
-        // Workers that report no steps, of an earlier version, say nothing of it.
-        if self.answers > 0.0 { self.encodes / (self.encodes + self.answers) } else { 0.0 }
+        self.all.encode_share()
     }
 
     /// Workers that all of it keeps busy.
     pub fn busy_workers(&self) -> f64 {
-        if self.weight > 0.0 { (self.encodes + self.answers) / self.weight } else { 0.0 }
+        let RecentWork { encodes_s, answers_s, seen_s } = self.all;
+        if seen_s > 0.0 { (encodes_s + answers_s) / seen_s } else { 0.0 }
     }
-}
-
-/// Part of [`MEMORY`] that some microseconds are.
-fn per_memory(us: u64) -> f64 {
-    us as f64 / 1e6 / MEMORY.as_secs_f64()
 }
 
 /// Roles of workers with encoders: those that an operator gave, and the others so that this many are left to encodes. The

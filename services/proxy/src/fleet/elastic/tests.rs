@@ -152,6 +152,14 @@ fn the_first_seconds_are_right_and_before_them_nothing_is_decided() {
 }
 
 #[test]
+fn a_mix_that_changes_is_noticed_within_seconds() {
+    let (mut work, mut now) = (WorkSplit::default(), Instant::now());
+    assert_eq!(after(&mut work, &mut now, 120, (0.4, 1.2)), 0);
+    assert_eq!(after(&mut work, &mut now, 15, (1.0, 0.7)), 1, "and not after a minute");
+    assert_eq!(after(&mut work, &mut now, 15, (0.2, 1.4)), 0);
+}
+
+#[test]
 fn the_part_counts_and_not_the_rate() {
     for rate in [1.0, 3.0, 20.0] {
         let (mut work, mut now) = (WorkSplit::default(), Instant::now());
