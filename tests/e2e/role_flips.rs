@@ -136,6 +136,7 @@ async fn roles_flip_under_load_and_processes_die_in_it_and_no_request_is_lost() 
         load.goes_on(2).await;
         assert_eq!(lost.load(Ordering::SeqCst), 0, "{role}");
     }
+    assert!(cluster.metric("proxy", "triptych_role_changes_total").await >= 8.0);
     let log = cluster.up.log();
     assert!(log.contains("an operator gives a worker a role"), "{log}");
 }
