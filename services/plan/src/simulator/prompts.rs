@@ -248,7 +248,16 @@ mod tests {
         let item = |content| OfferedItem { content, shape: ItemShape::Image { width: 64, height: 64 } };
         let items = vec![item(1), item(2)];
         let session = turns.map(|turns| Session { id: 7, turns });
-        Offered { index, at: Duration::ZERO, text_tokens, output_tokens: 8, items, session, blocks: None }
+        Offered {
+            index,
+            at: Duration::ZERO,
+            text_tokens,
+            output_tokens: 8,
+            items,
+            session,
+            blocks: None,
+            slo: None,
+        }
     }
 
     #[test]

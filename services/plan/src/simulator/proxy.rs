@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use triptych_core::{ContentKey, ModelName, TowerIdx, WorkerId};
 use triptych_proxy::decisions::Admission;
-use triptych_proxy::decisions::elastic::{EncodeDemand, divide};
+use triptych_proxy::decisions::elastic::{WorkSplit, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::score::is_within_bound;
 use triptych_proxy::decisions::view::{ItemSize, View};
@@ -33,8 +33,8 @@ pub(super) struct Proxy {
     /// The one tower that a worker holds; `None`: all.
     pub(super) towers: Vec<Option<TowerIdx>>,
     pub(super) roles: Roles,
-    /// Encodes that are asked for of workers whose roles are elastic.
-    pub(super) demand: EncodeDemand,
+    /// Encodes and answers, where roles are elastic.
+    pub(super) work: WorkSplit,
     pub(super) admission: Admission,
     pub(super) budget: RetryWindow,
     pub(super) deaths: Deaths,
@@ -69,7 +69,7 @@ impl Proxy {
             colocated: with(&|w| w.encoder.is_some() && w.pd.is_some()),
             towers: workers.iter().map(|w| w.encoder.as_ref().and_then(|e| e.spec.tower)).collect(),
             roles: spec.proxy.roles,
-            demand: EncodeDemand::default(),
+            work: WorkSplit::default(),
             admission: Admission::new(spec.proxy.max_in_flight),
             budget: RetryWindow::new(policy.retries, base),
             deaths: Deaths::new([0; 32]),
@@ -91,8 +91,8 @@ impl Proxy {
         if self.roles == Roles::Fixed {
             return;
         }
-        self.demand.add(now, encode_us);
-        let n_encoders = self.demand.n_encoders().saturating_sub(self.encoders.len());
+        self.work.add_encodes(now, encode_us);
+        let n_encoders = self.work.n_encoders(self.ids.len()).saturating_sub(self.encoders.len());
         let assigned: Vec<_> = self.colocated.iter().map(|w| self.views[*w].assigned).collect();
         for (w, role) in self.colocated.iter().zip(divide(&assigned, n_encoders)) {
             self.views[*w].role = role;

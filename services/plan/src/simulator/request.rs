@@ -95,6 +95,7 @@ impl Request {
             ended: offered.at,
             end: End::Unended,
             items: ItemCounts { n: offered.items.len() as u32, n_found: 0 },
+            slo: offered.slo,
         };
         Self {
             offered,

@@ -343,7 +343,8 @@ impl World<'_> {
     /// A report.
     pub(super) fn reported(&mut self, worker: usize, state: v1::WorkerState) {
         let now = self.now();
-        self.proxy.views[worker].take_report(state, false, now);
+        let worked_us = self.proxy.views[worker].take_report(state, false, now);
+        self.proxy.work.add_answers(now, worked_us);
     }
 
     /// The request that a PD worker knows under this name.

@@ -142,6 +142,7 @@ impl Load {
                 items: (0..self.images).map(|i| image(content(i), self.image_tokens)).collect(),
                 session: None,
                 blocks: None,
+                slo: None,
             }
         })
     }
@@ -162,5 +163,6 @@ pub fn one(index: u64, at_ms: u64, text: u32, items: Vec<OfferedItem>) -> Offere
         items,
         session: None,
         blocks: None,
+        slo: None,
     }
 }

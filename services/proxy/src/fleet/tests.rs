@@ -28,7 +28,7 @@ fn with_roles(roles: Roles, n_encoders: usize, n_pds: usize) -> Arc<FleetState> 
         dialer: Dialer::default(),
         encode_slo: Mutex::new(None),
         roles,
-        demand: Mutex::default(),
+        work: Mutex::default(),
         meters: FleetMeters::new(&MetricsRegistry::default()),
     });
     shared.follow(&present(n_encoders, n_pds));

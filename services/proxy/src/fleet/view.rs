@@ -112,8 +112,9 @@ impl View {
         }
     }
 
-    /// A message of its watch. `first`: nothing that was known before holds.
-    pub fn take_report(&mut self, state: v1::WorkerState, first: bool, now: Instant) {
+    /// A message of its watch. `first`: nothing that was known before holds. Returns the work of its engine's steps since the
+    /// message before, in microseconds.
+    pub fn take_report(&mut self, state: v1::WorkerState, first: bool, now: Instant) -> u64 {
         if first {
             self.resident.clear();
         }
@@ -126,11 +127,14 @@ impl View {
                 self.resident.insert(key);
             }
         }
-        if let Some(load) = state.load {
-            self.report = Some(Report { at: now, load });
-            self.sent = Sent::default();
-            self.epoch += 1;
-        }
+        let Some(load) = state.load else { return 0 };
+        // Of a watch that begins nobody knows when the work was done.
+        let before = self.load().filter(|_| !first).map_or(load.step_work_us, |load| load.step_work_us);
+        let worked_us = load.step_work_us.saturating_sub(before);
+        self.report = Some(Report { at: now, load });
+        self.sent = Sent::default();
+        self.epoch += 1;
+        worked_us
     }
 
     /// Its watch ended: what was reported grows old, and what it holds is not known. One that drains still does.
