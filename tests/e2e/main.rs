@@ -27,6 +27,7 @@ mod text_decoders;
 mod tls;
 mod towers;
 mod tools;
+mod role_flips;
 mod rolling;
 mod traces;
 mod side_by_side;

@@ -2129,6 +2129,9 @@ pub struct WorkerLoad {
     /// PD workers: prompt tokens queued for prefill.
     #[prost(uint64, tag = "8")]
     pub waiting_tokens: u64,
+    /// PD workers: time of all engine steps so far beyond a step's fixed time, in microseconds, at a coarse grain.
+    #[prost(uint64, tag = "9")]
+    pub step_work_us: u64,
 }
 /// Measured cost of an encode, linear in output tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]

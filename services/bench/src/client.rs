@@ -109,7 +109,16 @@ pub trait Target: Send + Sync + 'static {
 /// A short request that is not judged.
 fn alone(text_tokens: u32, index: u64) -> Offered {
     let at = Duration::ZERO;
-    Offered { index, at, text_tokens, output_tokens: 1, items: Vec::new(), session: None, blocks: None }
+    Offered {
+        index,
+        at,
+        text_tokens,
+        output_tokens: 1,
+        items: Vec::new(),
+        session: None,
+        blocks: None,
+        slo: None,
+    }
 }
 
 /// Measures the tokens of texts with probes ([`Wording::of_probes`]).

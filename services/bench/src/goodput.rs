@@ -209,6 +209,7 @@ mod tests {
                     ended: first + Duration::from_millis(20),
                     end: End::Whole,
                     items: ItemCounts::default(),
+                    slo: None,
                 }
             };
             ((0..1000).map(one).collect(), window)

@@ -18,6 +18,7 @@ mod window;
 use crate::outcome::{End, Outcome};
 use crate::slo::Slo;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use trend::{Trend, trend};
@@ -262,28 +263,48 @@ fn share_findings(verdict: &RunVerdict, rule: &Rule) -> Vec<Finding> {
     ]
 }
 
+/// A latency, its name, and its limit in an SLO.
+type Latency = (&'static str, fn(&Outcome) -> Option<Duration>, fn(&Slo) -> Option<Duration>);
+
+/// One finding for each latency and limit: requests may have limits of their own.
 fn latency_findings(judged: &[&Outcome], slo: &Slo, rule: &Rule) -> Vec<Finding> {
-    let finding = |name: &str, limit: Option<Duration>, mut values: Vec<f64>| {
-        let limit = limit?.as_secs_f64() * 1e3;
-        values.sort_unstable_by(f64::total_cmp);
-        // Of answers of one token each there is no TPOT to judge.
-        let found = percentile(&values, rule.percentile).unwrap_or(0.0);
-        let shown = if found.is_finite() { format!("{found:.1} ms") } else { "infinite".to_owned() };
-        Some(Finding {
-            rule: format!("p{:.0} {name}", rule.percentile),
-            passed: found <= limit,
-            found: format!("{shown}; at most {limit:.1} ms"),
-        })
-    };
-    let all =
-        |latency: fn(&Outcome) -> Option<Duration>| judged.iter().map(|o| whole(o, latency(o))).collect();
-    let several = judged.iter().filter(|o| !o.is_whole() || o.tokens.len() > 1);
-    let findings = [
-        finding("TTFT", slo.ttft, all(Outcome::ttft)),
-        finding("TPOT", slo.tpot, several.map(|o| whole(o, o.tpot())).collect()),
-        finding("E2EL", slo.e2el, all(|o| Some(o.e2el()))),
+    let latencies: [Latency; 3] = [
+        ("TTFT", Outcome::ttft, |slo| slo.ttft),
+        ("TPOT", Outcome::tpot, |slo| slo.tpot),
+        ("E2EL", |outcome| Some(outcome.e2el()), |slo| slo.e2el),
     ];
-    findings.into_iter().flatten().collect()
+    let mut findings = Vec::new();
+    for (name, latency, limit) in latencies {
+        let mut by_limit: BTreeMap<Duration, Vec<f64>> =
+            limit(slo).map(|at| (at, Vec::new())).into_iter().collect();
+        for outcome in judged {
+            // Of answers of one token each there is no TPOT to judge.
+            if name == "TPOT" && outcome.is_whole() && outcome.tokens.len() <= 1 {
+                continue;
+            }
+            if let Some(limit) = limit(&outcome.limits(slo)) {
+                by_limit.entry(limit).or_default().push(whole(outcome, latency(outcome)));
+            }
+        }
+        if by_limit.len() > 1 {
+            by_limit.retain(|_, values| !values.is_empty());
+        }
+        findings
+            .extend(by_limit.into_iter().map(|(limit, values)| latency_finding(name, limit, values, rule)));
+    }
+    findings
+}
+
+fn latency_finding(name: &str, limit: Duration, mut values: Vec<f64>, rule: &Rule) -> Finding {
+    let limit = limit.as_secs_f64() * 1e3;
+    values.sort_unstable_by(f64::total_cmp);
+    let found = percentile(&values, rule.percentile).unwrap_or(0.0);
+    let shown = if found.is_finite() { format!("{found:.1} ms") } else { "infinite".to_owned() };
+    Finding {
+        rule: format!("p{:.0} {name}", rule.percentile),
+        passed: found <= limit,
+        found: format!("{shown}; at most {limit:.1} ms"),
+    }
 }
 
 fn trend_findings(verdict: &RunVerdict) -> Vec<Finding> {

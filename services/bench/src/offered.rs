@@ -1,6 +1,7 @@
 //! One request as a workload offers it: when, how long, with what attached. No bytes: a client makes them from
 //! `content`, the simulator never needs them.
 
+use crate::slo::Slo;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub struct Offered {
     pub session: Option<Session>,
     /// Blocks of its text that other requests may have too; `None`: no other request has any of it.
     pub blocks: Option<TextBlocks>,
+    /// Latency limits of its own; `None`: those of the run.
+    pub slo: Option<Slo>,
 }
 
 /// A text from its start by blocks, as published traces describe it: blocks of one id are the same text. Text behind the last

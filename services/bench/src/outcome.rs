@@ -1,5 +1,6 @@
 //! Outcome of an offered request, as its client saw it. Times are after the start of the run.
 
+use crate::slo::Slo;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub struct Outcome {
     pub end: End,
     /// Number of items, and of those found in a cache or shared, if the server reports it.
     pub items: ItemCounts,
+    /// Latency limits of its own; `None`: those of the run.
+    pub slo: Option<Slo>,
 }
 
 /// End of a request.

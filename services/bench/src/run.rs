@@ -18,6 +18,7 @@ use crate::offered::{ItemShape, Offered};
 use crate::outcome::{End, ItemCounts, Outcome};
 use crate::result::TimelineSample;
 use crate::scrape::{Scraped, Scraper};
+use crate::slo::Slo;
 use crate::workload::{Requests, Workload};
 use futures::{StreamExt, stream};
 use std::collections::HashMap;
@@ -197,6 +198,7 @@ struct Waiting {
     n_items: u32,
     n_images: u32,
     audio: Duration,
+    slo: Option<Slo>,
 }
 
 struct Running<'a> {
@@ -280,6 +282,7 @@ impl<'a> Running<'a> {
             n_items: offered.items.len() as u32,
             n_images: images.count() as u32,
             audio: audio.sum(),
+            slo: offered.slo,
         };
         self.n_judged_waiting += u64::from(self.window.has(waiting.due));
         self.waiting.insert(index, waiting);
@@ -306,6 +309,7 @@ impl<'a> Running<'a> {
             ended: reply.ended,
             end: reply.end.clone(),
             items: ItemCounts { n: waiting.n_items, n_found: u32::try_from(found).unwrap_or(u32::MAX) },
+            slo: waiting.slo,
         });
         self.asked.push(RequestRecord { index, n_images: waiting.n_images, audio: waiting.audio, reply });
     }

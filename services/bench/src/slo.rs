@@ -65,13 +65,20 @@ impl Outcome {
         Some(last.saturating_sub(*first) / n)
     }
 
-    /// True if it met every limit. Refused, failed, short and unanswered requests meet none. A whole
+    /// Its latency limits in a run with these: its own, if it has some, of the latencies that the run limits.
+    pub fn limits(&self, run: &Slo) -> Slo {
+        let Some(own) = self.slo else { return *run };
+        Slo { ttft: run.ttft.and(own.ttft), tpot: run.tpot.and(own.tpot), e2el: run.e2el.and(own.e2el) }
+    }
+
+    /// True if it met every limit ([`Self::limits`]). Refused, failed, short and unanswered requests meet none. A whole
     /// answer of one token has no TPOT to meet.
     pub fn meets(&self, slo: &Slo) -> bool {
         let within = |found: Option<Duration>, wanted: Option<Duration>| match wanted {
             None => true,
             Some(wanted) => found.is_some_and(|found| found <= wanted),
         };
+        let slo = self.limits(slo);
         self.is_whole()
             && within(self.ttft(), slo.ttft)
             && (self.tokens.len() == 1 || within(self.tpot(), slo.tpot))

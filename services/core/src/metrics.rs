@@ -71,6 +71,8 @@ metrics! {
     WORKERS = "fleet_workers", "", "Workers known to this proxy, by role and state";
     WORKER_EJECTIONS = "worker_ejections", "", "Workers ejected for a while after failures, by role and cause";
     WORKER_PICKS = "worker_picks", "", "Jobs sent to workers, by role and reason of the choice";
+    ROLE_CHANGES = "role_changes", "", "Changes of the roles of PD workers with encoders, by new role and cause: load, operator";
+    ENCODE_SHARE = "encode_share", "ratio", "Part of the work of workers with elastic roles that is encodes";
     ADMISSION_REJECTIONS = "admission_rejections", "", "Requests rejected on admission, because they could not be answered in time";
     EC_OPERATIONS = "ec_operations", "", "Operations of the EC store, by tier, operation and outcome";
     EC_OPERATION_TIME = "ec_operation_time", "seconds", "Time of an operation of the EC store, by tier and operation";

@@ -109,6 +109,8 @@ pub struct SchedulerCounters {
     pub checkpoint_hits: u64,
     /// Rows that steps computed.
     pub computed_tokens: u64,
+    /// Time of steps beyond that of the fastest step that only decodes, in microseconds.
+    pub step_work_us: u64,
     /// Draft tokens that were verified.
     pub drafted_tokens: u64,
     /// Draft tokens that were accepted.
@@ -283,6 +285,9 @@ impl Scheduler {
     pub fn observe(&mut self, plan: &StepPlan, took: Duration) {
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
+        let work = took.saturating_sub(self.rates.least(0, 1));
+        self.counts.step_work_us =
+            self.counts.step_work_us.saturating_add(u64::try_from(work.as_micros()).unwrap_or(u64::MAX));
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
         let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took);

@@ -55,6 +55,9 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Draft tokens that were accepted.
     pub accepted_tokens: u64,
+    /// Time of steps beyond that of the fastest step that only decodes, in microseconds: what rows cost, without what any step
+    /// does.
+    pub step_work_us: u64,
 }
 
 impl Stats {
@@ -92,6 +95,7 @@ impl Stats {
             computed_tokens: counts.computed_tokens,
             drafted_tokens: counts.drafted_tokens,
             accepted_tokens: counts.accepted_tokens,
+            step_work_us: counts.step_work_us,
         }
     }
 }

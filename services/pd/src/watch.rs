@@ -21,6 +21,9 @@ pub const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Steps in which block usage is reported, so that not every token is a change.
 const SHARES: f32 = 64.0;
 
+/// Grain in which work is reported, for the same reason.
+const WORK_GRAIN_US: u64 = 10_000;
+
 /// State that a watcher has.
 #[derive(Debug, Default)]
 struct ReportedState {
@@ -104,6 +107,7 @@ pub fn load(requests: RequestSlots, stats: &[Stats], encoders: v1::WorkerLoad) -
         kv_usage: fullest(&mut stats.iter().map(|s| share(s.self_used, s.self_total))),
         cross_kv_usage: fullest(&mut stats.iter().map(|s| share(s.cross_used, s.cross_total))),
         waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
+        step_work_us: stats.iter().map(|s| s.step_work_us).sum::<u64>() / WORK_GRAIN_US * WORK_GRAIN_US,
         // Of colocated encoders: the proxy gives them work too.
         queued_us: encoders.queued_us,
         costs: encoders.costs,

@@ -146,12 +146,14 @@ impl Contest {
     }
 }
 
-/// A day of these workloads, each two minutes long and as much load for the best of the fixed topologies as any other.
+/// A day of these workloads, each two minutes long, within its own latency limits, and as much load for the best of the fixed
+/// topologies as any other.
 ///
 /// # Errors
 /// [`TextError`] if one of them is served by none.
 pub fn day(mixes: &[(&str, &ComparedDemand)], arrivals: Arrivals) -> Result<planner::Named, TextError> {
-    let mixes = mixes.iter().map(|(name, compared)| format!("|{:.3}*{name}", compared.best_other()));
+    let mixes =
+        mixes.iter().map(|(name, compared)| format!("|{:.3}*{name}@{}", compared.best_other(), compared.slo));
     let text = format!("changing:120s{}", mixes.collect::<String>());
     Ok(planner::Named { workload: Workload::parse(&text)?, arrivals })
 }
@@ -165,7 +167,7 @@ mod tests {
     fn mixes_of_a_day_are_as_much_load_as_each_other() {
         let of = |rates: &[f64]| ComparedDemand {
             demand: "d".into(),
-            slo: "s".into(),
+            slo: "ttft=3000ms,tpot=5ms".into(),
             goodput: rates
                 .iter()
                 .map(|mean| ("t".into(), Interval { mean: *mean, ..Interval::default() }))
@@ -174,7 +176,9 @@ mod tests {
         let (text, images) = (of(&[9.0, 2.0, 3.0]), of(&[9.0, 1.5, 1.0]));
         let mixes = [("text", &text), ("epd-short:images=4", &images)];
         let day = day(&mixes, Arrivals::Poisson).unwrap();
-        assert_eq!(day.workload.text(), "changing:120s|3.000*text|1.500*epd-short:images=4");
+        let limits = "ttft=3000ms,tpot=5ms";
+        let expect = format!("changing:120s|3.000*text@{limits}|1.500*epd-short:images=4@{limits}");
+        assert_eq!(day.workload.text(), expect);
         assert_eq!(day.workload.cycle(), Some(Duration::from_secs(240)));
         let none = of(&[1.0, 0.0]);
         assert!(super::day(&[("text", &none)], Arrivals::Poisson).is_err());

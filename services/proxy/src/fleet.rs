@@ -110,7 +110,7 @@ impl Fleet {
             dialer,
             encode_slo: Mutex::new(encode_slo),
             roles,
-            demand: Mutex::default(),
+            work: Mutex::default(),
             meters: FleetMeters::new(metrics),
         });
         let mut members = JoinSet::new();

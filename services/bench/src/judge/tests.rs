@@ -25,6 +25,7 @@ fn whole_one(due: Duration, ttft: u64, tpot: u64, n: u64) -> Outcome {
         tokens,
         end: End::Whole,
         items: ItemCounts::default(),
+        slo: None,
     }
 }
 
@@ -214,4 +215,25 @@ proptest! {
         prop_assert_eq!(ends.whole + ends.short + ends.refused + ends.failed + ends.unended, verdict.n_offered);
         prop_assert!(verdict.n_good <= ends.whole);
     }
+}
+
+#[test]
+fn requests_with_limits_of_their_own_are_judged_by_those() {
+    let own: Slo = "ttft=2s,tpot=50ms".parse().unwrap();
+    // Every second request is slow by the run's limits, and may be.
+    let both = |own: Option<Slo>| {
+        run(|i, due| match i % 2 {
+            0 => whole_one(due, 100, 20, 11),
+            _ => Outcome { slo: own, ..whole_one(due, 1500, 20, 11) },
+        })
+    };
+    let verdict = judge(&both(Some(own)), WINDOW, &slo(), &Rule::default());
+    assert!(verdict.passed, "{:?}", verdict.findings);
+    let ttft: Vec<_> = verdict.findings.iter().filter(|finding| finding.rule == "p99 TTFT").collect();
+    assert_eq!(ttft.len(), 2, "{ttft:?}");
+    assert!(!judge(&both(None), WINDOW, &slo(), &Rule::default()).passed);
+    let short = Some(Slo { ttft: Some(ms(1000)), ..own });
+    let verdict = judge(&both(short), WINDOW, &slo(), &Rule::default());
+    assert_eq!(verdict.n_good * 2, verdict.n_offered);
+    assert_eq!(verdict.n_tpot_good, verdict.n_offered);
 }

@@ -59,6 +59,9 @@ struct StoredOutcome {
     ended_ns: u64,
     end: End,
     items: (u32, u32),
+    /// Latency limits of its own, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slo: Option<String>,
 }
 
 impl StoredRuns {
@@ -171,6 +174,7 @@ fn stored(outcome: &Outcome) -> StoredOutcome {
         ended_ns: nanos(outcome.ended),
         end: outcome.end.clone(),
         items: (outcome.items.n, outcome.items.n_found),
+        slo: outcome.slo.map(|slo| slo.to_string()),
     }
 }
 
@@ -194,6 +198,7 @@ fn outcome(stored: &StoredOutcome) -> Option<Outcome> {
         ended: Duration::from_nanos(stored.ended_ns),
         end: stored.end.clone(),
         items: ItemCounts { n: stored.items.0, n_found: stored.items.1 },
+        slo: stored.slo.as_ref().map(|slo| slo.parse()).transpose().ok()?,
     })
 }
 
@@ -213,6 +218,7 @@ mod tests {
             ended: Duration::from_millis(151),
             end: End::Whole,
             items: ItemCounts { n: 2, n_found: 1 },
+            slo: Some("ttft=100ms,tpot=2.5ms".parse().expect("an SLO")),
         };
         let failed = Outcome { tokens: Vec::new(), end: End::Failed("500: broken".into()), ..whole.clone() };
         let window = JudgedWindow { from: Duration::from_secs(1), to: Duration::from_secs(7) };

@@ -148,6 +148,7 @@ impl Talks {
             items: talk.items.clone(),
             session: Some(Session { id: talk.id, turns: talk.turns.clone() }),
             blocks: None,
+            slo: None,
         };
         talk.left -= 1;
         if talk.left > 0 {

@@ -169,7 +169,16 @@ impl Draws {
         let items = if has_items { self.items(n) } else { Vec::new() };
         // A prompt of nothing at all is not one.
         let text_tokens = if items.is_empty() { text_tokens.max(1) } else { text_tokens };
-        Offered { index: 0, at: at(t), text_tokens, output_tokens, items, session: None, blocks: None }
+        Offered {
+            index: 0,
+            at: at(t),
+            text_tokens,
+            output_tokens,
+            items,
+            session: None,
+            blocks: None,
+            slo: None,
+        }
     }
 
     /// The state of the generator and of the contents, for the next draws.

@@ -106,6 +106,7 @@ impl TraceRow {
                 tokens: blocks.tokens,
                 ids: blocks.ids.iter().map(|id| mix(salt ^ mix(*id))).collect(),
             }),
+            slo: None,
         }
     }
 }

@@ -110,6 +110,7 @@ impl Demand for Fitted {
                 items,
                 session: None,
                 blocks: None,
+                slo: None,
             }
         }))
     }

@@ -232,6 +232,7 @@ mod tests {
             ended: at(ttft_ms + 20),
             end: End::Whole,
             items: ItemCounts::default(),
+            slo: None,
         }
     }
 

@@ -83,6 +83,8 @@ pub fn curves(prices: Prices) -> CostCurves {
         publish: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         load: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         row_bytes: 1000,
+        tower: String::new(),
+        more_towers: Vec::new(),
         kv: KvSizes { token_bytes: 10_000, max_context: 8192, cross_rows_per_token: 1, ..KvSizes::default() },
         prompt: PromptSpec::default(),
         proxy: ProxyCost::default(),
@@ -140,6 +142,7 @@ impl Load {
                 items: (0..self.images).map(|i| image(content(i), self.image_tokens)).collect(),
                 session: None,
                 blocks: None,
+                slo: None,
             }
         })
     }
@@ -160,5 +163,6 @@ pub fn one(index: u64, at_ms: u64, text: u32, items: Vec<OfferedItem>) -> Offere
         items,
         session: None,
         blocks: None,
+        slo: None,
     }
 }

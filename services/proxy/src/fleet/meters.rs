@@ -2,6 +2,7 @@
 
 use super::catalog::{Catalog, Health};
 use super::outlier::Cause;
+use super::roles::ElasticRole;
 use super::score::Reason;
 use triptych_core::metrics;
 use triptych_runtime::MetricsRegistry;
@@ -14,6 +15,8 @@ pub(super) struct FleetMeters {
     ejections: Counters,
     picks: Counters,
     refused: Counters,
+    role_changes: Counters,
+    encode_share: Gauges,
 }
 
 impl FleetMeters {
@@ -23,6 +26,8 @@ impl FleetMeters {
             ejections: registry.counters(metrics::WORKER_EJECTIONS),
             picks: registry.counters(metrics::WORKER_PICKS),
             refused: registry.counters(metrics::ADMISSION_REJECTIONS),
+            role_changes: registry.counters(metrics::ROLE_CHANGES),
+            encode_share: registry.gauges(metrics::ENCODE_SHARE),
         }
     }
 
@@ -34,6 +39,17 @@ impl FleetMeters {
     pub(super) fn ejected(&self, role: Role, cause: Cause) {
         let labels = vec![("role", role.to_string()), ("cause", cause.as_str().to_owned())];
         self.ejections.get_or_create(&labels).inc();
+    }
+
+    /// A worker with encoders has another role.
+    pub(super) fn role_changed(&self, role: ElasticRole, cause: &str) {
+        let labels = vec![("role", role.as_str().to_owned()), ("cause", cause.to_owned())];
+        self.role_changes.get_or_create(&labels).inc();
+    }
+
+    /// Part of all work that is encodes, where roles are elastic.
+    pub(super) fn encode_share(&self, share: f64) {
+        self.encode_share.get_or_create(&Vec::new()).set(share);
     }
 
     /// An item that would have come too late at this stage.

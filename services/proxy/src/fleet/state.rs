@@ -2,7 +2,7 @@
 
 use super::catalog::{Catalog, Health, Known};
 use super::description::Description;
-use super::elastic::{EncodeDemand, divide};
+use super::elastic::{WorkSplit, divide};
 use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::pairing::{pair, pairings};
@@ -37,8 +37,8 @@ pub(super) struct FleetState {
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
     pub(super) roles: Roles,
-    /// Encodes that are asked for of workers whose roles are elastic.
-    pub(super) demand: Mutex<EncodeDemand>,
+    /// Encodes and answers, where roles are elastic.
+    pub(super) work: Mutex<WorkSplit>,
     pub(super) meters: FleetMeters,
 }
 
@@ -52,10 +52,11 @@ impl FleetState {
         let n_encoders = match self.roles {
             Roles::Fixed => 0,
             Roles::Auto => {
-                let mut demand = self.demand.lock();
-                demand.add(Instant::now().into_std(), encode_us);
                 let n_encoders = catalog.workers.iter().filter(|known| known.role == Role::Encoder).count();
-                demand.n_encoders().saturating_sub(n_encoders)
+                let mut work = self.work.lock();
+                work.add_encodes(Instant::now().into_std(), encode_us);
+                self.meters.encode_share(work.encode_share());
+                work.n_encoders(catalog.workers.len()).saturating_sub(n_encoders)
             }
         };
         let workers = self.workers();
@@ -63,8 +64,34 @@ impl FleetState {
         let both: Vec<_> = both.filter_map(|known| workers.get(&known.id)).collect();
         let assigned: Vec<ElasticRole> = both.iter().map(|worker| worker.view().assigned).collect();
         for (worker, role) in both.into_iter().zip(divide(&assigned, n_encoders)) {
-            worker.view().role = role;
+            let before = std::mem::replace(&mut worker.view().role, role);
+            if before != role {
+                self.tell_role(worker, before);
+            }
         }
+    }
+
+    /// Tells operators of a worker's new role.
+    fn tell_role(&self, worker: &Worker, before: ElasticRole) {
+        let (role, assigned) = {
+            let view = worker.view();
+            (view.role, view.assigned)
+        };
+        let cause = if assigned == role && role != ElasticRole::Both { "operator" } else { "load" };
+        self.meters.role_changed(role, cause);
+        let (encode_share, busy_workers) = {
+            let work = self.work.lock();
+            (work.encode_share(), work.busy_workers())
+        };
+        tracing::info!(
+            worker = %worker.id,
+            from = before.as_str(),
+            to = role.as_str(),
+            cause,
+            encode_share,
+            busy_workers,
+            "a worker has another role; what it has ends there"
+        );
     }
 
     /// Makes the members those of the set; returns the new ones, which need a task.
@@ -144,7 +171,9 @@ impl FleetState {
     }
 
     pub(super) fn report(&self, worker: &Worker, state: v1::WorkerState, first: bool) {
-        worker.view().take_report(state, first, Instant::now().into_std());
+        let now = Instant::now().into_std();
+        let worked_us = worker.view().take_report(state, first, now);
+        self.work.lock().add_answers(now, worked_us);
         self.refresh(worker);
     }
 

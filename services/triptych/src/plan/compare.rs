@@ -37,7 +37,7 @@ pub struct CompareArgs {
     /// Workloads, separated by spaces. Default: the thirteen of `triptych bench suite`
     #[arg(long, value_name = "WORKLOADS", value_delimiter = ' ')]
     pub workloads: Vec<String>,
-    /// SLO of workloads with long texts (epd-long), and of the day. Default: --slo
+    /// SLO of workloads with long texts (epd-long), in the day too. Default: --slo
     #[arg(long, value_name = "SLO")]
     pub long_slo: Option<Slo>,
     /// Mixes of a day that changes every two minutes, separated by spaces, all of them among the workloads; `none`: no day
@@ -45,7 +45,7 @@ pub struct CompareArgs {
         long,
         value_name = "WORKLOADS",
         value_delimiter = ' ',
-        default_value = "epd-short:images=4 mixed:with=0.25,images=1-4 epd-long:images=1 epd-short:images=2,share=0.9"
+        default_value = "epd-short:images=4 epd-long:images=1 epd-short:images=3 epd-short:images=2,share=0.9"
     )]
     pub day: Vec<String>,
     /// Folder for `compare.json`, `compare.md` and `compare.html`
@@ -77,8 +77,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
             mixes.into_iter().filter_map(|i| Some((demands.get(i)?.workload.text(), compared.get(i)?)));
         let day = comparison::day(&mixes.collect::<Vec<_>>(), args.question.arrivals);
         let day = day.map_err(|e| CliError::setting("--day", &e))?;
-        let slo = args.long_slo.unwrap_or(inputs.slo);
-        let day = contest.compare_day(&inputs, &day, slo);
+        let day = contest.compare_day(&inputs, &day, inputs.slo);
         compared.push(day.map_err(|e| CliError::setting("no comparison", &e))?);
     }
     args.write(&inputs, &compared)

@@ -99,6 +99,7 @@ async fn ask(model: &str) -> Reply {
         items: vec![],
         session: None,
         blocks: None,
+        slo: None,
     };
     target.prepare(&offered, &content)(Clock::started()).await
 }
@@ -137,6 +138,7 @@ fn a_lone_sound_is_written_down_and_everything_else_is_a_chat() {
             items: items.to_vec(),
             session: None,
             blocks: None,
+            slo: None,
         };
         request("m", &offered, &content)
     };

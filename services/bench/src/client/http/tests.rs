@@ -18,7 +18,16 @@ fn offered(text_tokens: u32, output_tokens: u32, shapes: &[ItemShape]) -> Offere
     let items =
         shapes.iter().zip(0..).map(|(shape, content)| crate::offered::OfferedItem { content, shape: *shape });
     let at = Duration::ZERO;
-    Offered { index: 0, at, text_tokens, output_tokens, items: items.collect(), session: None, blocks: None }
+    Offered {
+        index: 0,
+        at,
+        text_tokens,
+        output_tokens,
+        items: items.collect(),
+        session: None,
+        blocks: None,
+        slo: None,
+    }
 }
 
 fn chunk(text: &str) -> String {

@@ -24,7 +24,16 @@ fn outcomes(rate: f64, capacity: f64, seed: u64) -> (Vec<Outcome>, JudgedWindow)
         let pace = ms(14.0 + 18.0 * load.min(1.3) * (0.6 + 0.8 * spread));
         let tokens: Vec<Duration> = (0..20).map(|k| first + pace * k).collect();
         let ended = *tokens.last().unwrap();
-        Outcome { index: i, due, sent: due, tokens, ended, end: End::Whole, items: ItemCounts::default() }
+        Outcome {
+            index: i,
+            due,
+            sent: due,
+            tokens,
+            ended,
+            end: End::Whole,
+            items: ItemCounts::default(),
+            slo: None,
+        }
     };
     let window = JudgedWindow { from: Duration::ZERO, to: Duration::from_secs_f64(N as f64 / rate) };
     ((0..N).map(one).collect(), window)

@@ -116,6 +116,7 @@ impl Prober {
             items: (0..ask.n_images).map(item).collect(),
             session: None,
             blocks: None,
+            slo: None,
         }
     }
 }
