@@ -26,6 +26,7 @@ mod step;
 pub mod store;
 
 pub use busy::{Busy, BusyWatch};
+pub use encode_stage::ProfiledTower;
 pub use error::ProfileError;
 pub use progress::Progress;
 pub use rounds::Rounds;
@@ -68,25 +69,6 @@ pub struct Profiled {
     pub tower: String,
     /// The other towers, in the model's order.
     pub more_towers: Vec<ProfiledTower>,
-}
-
-/// Compute curves of a tower beside the first.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ProfiledTower {
-    /// Its name.
-    pub name: String,
-    /// Output tokens of items by size.
-    pub items: Vec<ItemPoint>,
-    /// Preprocessing.
-    pub preprocess: Vec<Point>,
-    /// Forwards.
-    pub encode: Vec<EncodePoint>,
-    /// Parts of a forward.
-    pub encode_parts: usize,
-    /// Width of its rows.
-    pub hidden: usize,
-    /// True if its rows are cross-attended to.
-    pub is_cross_attended: bool,
 }
 
 /// Measures everything that is compute. A model without an encoder has no items and no points of one.

@@ -1,12 +1,11 @@
 //! An encoder of a model, and what is measured of it: of the only one, or of each tower that reads the same item.
 
-use super::ProfiledTower;
 use super::encode;
 use super::error::ProfileError;
 use super::items::{self, Sample};
 use super::progress::Progress;
 use super::settings::ProfileSettings;
-use crate::curves::EncodePoint;
+use crate::curves::{EncodePoint, ItemPoint, Point};
 use triptych_core::{EncodedItem, EncoderId, Modality};
 use triptych_models::Model;
 use triptych_models::compute::Compute;
@@ -66,4 +65,23 @@ impl EncodeStage {
             is_cross_attended,
         }
     }
+}
+
+/// Compute curves of a tower beside the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfiledTower {
+    /// Its name.
+    pub name: String,
+    /// Output tokens of items by size.
+    pub items: Vec<ItemPoint>,
+    /// Preprocessing.
+    pub preprocess: Vec<Point>,
+    /// Forwards.
+    pub encode: Vec<EncodePoint>,
+    /// Parts of a forward.
+    pub encode_parts: usize,
+    /// Width of its rows.
+    pub hidden: usize,
+    /// True if its rows are cross-attended to.
+    pub is_cross_attended: bool,
 }

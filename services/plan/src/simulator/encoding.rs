@@ -2,7 +2,7 @@
 //! of costs are the encoder's own code.
 
 use super::event_queue::Nanos;
-use super::prompts::sealed;
+use super::output::sealed;
 use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
 use super::worker::{Batch, EncoderSide, JobId, LoadStage, Task, TowerQueue, TurnTaking};

@@ -1,7 +1,6 @@
 //! Encoder outputs on their way to a PD worker: waited for, queued, under way, here.
 
-use super::output::Output;
-use super::prompts::sealed;
+use super::output::{Output, sealed};
 use super::request::{Request, ns};
 use super::store::Transfer;
 use super::worker::{Command, LoadStage, PdSide};

@@ -2,8 +2,11 @@
 
 use super::prompts::{key_of, modality_of};
 use crate::curves::{Costs, Sized};
+use std::sync::Arc;
 use triptych_bench::offered::OfferedItem;
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderId, Extent, Fingerprint, Modality, TowerIdx};
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncoderId, EncoderOutput, Extent, Fingerprint, Modality, TowerIdx,
+};
 
 /// An output of an item.
 #[derive(Clone, Copy, Debug)]
@@ -79,4 +82,10 @@ pub(super) fn for_engine(kept: &EncodedItem) -> EncodedItem {
 /// Bytes of a row of the narrowest tower, as it is published.
 pub(super) fn narrowest(costs: &Costs) -> u64 {
     costs.encoders().map(|(_, encoder)| encoder.row_bytes(1)).min().unwrap_or(1).max(1)
+}
+
+/// An output whose rows are all nothing.
+pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
+    let rows: Arc<[u8]> = vec![0; item.n_tokens as usize * item.hidden as usize * ROW_BYTES].into();
+    EncoderOutput::seal(item, rows).expect("as many bytes as the description says")
 }

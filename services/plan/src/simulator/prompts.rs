@@ -1,13 +1,11 @@
 //! Prompts of requests: made-up text, and items in their places. Content that repeats in the workload repeats here:
 //! the same content is the same key, and a conversation that goes on begins with what was said.
 
-use super::output::ROW_BYTES;
 use super::spec::{ItemsAt, PromptSpec};
 use crate::curves::VOCAB;
-use std::sync::Arc;
 use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem, TextBlocks};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
-use triptych_core::{ContentKey, EncodedItem, EncoderOutput, ItemIdx, Modality, TowerIdx};
+use triptych_core::{ContentKey, ItemIdx, Modality, TowerIdx};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 
@@ -85,12 +83,6 @@ pub(super) fn modality_of(item: &OfferedItem) -> Modality {
         ItemShape::Image { .. } => Modality::Image,
         ItemShape::Audio { .. } => Modality::Audio,
     }
-}
-
-/// An output whose rows are all nothing.
-pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
-    let rows: Arc<[u8]> = vec![0; item.n_tokens as usize * item.hidden as usize * ROW_BYTES].into();
-    EncoderOutput::seal(item, rows).expect("as many bytes as the description says")
 }
 
 /// The turns of a request: those of its conversation, or itself as one.

@@ -1,8 +1,8 @@
 //! A PD worker: what it lets in, loads, and its engine's loop around the product's own scheduler.
 
 use super::event_queue::Nanos;
-use super::output::{Output, for_engine};
-use super::prompts::{OutputRows, Stream, laid_out, sealed};
+use super::output::{Output, for_engine, sealed};
+use super::prompts::{OutputRows, Stream, laid_out};
 use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
 use super::world::{AnswerEnd, Event, World, from_us, nanos};

@@ -63,7 +63,7 @@ fn towers_of_one_worker_share_its_core_and_those_of_two_do_not() {
     let encode = |encoders: &[(&str, Option<u8>)]| {
         run(&split(encoders, SLOW), vec![one(0, 0, 10, vec![image(1, 500)])]).stages[0].encode
     };
-    // Half a second of the one and a quarter of the other: both at once on one core are done after three quarters.
+    // Half a second of the one and a quarter of the other: both at once on one core are done after 750 ms.
     for (found, expect) in [(encode(&APART), 500), (encode(&TOGETHER), 750)] {
         let expect = Duration::from_millis(expect);
         assert!(found.abs_diff(expect) < Duration::from_millis(10), "{found:?}, not {expect:?}");

@@ -73,7 +73,7 @@ fn a_profile_of_two_towers_is_planned_with_workers_of_each() {
     );
     let read = CostCurves::read(&std::fs::read_to_string(out).expect("written")).expect("curves");
     assert_eq!(read.encoders().map(|encoder| encoder.name).collect::<Vec<_>>(), ["low", "high"]);
-    let plan = ["plan", "--curves", out, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "40"];
+    let plan = ["plan", "--curves", out, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "60"];
     let asked = ["--workload", "epd-short:images=1,text=20,output=4", "--budget", "3workers", "--json"];
     let output = triptych(&[&plan[..], &asked].concat());
     assert!(output.status.success(), "{}", stderr(&output));
