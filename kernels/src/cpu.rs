@@ -34,6 +34,7 @@ mod cell;
 mod math;
 mod tile;
 
+mod kept;
 mod matrix;
 mod packed;
 mod panels;
@@ -51,10 +52,12 @@ mod norm;
 mod peak;
 mod rope;
 mod rows;
+mod scratch;
 
 pub use causal_conv::CpuCausalConv;
 pub use conv::CpuDepthwise;
 pub use delta::CpuDecay;
+pub use kept::{Kept, Room};
 pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;

@@ -179,6 +179,22 @@ fn workers_of_a_pool_with_gpus_compute_on_cuda() {
     assert!(n_with > 0, "no values in `ci/` ask for a GPU");
 }
 
+#[test]
+fn encoder_pools_of_a_tower_hold_it_alone_and_others_hold_all() {
+    let towers = |name: &str| {
+        let documents = &rendered()["planned"];
+        let mut pools = of_kind(documents, "Deployment").chain(of_kind(documents, "StatefulSet"));
+        let is_pool = |one: &&Value| text(one, "/metadata/name").ends_with(name);
+        let pool = pools.find(is_pool).unwrap_or_else(|| panic!("no pool {name}"));
+        let variables = pool["spec"]["template"]["spec"]["containers"][0]["env"].as_array();
+        let variable = variables.into_iter().flatten().find(|one| one["name"] == "TRIPTYCH_TOWERS");
+        variable.map(|one| text(one, "/value").to_owned())
+    };
+    assert_eq!(towers("my-cogagent-low").as_deref(), Some("low"));
+    assert_eq!(towers("my-cogagent-high").as_deref(), Some("high"));
+    assert_eq!((towers("my-cogagent-pd"), towers("my-qwen2-vl-encoder")), (None, None));
+}
+
 /// The file of values for vLLM, with settings over it: what helm says of them.
 fn refused(set: &[&str]) -> String {
     let mut helm = template(values().get("vllm").map(PathBuf::as_path), true);

@@ -57,6 +57,8 @@ fn invalid_values_are_refused_with_the_name_of_the_field() {
         ("pools: [{name: a, role: pd, model: {path: b}}]".into(), "models.existingClaim"),
         ("pools: [{name: A_b, role: pd, model: {sample: digits-whisper}}]".into(), "pools.0.name"),
         ("pools: [{name: proxy, role: pd, model: {sample: digits-whisper}}]".into(), "pools.0.name"),
+        (pool(", towers: low"), "pools.0.towers"),
+        (pool(", towers: [low, low]"), "pools.0.towers"),
         ("pools: [{name: a, role: decoder, model: {sample: digits-whisper}}]".into(), "pools.0.role"),
         (pool(", replica: 2"), "replica"),
         (pool(", precision: f64"), "precision"),

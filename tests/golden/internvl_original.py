@@ -67,30 +67,51 @@ def grouped(parts, n_kv_heads):
     return torch.cat(heads, 1).reshape(-1, parts[0].shape[-1])
 
 
+def ungrouped(value, n_heads, n_kv_heads):
+    """Queries, keys and values that `grouped` put on top of each other."""
+    heads = value.reshape(n_kv_heads, n_heads // n_kv_heads + 2, -1, value.shape[-1])
+    return [part.reshape(-1, value.shape[-1]) for part in (heads[:, :-2], heads[:, -2], heads[:, -1])]
+
+
 def original_shapes(state, n_grouped):
     """Shapes of the authors' tensors; `n_grouped`: key heads of InternLM2, else 0."""
     return {k: list(v.shape) for k, v in original_state(state, n_grouped).items()}
 
 
-def original_state(state, n_grouped):
-    """The authors' tensors: those of one projection are joined."""
+def sources_of(names, n_grouped):
+    """Names that a tensor of the authors is made of: one, or queries, keys and values."""
     is_internlm2 = n_grouped > 0
     out, parts = {}, {}
-    for name, value in state.items():
-        name = original_name(name, is_internlm2)
+    for own in names:
+        name = original_name(own, is_internlm2)
         for i, part in enumerate(("q_proj", "k_proj", "v_proj")):
             if f"attn.{part}." in name and name.startswith("vision_model."):
-                parts.setdefault(name.replace(part, "qkv"), [None] * 3)[i] = value
+                parts.setdefault(name.replace(part, "qkv"), [None] * 3)[i] = own
                 break
             if is_internlm2 and f"self_attn.{part}." in name:
-                parts.setdefault(name.replace(f"self_attn.{part}", "attention.wqkv"), [None] * 3)[i] = value
+                parts.setdefault(name.replace(f"self_attn.{part}", "attention.wqkv"), [None] * 3)[i] = own
                 break
         else:
-            out[name] = value
-    for name, three in parts.items():
-        own = grouped(three, n_grouped) if name.endswith("wqkv.weight") else torch.cat(three)
+            out[name] = [own]
+    return out | parts
+
+
+def original_state(state, n_grouped):
+    """The authors' tensors: those of one projection are joined."""
+    out = {}
+    for name, sources in sources_of(state, n_grouped).items():
+        parts = [state[source] for source in sources]
+        own = grouped(parts, n_grouped) if name.endswith("wqkv.weight") else torch.cat(parts)
         out[name] = own.contiguous()
     return out
+
+
+def parts_of(name, value, like, n_grouped):
+    """The tensors that one of the authors is made of, each with the rows of the one in `like`."""
+    if not name.endswith("wqkv.weight"):
+        return value.split([len(part) for part in like])
+    n_heads = n_grouped * len(like[0]) // len(like[1])
+    return ungrouped(value, n_heads, n_grouped)
 
 
 def original_config(shape, read):

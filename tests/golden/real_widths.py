@@ -15,6 +15,7 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
+    Idefics3ForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlamaConfig,
@@ -121,7 +122,7 @@ def planes(model):
     side = model.config.vision_config.image_size
     shape = (1, 3, *(side if isinstance(side, (list, tuple)) else (side, side)))
     inputs = {"pixel_values": features(shape).to(model.dtype)}
-    if isinstance(model, SmolVLMForConditionalGeneration):
+    if isinstance(model, (Idefics3ForConditionalGeneration, SmolVLMForConditionalGeneration)):
         inputs["pixel_values"] = inputs["pixel_values"][None]
     found = model.model.get_image_features(**inputs)
     rows = found.pooler_output[0] if isinstance(found.pooler_output, (list, tuple)) else found.pooler_output
@@ -253,9 +254,10 @@ CASES = [case for cases in (encoder_decoders, text_decoders, qwen_vl, towers, au
 
 def make(names=()):
     import real_widths_more
+    import real_widths_vision
 
     print("real_widths", flush=True)
-    for case in [*CASES, *real_widths_more.cases()]:
+    for case in [*CASES, *real_widths_more.cases(), *real_widths_vision.cases()]:
         if not names or case.name in names:
             make_case(case)
 

@@ -102,6 +102,8 @@ class Wide:
     by_file: bool = False
     # Published experts are `[n, in, out]`, those in a file of transformers 5 `[n, out, in]`.
     inputs_first: bool = False
+    # Fills a model whose published tensors are not one each in memory, and returns their shapes.
+    fill: Callable | None = None
 
 
 def ids(n, seed):
@@ -146,7 +148,8 @@ def filled_by_file(case):
         path = os.path.join(folder, "model.safetensors")
         state, shapes = {}, {}
         for name, value in load_file(path).items():
-            if not value.is_floating_point():
+            if not value.is_floating_point() or name.endswith("pos_idx_to_embed"):
+                # Sinusoids are stored beside weights.
                 state[name] = value
                 continue
             is_turned = case.inputs_first and value.dim() == 3 and "experts." in name
@@ -173,6 +176,9 @@ def filled(case):
     if isinstance(model, (T5ForConditionalGeneration, MT5ForConditionalGeneration, UMT5ForConditionalGeneration)):
         # As published; transformers 5 ties it whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    if case.fill is not None:
+        with torch.no_grad():
+            return model, case.fill(model)
     shapes = {}
     with torch.no_grad():
         for name, value in model.state_dict().items():

@@ -1,7 +1,7 @@
 //! Pieces of convolutions: windows laid out for a product, and channels convolved each by itself.
 
 use super::context::Context;
-use super::matrix::CpuTensor;
+use super::matrix::{CpuTensor, zeroed};
 use super::simd::{Kernel, Simd};
 use crate::check::{Planes, Windows};
 use crate::ops::{Conv2d, Unfold};
@@ -15,7 +15,7 @@ pub struct CpuDepthwise(pub(super) Taps);
 pub(super) fn unfold(context: &Context, x: &CpuTensor, conv: Unfold, windows: Windows) -> CpuTensor {
     let Windows { t, t_out, width } = windows;
     let n_rows = conv.n_seqs * t_out;
-    let mut out = vec![0.0; n_rows * width];
+    let mut out = zeroed(n_rows * width);
     context.pool.rows(&mut out, width, width, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             let (seq, window) = (i / t_out, i % t_out);
@@ -35,7 +35,7 @@ pub(super) fn unfold(context: &Context, x: &CpuTensor, conv: Unfold, windows: Wi
 pub(super) fn unfold2d(context: &Context, x: &CpuTensor, conv: Conv2d, planes: Planes) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
     let n_taps = conv.kernel[0] * conv.kernel[1];
-    let mut out = vec![0.0; n_rows * width];
+    let mut out = zeroed(n_rows * width);
     context.pool.rows(&mut out, width, width, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             for (tap, pixel) in window(conv, planes, i) {
@@ -72,7 +72,7 @@ pub(super) fn depthwise2d(
     planes: Planes,
 ) -> CpuTensor {
     let Planes { n_rows, width, .. } = planes;
-    let mut out = vec![0.0; n_rows * width];
+    let mut out = zeroed(n_rows * width);
     context.pool.rows(&mut out, width, width * conv.kernel[0] * conv.kernel[1] / 4, |first, rows| {
         for (i, out) in (first..).zip(rows.chunks_exact_mut(width)) {
             if let Some(bias) = &w.0.bias {

@@ -25,11 +25,13 @@ mod product;
 
 use bytes::BytePanels;
 pub(super) use bytes::Int8Dot;
+pub(super) use bytes::RowScale;
 use nibbles::NibblePanels;
-use product::{Epilogue, Plain, Product, ProductArgs, Size, stride};
+pub(super) use product::stride;
+use product::{Epilogue, Plain, Product, ProductArgs, Size};
 
 /// Outputs from which on rows of f32 are copied to where they are not in each other's way.
-const COPIED: usize = 128;
+pub(super) const COPIED: usize = 128;
 
 /// A linear layer in panels.
 #[derive(Debug)]

@@ -1,52 +1,36 @@
 //! The activation of the CPU back end.
 //!
-//! A layer makes the same few sizes again and again, and fresh memory of some megabytes costs a page fault for every
-//! four kilobytes of it. So a thread keeps the values of large tensors that are gone, up to [`KEPT_VALUES`], for the next
-//! ones: [`unwritten`].
+//! A thread keeps the values of large tensors that are gone for the next ones ([`Kept`]): [`unwritten`].
 
+use super::kept::Kept;
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Values of the smallest tensor that is worth keeping: 64 KiB.
-const WORTH_KEEPING: usize = 16 << 10;
-
-/// Values that a thread keeps at most: 64 MiB.
-const KEPT_VALUES: usize = 16 << 20;
-
 thread_local! {
-    /// Oldest first.
-    static KEPT: RefCell<VecDeque<Vec<f32>>> = const { RefCell::new(VecDeque::new()) };
+    static KEPT: RefCell<Kept<Vec<f32>>> = const { RefCell::new(Kept::new()) };
 }
 
 /// `n` values, whatever they are: for a result of which every value will be written.
 pub(super) fn unwritten(n: usize) -> Vec<f32> {
-    let fits = |values: &Vec<f32>| (n..=n.saturating_mul(2)).contains(&values.capacity());
-    let found = KEPT.try_with(|kept| {
-        let mut kept = kept.borrow_mut();
-        let at = kept.iter().rposition(fits)?;
-        kept.remove(at)
-    });
+    let found = KEPT.try_with(|kept| kept.borrow_mut().take(n));
     let Ok(Some(mut values)) = found else { return vec![0.0; n] };
+    values.resize(n, 0.0);
+    values
+}
+
+/// `n` zeros: for a result of which some values will be written.
+pub(super) fn zeroed(n: usize) -> Vec<f32> {
+    let found = KEPT.try_with(|kept| kept.borrow_mut().take(n));
+    let Ok(Some(mut values)) = found else { return vec![0.0; n] };
+    values.clear();
     values.resize(n, 0.0);
     values
 }
 
 /// Keeps what a later tensor can use, and lets go of the oldest for it.
 fn keep(values: Vec<f32>) {
-    let n = values.capacity();
-    if !(WORTH_KEEPING..=KEPT_VALUES).contains(&n) {
-        return;
-    }
     // A thread that ends keeps nothing.
-    let _ = KEPT.try_with(|kept| {
-        let mut kept = kept.borrow_mut();
-        kept.push_back(values);
-        let mut total: usize = kept.iter().map(Vec::capacity).sum();
-        while total > KEPT_VALUES {
-            total -= kept.pop_front().map_or(total, |oldest| oldest.capacity());
-        }
-    });
+    let _ = KEPT.try_with(|kept| kept.borrow_mut().keep(values));
 }
 
 /// Values that are kept when they are dropped.
@@ -109,6 +93,7 @@ impl CpuTensor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kept::{KEPT_VALUES, WORTH_KEEPING};
     use super::*;
 
     /// Address of the values of a fresh tensor, which is dropped afterwards.
@@ -138,7 +123,7 @@ mod tests {
         for i in 0..20 {
             drop(CpuTensor::new(vec![0.0; (1 << 20) + i * WORTH_KEEPING], (1 << 20) + i * WORTH_KEEPING, 1));
         }
-        let kept: usize = KEPT.with(|kept| kept.borrow().iter().map(Vec::capacity).sum());
+        let kept = KEPT.with(|kept| kept.borrow().n_values());
         assert!(kept <= KEPT_VALUES && kept > KEPT_VALUES / 2, "{kept} values");
     }
 }

@@ -1,5 +1,8 @@
 //! Arguments of the pieces that convolutions are made of.
 
+use super::error::Result;
+use crate::check;
+
 /// Windows of a 1-D convolution: parameters of [`Backend::unfold`](super::Backend::unfold).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfold {
@@ -27,4 +30,26 @@ pub struct Conv2d {
     pub stride: [usize; 2],
     /// Zero pixels on either side.
     pub padding: [usize; 2],
+}
+
+impl Unfold {
+    /// `(rows, columns)` of the windows of rows of these dimensions.
+    ///
+    /// # Errors
+    /// As [`Backend::unfold`](super::Backend::unfold).
+    pub fn dims(self, x: (usize, usize)) -> Result<(usize, usize)> {
+        let windows = check::unfold(x, self)?;
+        Ok((self.n_seqs * windows.t_out, windows.width))
+    }
+}
+
+impl Conv2d {
+    /// `(rows, columns)` of the windows of rows of these dimensions.
+    ///
+    /// # Errors
+    /// As [`Backend::unfold2d`](super::Backend::unfold2d).
+    pub fn dims(self, x: (usize, usize)) -> Result<(usize, usize)> {
+        let planes = check::unfold2d(x, self)?;
+        Ok((planes.n_rows, planes.width))
+    }
 }

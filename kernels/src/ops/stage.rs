@@ -356,6 +356,11 @@ impl StageBuilder {
         }
     }
 
+    /// Bytes that the arrays have in host memory.
+    pub fn n_bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u32>()
+    }
+
     /// Everything that was added, in host memory.
     pub fn finish(self) -> HostStep {
         HostStep::new(self.id, self.words, self.arrays)

@@ -2,13 +2,13 @@
 
 use crate::adapters::ServedAdapters;
 use crate::batcher::Batcher;
-use parking_lot::RwLock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use triptych_core::{DType, EncoderId, Failure, FailureClass, Fingerprint};
+use triptych_core::{DType, EncoderId, Fingerprint};
 use triptych_models::ModelSource;
 use triptych_models::preprocess::Preprocess;
+use triptych_runtime::model_table::ModelTable;
 
 /// A model that this worker serves.
 pub struct ServedEncoder {
@@ -52,48 +52,4 @@ impl ServedEncoder {
 }
 
 /// Models by served name.
-#[derive(Default)]
-pub struct ServedEncoders(RwLock<Names>);
-
-#[derive(Default)]
-struct Names {
-    served: BTreeMap<String, Arc<ServedEncoder>>,
-    /// Names of models that were served before: a job for one may be done elsewhere.
-    before: BTreeSet<String>,
-}
-
-impl ServedEncoders {
-    /// A model.
-    pub fn get(&self, name: &str) -> Option<Arc<ServedEncoder>> {
-        self.0.read().served.get(name).cloned()
-    }
-
-    /// All of them, in the order of their names.
-    pub fn all(&self) -> Vec<(String, Arc<ServedEncoder>)> {
-        self.0.read().served.iter().map(|(name, model)| (name.clone(), Arc::clone(model))).collect()
-    }
-
-    /// Serves a model.
-    pub fn insert(&self, name: String, model: Arc<ServedEncoder>) {
-        let mut names = self.0.write();
-        names.before.remove(&name);
-        names.served.insert(name, model);
-    }
-
-    /// Takes a model from jobs to come.
-    pub fn remove(&self, name: &str) -> Option<Arc<ServedEncoder>> {
-        let mut names = self.0.write();
-        let removed = names.served.remove(name)?;
-        names.before.insert(name.to_owned());
-        Some(removed)
-    }
-
-    /// The failure of a job for a name that is not served. One that was is to be tried elsewhere.
-    pub fn missing(&self, name: &str) -> Failure {
-        if self.0.read().before.contains(name) {
-            return Failure::unavailable(format!("model {name:?} was unloaded from this encoder"));
-        }
-        let message = format!("model {name:?} is not served by this encoder");
-        Failure::new(FailureClass::NotFound, message).with_param("model")
-    }
-}
+pub type ServedEncoders = ModelTable<ServedEncoder>;

@@ -262,7 +262,7 @@ impl EmbeddedConfig {
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
         let batcher =
             BatcherConfig { limits: self.batch, arbiter, cores: self.cores, watchdog: self.watchdog.clone() };
-        let served = ServedEncoders::default();
+        let served = ServedEncoders::of("encoder");
         for model in models {
             let (name, model) = model.start(&batcher, &meters).await?;
             tracing::info!(model = %name, "encoder ready");

@@ -1,10 +1,13 @@
 //! A Hugging Face directory, opened: configuration, tokenizer and processor read and checked, weights not yet.
 
+mod activations;
+mod example;
 mod footprint;
 mod inventory;
 mod modules;
 mod tower;
 
+pub use activations::activation_bytes;
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
     BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBehindWindow, KvBytes,

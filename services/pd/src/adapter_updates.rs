@@ -4,7 +4,7 @@
 //! that a request names must lie below one that the operator allows.
 
 use crate::adapters::ServedAdapter;
-use crate::served::ServedDecoder;
+use crate::served::{self, ServedDecoder};
 use crate::state::PdWorkerState;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl PdWorkerState {
     /// # Errors
     /// NotFound; Unavailable for a model that was unloaded.
     pub(crate) fn model(&self, name: &str) -> Result<(Arc<ServedDecoder>, Option<ServedAdapter>), Failure> {
-        self.models.find(name).ok_or_else(|| self.models.missing(name))
+        served::find(&self.models, name).ok_or_else(|| self.models.missing(name))
     }
 
     /// Loads an adapter and lets requests use it. One that has the name already and is the same stays.
@@ -46,7 +46,7 @@ impl PdWorkerState {
         let open = move || Ok::<_, Failure>(modules.split(lora.open(&named)?));
         let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
         let adapter = ServedAdapter::of(&parts);
-        let was_loaded = match self.models.find(&name).and_then(|(_, known)| known) {
+        let was_loaded = match served::find(&self.models, &name).and_then(|(_, known)| known) {
             None => false,
             Some(known) if known.id == adapter.id && served.adapters.get(&name).is_some() => true,
             Some(_) => {

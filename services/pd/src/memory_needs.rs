@@ -82,7 +82,7 @@ impl MemorySettings {
         let row = encoder.map_or(0, |e| (e.row.f32 / size_of::<f32>()).saturating_mul(dtype.size()) + 4);
         Ok(ModelNeeds {
             weights: bytes_in(inventory.decoder.loaded, precision).saturating_add(encoder_weights),
-            activations: self.activations(&model),
+            activations: self.activations(&model)?,
             self_block: block(inventory.kv.per_token) / groups.n_groups(),
             self_blocks: groups.n_blocks(model.max_context(), chunk),
             cross_block: inventory.kv.cross_per_row.map_or(0, block),
@@ -94,7 +94,7 @@ impl MemorySettings {
     }
 
     /// Bytes of the activations of the largest step, and of the largest batch of an encoder here.
-    fn activations(&self, model: &Model) -> usize {
+    fn activations(&self, model: &Model) -> Result<usize, ModelError> {
         let decoder = &model.spec().decoder;
         let logits = self.engine.max_sequences.saturating_mul(decoder.vocab).saturating_mul(2);
         let step = self.engine.token_budget.saturating_mul(values_of_a_row(&decoder.stack));
@@ -105,13 +105,13 @@ impl MemorySettings {
             }
             ItemsSpec::Embedded { .. } => 0,
         };
-        let encoder = model.spec().encoder.as_ref().filter(|_| self.encodes);
-        // Towers take turns.
-        let widest = encoder.and_then(|e| e.towers().map(|tower| values_of_a_row(&tower.stack)).max());
-        let encoded = ENCODED_ROWS.saturating_mul(widest.unwrap_or(0));
+        let encoded = match self.encodes {
+            true => bytes_in(model.encoder_activations(ENCODED_ROWS)?, self.compute.precision),
+            false => 0,
+        };
         let projected = PROJECTED_ROWS.saturating_mul(projected);
-        let values = [logits, step, projected, encoded].into_iter().fold(0, usize::saturating_add);
-        values.saturating_mul(size_of::<f32>())
+        let values = [logits, step, projected].into_iter().fold(0, usize::saturating_add);
+        Ok(values.saturating_mul(size_of::<f32>()).saturating_add(encoded))
     }
 }
 

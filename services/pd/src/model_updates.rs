@@ -5,7 +5,7 @@
 //! anything is given up; if the load fails all the same, the model that gave way is loaded again.
 
 use crate::error::PdError;
-use crate::served::ServedDecoder;
+use crate::served::{self, ServedDecoder};
 use crate::state::PdWorkerState;
 use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
@@ -38,7 +38,7 @@ impl PdWorkerState {
         let _one = self.updates.one_at_a_time.lock().await;
         let name = checked_name(&order.name)?.to_owned();
         let dir = dir_below(self.updates.allowed()?, &order.path)?;
-        if self.models.find(&name).is_some() && order.replaces.as_deref() != Some(name.as_str()) {
+        if served::find(&self.models, &name).is_some() && order.replaces.as_deref() != Some(name.as_str()) {
             let message = format!("{name:?} is served; unload it first, or name it in `replaces`");
             return Err(Failure::invalid(message).with_param("model"));
         }
@@ -96,7 +96,7 @@ impl PdWorkerState {
         for loaded in loaded {
             let (name, served) = starter.start(loaded).map_err(Failure::internal)?;
             self.loads.attach(&served.driver);
-            self.models.insert(name, served);
+            self.models.insert(name, Arc::new(served));
         }
         Ok(())
     }

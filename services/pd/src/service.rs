@@ -6,7 +6,7 @@ use crate::blocking::BlockingWork;
 use crate::generation::RunningRequest;
 use crate::loads::hint_from_wire;
 use crate::request::{AdmittedRequest, RequestContext, RequestPermits};
-use crate::served::ServedDecoder;
+use crate::served::{self, ServedDecoder};
 use crate::state::PdWorkerState;
 use crate::truncation::{Truncation, TruncationRoom};
 use crate::{resume, watch};
@@ -382,7 +382,7 @@ impl PrefillDecodeWorker for PdService {
         let deadline = deadline(request.metadata(), Instant::now(), self.0.limits.max_request_time);
         let deadline = deadline.map_err(|failure| status::to_status(&failure))?;
         let request = request.into_inner();
-        let found = self.0.models.find(&request.model);
+        let found = served::find(&self.0.models, &request.model);
         let meters = found.map_or_else(|| self.0.unknown.clone(), |(m, _)| m.meters.clone());
         // A panic here would end the connection, and with it every other request of its proxy.
         let start = AssertUnwindSafe(self.0.start(request, deadline)).catch_unwind();

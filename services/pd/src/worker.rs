@@ -130,11 +130,11 @@ fn start_all(
     starter: &EngineStarter,
     loads: &EcLoads,
 ) -> std::io::Result<ServedModels> {
-    let models = ServedModels::default();
+    let models = ServedModels::of("worker");
     for loaded in loaded {
         let (name, served) = starter.start(loaded)?;
         loads.attach(&served.driver);
-        models.insert(name, served);
+        models.insert(name, Arc::new(served));
     }
     Ok(models)
 }

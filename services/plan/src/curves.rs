@@ -15,8 +15,9 @@ mod prompt;
 pub mod sample;
 mod source;
 pub mod timed;
+mod towers;
 
-pub use costs::{BatchShape, Costs, Sized, Spread, StepShape};
+pub use costs::{BatchShape, Costs, EncoderCosts, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
 pub(crate) use fit::{FitPoint, least_squares};
@@ -25,12 +26,13 @@ pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
 pub use source::{ApiEncoders, ApiSource, Unmeasured};
+pub use towers::{EncoderCurves, TowerCurves};
 
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 5;
-/// The oldest version that it reads. Version 4 has no times beside neighbours.
+pub const VERSION: u32 = 6;
+/// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers.
 pub const OLDEST_VERSION: u32 = 4;
 
 /// Curves of one model on one kind of machine, for workers with a given number of cores.
@@ -68,6 +70,12 @@ pub struct CostCurves {
     pub load: Vec<Point>,
     /// Bytes of one row of encoder output, as it is published.
     pub row_bytes: usize,
+    /// Name of the tower that these are of, where several read the same item; empty: no other does.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tower: String,
+    /// The other towers, in the model's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_towers: Vec<TowerCurves>,
     /// Sizes of the KV cache.
     pub kv: KvSizes,
     /// Template tokens of a prompt.
@@ -100,7 +108,11 @@ impl CostCurves {
         let encode = slowed.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
         let step = slowed.step.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
         let preprocess = slowed.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
-        for us in encode.chain(step).chain(preprocess).flatten() {
+        let of_towers = slowed.more_towers.iter_mut().flat_map(|tower| {
+            let encode = tower.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+            encode.chain(tower.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]))
+        });
+        for us in encode.chain(step).chain(preprocess).chain(of_towers).flatten() {
             *us *= times;
         }
         slowed

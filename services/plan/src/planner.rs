@@ -24,6 +24,7 @@ pub mod model_error;
 mod progress;
 mod question;
 pub mod search;
+pub mod towers;
 mod tuning;
 mod whatif;
 

@@ -14,6 +14,7 @@ mod error;
 mod grid;
 pub mod host;
 mod interference;
+mod encode_stage;
 mod items;
 pub mod markdown;
 mod neighbour;
@@ -33,10 +34,10 @@ pub use settings::{Extent, ProfileSettings};
 use crate::curves::{
     ColocationSlowdown, EncodePoint, Interference, ItemPoint, KvSizes, Point, PromptSpec, StepPoint,
 };
-use triptych_core::Modality;
+use encode_stage::EncodeStage;
 use triptych_models::Model;
 use triptych_models::compute::Compute;
-use triptych_models::encoder::Encoder;
+use triptych_models::decoder::Decoder;
 
 /// Compute curves of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,29 +64,29 @@ pub struct Profiled {
     pub between_steps_us: f64,
     /// Width of the encoder's rows; without an encoder the decoder's.
     pub hidden: usize,
+    /// Name of the tower that items, preprocessing and forwards are of; empty: no other reads the item.
+    pub tower: String,
+    /// The other towers, in the model's order.
+    pub more_towers: Vec<ProfiledTower>,
 }
 
-/// The encoder of a model and what is measured of it.
-struct EncodeStage {
-    encoder: Box<dyn Encoder>,
-    samples: Vec<items::Sample>,
-    points: Vec<EncodePoint>,
-    n_parts: usize,
-}
-
-impl EncodeStage {
-    fn measure(
-        model: &Model,
-        (modality, compute): (Modality, &Compute),
-        settings: &ProfileSettings,
-        progress: Progress<'_>,
-    ) -> Result<Self, ProfileError> {
-        let samples = items::samples(model, modality, settings, progress)?;
-        let mut encoder = compute.load_encoder(model, modality)?;
-        let points = encode::points(encoder.as_mut(), &samples, settings, progress)?;
-        let n_parts = encode::n_parts(encoder.as_mut(), &samples)?;
-        Ok(Self { encoder, samples, points, n_parts })
-    }
+/// Compute curves of a tower beside the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfiledTower {
+    /// Its name.
+    pub name: String,
+    /// Output tokens of items by size.
+    pub items: Vec<ItemPoint>,
+    /// Preprocessing.
+    pub preprocess: Vec<Point>,
+    /// Forwards.
+    pub encode: Vec<EncodePoint>,
+    /// Parts of a forward.
+    pub encode_parts: usize,
+    /// Width of its rows.
+    pub hidden: usize,
+    /// True if its rows are cross-attended to.
+    pub is_cross_attended: bool,
 }
 
 /// Measures everything that is compute. A model without an encoder has no items and no points of one.
@@ -97,40 +98,23 @@ pub fn measure(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Profiled, ProfileError> {
-    let towers: Vec<_> = model.towers().map(|(_, name)| name).filter(|name| !name.is_empty()).collect();
-    if !towers.is_empty() {
-        return Err(ProfileError::Towers { towers: towers.join(" and ") });
-    }
     let compute = Compute::new(settings.compute)?;
-    let mut stage = match model.modalities().first() {
-        Some(&modality) => Some(EncodeStage::measure(model, (modality, &compute), settings, progress)?),
-        None => None,
-    };
-    let samples = stage.as_mut().map(|stage| std::mem::take(&mut stage.samples)).unwrap_or_default();
-    let hidden = stage.as_ref().map_or(model.spec().decoder.stack.hidden, |stage| stage.encoder.hidden());
+    let mut stages = EncodeStage::measure_all(model, &compute, settings, progress)?;
+    let hidden = stages.first().map_or(model.spec().decoder.stack.hidden, |stage| stage.encoder.hidden());
+    let described: Vec<_> = stages.iter().filter_map(EncodeStage::described).collect();
+    let layout = prompt::layout(model, &described);
     let mut decoder = compute.load_decoder(model)?;
     let info = decoder.info();
-    let largest = samples.iter().map(|s| s.input.n_tokens as usize).max().unwrap_or(0);
+    // The rows that are cross-attended to; of a decoder that does not, any.
+    let read = stages.get(layout.cross.unwrap_or(0)).map_or(&[][..], |stage| &stage.samples);
+    let largest = read.iter().map(|s| s.input.n_tokens as usize).max().unwrap_or(0);
     let grid = grid::Grid::new(&info, settings, largest)?;
     let forwards = step::forwards(decoder.as_mut(), &grid, settings, progress)?;
-    let colocated = match &mut stage {
-        Some(stage) => {
-            colocation::measure(stage.encoder.as_mut(), decoder.as_mut(), &samples, &grid, settings)?
-        }
-        None => ColocationSlowdown::default(),
-    };
-    let beside = interference::Worker {
-        model,
-        items: model.modalities().first().map(|modality| (*modality, &samples[..])),
-        encoder: stage.as_mut().map(|stage| &mut *stage.encoder as _),
-        decoder: decoder.as_mut(),
-        grid: &grid,
-    };
-    let interference = interference::measure(beside, settings, progress)?;
-    let described = |sample: &items::Sample| Some(sample.described(*model.modalities().first()?, hidden));
-    let prompt = prompt::layout(model, samples.first().and_then(described));
-    let (encode, encode_parts) = stage.map_or((Vec::new(), 1), |stage| (stage.points, stage.n_parts));
-    let overhead = engine::overhead(model, decoder, &samples, settings, progress)?;
+    let (colocated, interference) =
+        beside(model, &mut stages, (decoder.as_mut(), &grid), settings, progress)?;
+    let needs_items = info.cross_attention && !info.cross_optional;
+    let outputs = if needs_items { described } else { Vec::new() };
+    let overhead = engine::overhead(model, decoder, outputs, settings, progress)?;
     let added = |point: &StepPoint, n: f64| {
         let us = overhead.of(point.decodes + u32::from(point.prefill_tokens > 0));
         n + us
@@ -139,19 +123,48 @@ pub fn measure(
         .into_iter()
         .map(|p| StepPoint { p50_us: added(&p, p.p50_us), p95_us: added(&p, p.p95_us), ..p })
         .collect();
-    let items = samples.iter().map(items::Sample::point).collect();
-    let preprocess = samples.iter().map(items::Sample::preprocess).collect();
+    let mut towers = stages.into_iter().zip(0..).map(|(stage, i)| stage.profiled(layout.cross == Some(i)));
+    let first = towers.next().unwrap_or_else(|| ProfiledTower {
+        name: String::new(),
+        items: Vec::new(),
+        preprocess: Vec::new(),
+        encode: Vec::new(),
+        encode_parts: 1,
+        hidden,
+        is_cross_attended: false,
+    });
     Ok(Profiled {
-        items,
-        preprocess,
-        encode,
-        encode_parts,
+        items: first.items,
+        preprocess: first.preprocess,
+        encode: first.encode,
+        encode_parts: first.encode_parts,
         step,
         kv: KvSizes::of(&info, model.max_cross_rows()),
-        prompt,
+        prompt: layout.spec,
         colocated,
         interference,
         between_steps_us: overhead.between_us,
         hidden,
+        tower: first.name,
+        more_towers: towers.collect(),
     })
+}
+
+/// The first encoder beside the engine, and all stages beside neighbours.
+fn beside(
+    model: &Model,
+    stages: &mut [EncodeStage],
+    (decoder, grid): (&mut dyn Decoder, &grid::Grid),
+    settings: &ProfileSettings,
+    progress: Progress<'_>,
+) -> Result<(ColocationSlowdown, Interference), ProfileError> {
+    let (colocated, items, encoder) = match stages.first_mut() {
+        Some(EncodeStage { encoder, samples, modality, .. }) => {
+            let slowdown = colocation::measure(encoder.as_mut(), decoder, samples, grid, settings)?;
+            (slowdown, Some((*modality, &samples[..])), Some(&mut **encoder as _))
+        }
+        None => (ColocationSlowdown::default(), None, None),
+    };
+    let worker = interference::Worker { model, items, encoder, decoder, grid };
+    Ok((colocated, interference::measure(worker, settings, progress)?))
 }

@@ -17,6 +17,7 @@ mod encoding;
 mod encodes;
 mod proxy;
 mod loading;
+mod output;
 mod neighbours;
 mod prompts;
 mod reports;

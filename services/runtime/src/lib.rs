@@ -24,6 +24,7 @@ pub mod serve;
 pub mod compute_arbiter;
 pub mod core_share;
 pub mod reload;
+pub mod model_table;
 pub mod start_journal;
 pub mod watchdog;
 pub mod worker_admin;

@@ -26,8 +26,10 @@ use triptych_core::DType;
 use triptych_core::limits::Limits;
 use triptych_ec::EcStore;
 use triptych_models::{Model, ModelSource};
-use triptych_plan::curves::{CostCurves, FrontCost, Provenance, ProxyCost, VERSION};
-use triptych_plan::profile::{self, BusyWatch, Extent, ProfileSettings, Profiled, Rounds, host, store};
+use triptych_plan::curves::{CostCurves, FrontCost, Provenance, ProxyCost, TowerCurves, VERSION};
+use triptych_plan::profile::{
+    self, BusyWatch, Extent, ProfileSettings, Profiled, ProfiledTower, Rounds, host, store,
+};
 
 /// Memory for keys and values while steps are measured: as much as a worker has by default.
 const KV_BYTES: usize = 1 << 30;
@@ -158,6 +160,8 @@ async fn assemble(
         publish,
         load,
         row_bytes: row_bytes(profiled.hidden, dtype),
+        tower: profiled.tower,
+        more_towers: profiled.more_towers.into_iter().map(|tower| tower_curves(tower, dtype)).collect(),
         kv: profiled.kv,
         prompt: profiled.prompt,
         proxy,
@@ -195,6 +199,18 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
         misplaced: displaced.misplaced,
     };
     Ok((proxy, front))
+}
+
+fn tower_curves(tower: ProfiledTower, dtype: DType) -> TowerCurves {
+    TowerCurves {
+        name: tower.name,
+        encode: tower.encode,
+        encode_parts: tower.encode_parts,
+        preprocess: tower.preprocess,
+        items: tower.items,
+        row_bytes: row_bytes(tower.hidden, dtype),
+        is_cross_attended: tower.is_cross_attended,
+    }
 }
 
 fn row_bytes(hidden: usize, dtype: DType) -> usize {

@@ -14,6 +14,7 @@ mod args;
 mod banner;
 mod child;
 mod cluster;
+mod encoders;
 pub mod plan;
 pub mod ready;
 mod restarts;
@@ -57,7 +58,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
     };
-    if args.encoders == 0
+    if args.encoders.towers().is_empty()
         && !args.with_encoder
         && let Some(model) = models.iter().find(|model| model.has_encoder())
     {

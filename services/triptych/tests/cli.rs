@@ -221,6 +221,9 @@ fn a_model_is_shown_with_its_stages_and_what_they_take() {
     // 30 windows of a second, 50 rows of 36 values each.
     assert_eq!(whisper["example"]["rows"], 1500);
     assert_eq!(whisper["example"]["output_bytes"]["f32"], 1500 * 36 * 4);
+    // The residual stream, and what a layer has beside it.
+    let activations = |precision: &str| whisper["example"]["activation_bytes"][precision].as_u64();
+    assert!(activations("f32") > Some(2 * 1500 * 36 * 4) && activations("int8") > Some(2 * 1500 * 36 * 4));
     let file = std::fs::metadata(tree("tests/golden/whisper_en_odd_heads/model/model.safetensors"));
     let stored = |stage: &str| whisper["stages"][stage]["stored_bytes"].as_u64().expect("a number");
     let n_bytes = file.expect("golden weights").len();

@@ -38,6 +38,10 @@
   value: {{ int .pool.maxJobs | quote }}
 - name: TRIPTYCH_ROWS_MIB
   value: {{ int .pool.rowsMib | quote }}
+{{- with .pool.towers }}
+- name: TRIPTYCH_TOWERS
+  value: {{ join "," . | quote }}
+{{- end }}
 {{- else }}
 - name: TRIPTYCH_KV_MIB
   value: {{ int .pool.engine.kvMib | quote }}

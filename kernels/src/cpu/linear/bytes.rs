@@ -144,7 +144,7 @@ impl Kernel for QuantizeOutput<'_> {
 
 /// Conversion of a row's bytes to values: `scale · q + offset`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RowScale {
+pub(crate) struct RowScale {
     pub(super) scale: f32,
     /// `−scale · zero`.
     pub(super) offset: f32,

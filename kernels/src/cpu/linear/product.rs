@@ -37,7 +37,7 @@ const SAME_SETS: usize = 4096;
 
 /// Cells from a row to the next, of rows of `k_cells` that are laid for a product: a line more where rows would be in each
 /// other's way.
-pub(super) fn stride<C>(k_cells: usize) -> usize {
+pub(crate) fn stride<C>(k_cells: usize) -> usize {
     let in_the_way = k_cells > 0 && (k_cells * size_of::<C>()).is_multiple_of(SAME_SETS);
     k_cells + if in_the_way { LINE / size_of::<C>() } else { 0 }
 }

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -20,17 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 
 ROOT = Path(__file__).parents[4]
 MODEL = ROOT / "tests/models/shapes-qwen2-vl"
 BINARY = ROOT / "target/debug/triptych"
 CONNECTOR = {"ec_connector": "TriptychECConnector", "ec_connector_module_path": "triptych_ec.vllm_connector"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -3,13 +3,21 @@
 //! A stage that is loaded on it goes through all of its loading code without touching a weight: missing tensors are
 //! errors, and memory is added up. Sizes are those of `kernels::cpu`: linear layers in panels of 32 outputs, in the
 //! precision; tables as stored, or in bf16 or int8, or as the layer that gives logits; the rest in f32.
+//!
+//! A forward of an encoder runs on it too, over tensors that are sizes alone ([`tensors`]): the most memory that it would have at
+//! once. Ops of decoders' caches are refused.
+
+mod tensors;
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 use triptych_core::EncodedRows;
+use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::cpu::{is_table_of_logits, table_bytes};
 use triptych_kernels::ops::*;
 use triptych_kernels::{CpuBackend, CpuConfig, Precision};
+
+use tensors::{Activations, HeldBytes, SizedTensor};
 
 /// Outputs of a panel of a linear layer.
 const PANEL: usize = 32;
@@ -18,8 +26,9 @@ const PANEL: usize = 32;
 #[derive(Clone)]
 pub struct FootprintBackend {
     footprint: Arc<Mutex<Footprint>>,
+    activations: Activations,
     precision: Precision,
-    // For the sizes of KV blocks.
+    // For the sizes of KV blocks and of what ops take.
     cpu: CpuBackend,
 }
 
@@ -39,12 +48,22 @@ impl FootprintBackend {
     /// As [`CpuBackend::new`].
     pub fn new(precision: Precision) -> Result<Self> {
         let cpu = CpuBackend::new(CpuConfig { threads: 1, precision, ..CpuConfig::default() })?;
-        Ok(Self { footprint: Arc::default(), precision, cpu })
+        Ok(Self { footprint: Arc::default(), activations: Activations::default(), precision, cpu })
     }
 
     /// The sums so far.
     pub fn footprint(&self) -> Footprint {
         *self.footprint.lock()
+    }
+
+    /// The most bytes that forwards had at once so far, their results included.
+    pub fn activation_bytes(&self) -> usize {
+        self.activations.most()
+    }
+
+    /// The results of forwards so far are dropped.
+    pub fn drop_results(&self) {
+        self.activations.take_back();
     }
 
     fn add(&self, n_elements: usize, n_bytes: usize) {
@@ -54,7 +73,7 @@ impl FootprintBackend {
     }
 
     /// Adds a linear layer.
-    fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<()> {
+    fn linear(&self, precision: Precision, parts: &[LinearPart<'_>]) -> Result<[usize; 2]> {
         let n_out: usize = parts.iter().filter_map(|p| p.weight.shape.first()).sum();
         let n_in: usize = parts.first().map_or(0, |p| p.weight.shape.iter().skip(1).product());
         let padded = n_out.next_multiple_of(PANEL);
@@ -70,7 +89,27 @@ impl FootprintBackend {
         let bias = if parts.iter().any(|p| p.bias.is_some()) { padded * size_of::<f32>() } else { 0 };
         let views = parts.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten();
         self.add(views.map(n_elements).sum(), weights + bias);
-        Ok(())
+        Ok([n_in, n_out])
+    }
+
+    /// Attention over keys of `[n_seqs, n_keys]` in all, with queries of so many rows and columns.
+    fn attend(
+        &self,
+        queries: (usize, usize),
+        shape: AttentionShape,
+        seqs: Varlen<'_, (), SizedTensor>,
+    ) -> SizedTensor {
+        let [_, keys] = seqs.seqs.offsets();
+        let (n_seqs, n_keys) = (keys.n_seqs().max(1), keys.n_rows());
+        let n_blocks = n_seqs * n_keys.div_ceil(n_seqs).div_ceil(KV_BLOCK_TOKENS);
+        let may_centre = self.cpu.attention_precision() == Precision::Int8
+            && matches!(seqs.mask, Mask::Full)
+            && shape.softcap.is_none();
+        let centred = may_centre.then(|| self.activations.result((n_keys, shape.widths()[1])));
+        let pages = self.activations.held(self.cpu.attention_scratch([n_blocks, n_keys], shape));
+        let attended = self.activations.result((queries.0, shape.widths()[0]));
+        drop((pages, centred));
+        attended
     }
 
     /// Adds a tensor that is kept as f32.
@@ -89,10 +128,12 @@ fn refuse<T>(op: &'static str) -> Result<T> {
 }
 
 impl Backend for FootprintBackend {
-    type Tensor = ();
-    type Linear = ();
+    type Tensor = SizedTensor;
+    // `[n_in, n_out]`.
+    type Linear = [usize; 2];
     type Experts = ();
-    type Table = ();
+    // The width.
+    type Table = usize;
     type Norm = ();
     type Depthwise = ();
     type Bias = ();
@@ -101,42 +142,45 @@ impl Backend for FootprintBackend {
     type StateCache = ();
     type KvCache = ();
     type HostKvCache = ();
-    type Step = ();
+    type Step = HeldBytes;
     type Pending = std::convert::Infallible;
 
     fn name(&self) -> &'static str {
         "footprint"
     }
     fn for_encoders(&self) -> Self {
-        Self { precision: self.precision.of_encoders(), ..self.clone() }
+        Self { precision: self.precision.of_encoders(), cpu: self.cpu.for_encoders(), ..self.clone() }
     }
-    fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<()> {
+    fn load_linear(&self, parts: &[LinearPart<'_>]) -> Result<[usize; 2]> {
         self.linear(self.precision, parts)
     }
-    fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<()> {
+    fn load_logits(&self, parts: &[LinearPart<'_>]) -> Result<[usize; 2]> {
         // Logits are kept as encoders' layers are.
         self.linear(self.precision.of_encoders(), parts)
     }
-    fn load_router(&self, router: LinearPart<'_>) -> Result<()> {
+    fn load_router(&self, router: LinearPart<'_>) -> Result<[usize; 2]> {
         self.linear(self.precision.of_routers(), &[router])
     }
-    fn load_experts(&self, _: Vec<ExpertLayers<()>>) -> Result<()> {
+    fn load_experts(&self, _: Vec<ExpertLayers<[usize; 2]>>) -> Result<()> {
         Ok(())
     }
-    fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<()> {
+    fn load_table(&self, table: WeightView<'_>, _: f32) -> Result<usize> {
         let n = n_elements(table);
         let width = table.shape.last().copied().unwrap_or_default();
         let n_rows = n.checked_div(width).unwrap_or_default();
         self.add(n, table_bytes(self.precision, table.dtype, [n_rows, width]));
-        Ok(())
+        Ok(width)
     }
-    fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<((), ())> {
-        self.load_logits(&[part])?;
-        match is_table_of_logits(self.precision, &part) {
-            true => self.add(n_elements(part.weight), 0),
+    fn load_tied(&self, part: LinearPart<'_>, scale: f32) -> Result<([usize; 2], usize)> {
+        let layer = self.load_logits(&[part])?;
+        let width = match is_table_of_logits(self.precision, &part) {
+            true => {
+                self.add(n_elements(part.weight), 0);
+                layer[0]
+            }
             false => self.load_table(part.weight, scale)?,
-        }
-        Ok(((), ()))
+        };
+        Ok((layer, width))
     }
     fn load_norm(
         &self,
@@ -186,94 +230,134 @@ impl Backend for FootprintBackend {
     fn state_slot_bytes(&self, layout: StateLayout) -> usize {
         self.cpu.state_slot_bytes(layout)
     }
-    fn dims(&self, _: &()) -> (usize, usize) {
-        (0, 0)
+    fn dims(&self, x: &SizedTensor) -> (usize, usize) {
+        x.dims()
     }
-    fn stage(&self, _: StageBuilder) -> Result<()> {
-        refuse("stage")
+    fn stage(&self, arrays: StageBuilder) -> Result<HeldBytes> {
+        Ok(self.activations.held(arrays.n_bytes()))
     }
-    fn upload(&self, _: Vec<f32>, _: usize, _: usize) -> Result<()> {
-        refuse("upload")
+    fn upload(&self, _: Vec<f32>, n_tokens: usize, width: usize) -> Result<SizedTensor> {
+        Ok(self.activations.fresh((n_tokens, width)))
     }
-    fn upload_rows(&self, _: &[EncodedRows<'_>]) -> Result<()> {
+    fn upload_rows(&self, _: &[EncodedRows<'_>]) -> Result<SizedTensor> {
         refuse("upload_rows")
     }
-    fn download(&self, _: &()) -> Result<Vec<f32>> {
-        refuse("download")
+    fn download(&self, x: &SizedTensor) -> Result<Vec<f32>> {
+        let (n_tokens, width) = x.dims();
+        Ok(vec![0.0; n_tokens.saturating_mul(width)])
     }
-    fn embed(&self, _: &(), _: &(), _: Indices) -> Result<()> {
-        refuse("embed")
+    fn take_values(&self, x: SizedTensor) -> Result<Vec<f32>> {
+        let values = self.download(&x);
+        self.activations.give_away(x);
+        values
     }
-    fn embed_weighted(&self, _: &(), _: &(), _: WeightedRows) -> Result<()> {
-        refuse("embed_weighted")
+    fn embed(&self, _: &HeldBytes, width: &usize, ids: Indices) -> Result<SizedTensor> {
+        Ok(self.activations.result((ids.len(), *width)))
     }
-    fn gather_rows(&self, _: &(), _: &(), _: Indices) -> Result<()> {
-        refuse("gather_rows")
+    fn embed_weighted(&self, _: &HeldBytes, width: &usize, rows: WeightedRows) -> Result<SizedTensor> {
+        Ok(self.activations.result((rows.len(), *width)))
     }
-    fn scatter_rows(&self, _: &(), _: &mut (), _: Indices, _: &()) -> Result<()> {
-        refuse("scatter_rows")
+    fn gather_rows(&self, _: &HeldBytes, x: &SizedTensor, rows: Indices) -> Result<SizedTensor> {
+        Ok(self.activations.result((rows.len(), x.dims().1)))
     }
-    fn columns(&self, _: &(), _: usize, _: usize) -> Result<()> {
-        refuse("columns")
+    fn scatter_rows(&self, _: &HeldBytes, x: &mut SizedTensor, _: Indices, _: &SizedTensor) -> Result<()> {
+        x.own();
+        Ok(())
     }
-    fn merge_rows(&self, _: (), _: usize) -> Result<()> {
-        refuse("merge_rows")
+    fn columns(&self, x: &SizedTensor, _: usize, width: usize) -> Result<SizedTensor> {
+        Ok(self.activations.result((x.dims().0, width)))
     }
-    fn split_rows(&self, _: (), _: usize) -> Result<()> {
-        refuse("split_rows")
+    fn merge_rows(&self, x: SizedTensor, group: usize) -> Result<SizedTensor> {
+        let (n_tokens, width) = x.dims();
+        Ok(x.reshape((n_tokens / group.max(1), width.saturating_mul(group))))
     }
-    fn transpose(&self, _: &(), _: usize) -> Result<()> {
-        refuse("transpose")
+    fn split_rows(&self, x: SizedTensor, parts: usize) -> Result<SizedTensor> {
+        let (n_tokens, width) = x.dims();
+        Ok(x.reshape((n_tokens.saturating_mul(parts), width / parts.max(1))))
     }
-    fn linear(&self, _: &(), _: &(), _: Activation, _: Option<&()>) -> Result<()> {
-        refuse("linear")
+    fn transpose(&self, x: &SizedTensor, n_seqs: usize) -> Result<SizedTensor> {
+        let (n_tokens, width) = x.dims();
+        Ok(self.activations.result((n_seqs.saturating_mul(width), n_tokens / n_seqs.max(1))))
     }
-    fn norm(&self, _: &(), _: &()) -> Result<()> {
-        refuse("norm")
+    fn linear(
+        &self,
+        x: &SizedTensor,
+        w: &[usize; 2],
+        _: Activation,
+        _: Option<&SizedTensor>,
+    ) -> Result<SizedTensor> {
+        let n_tokens = x.dims().0;
+        let out = self.activations.result((n_tokens, w[1]));
+        self.activations.scratch(self.cpu.linear_scratch(n_tokens, *w));
+        Ok(out)
     }
-    fn add(&self, _: &mut (), _: &()) -> Result<()> {
-        refuse("add")
+    fn norm(&self, x: &SizedTensor, _: &()) -> Result<SizedTensor> {
+        Ok(self.activations.result(x.dims()))
     }
-    fn softcap(&self, _: &mut (), _: f32) -> Result<()> {
-        refuse("softcap")
+    fn add(&self, x: &mut SizedTensor, _: &SizedTensor) -> Result<()> {
+        x.own();
+        Ok(())
     }
-    fn gate(&self, _: &(), _: Activation) -> Result<()> {
-        refuse("gate")
+    fn softcap(&self, x: &mut SizedTensor, _: f32) -> Result<()> {
+        x.own();
+        Ok(())
     }
-    fn multiply_gated(&self, _: &mut (), _: &(), _: Activation) -> Result<()> {
-        refuse("multiply_gated")
+    fn gate(&self, x: &SizedTensor, _: Activation) -> Result<SizedTensor> {
+        let (n_tokens, width) = x.dims();
+        Ok(self.activations.result((n_tokens, width / 2)))
     }
-    fn fused_experts(&self, _: &(), _: Routed<'_, ()>) -> Result<()> {
+    fn multiply_gated(&self, x: &mut SizedTensor, _: &SizedTensor, _: Activation) -> Result<()> {
+        x.own();
+        Ok(())
+    }
+    fn fused_experts(&self, _: &(), _: Routed<'_, SizedTensor>) -> Result<SizedTensor> {
         refuse("fused_experts")
     }
-    fn group_norm(&self, _: &(), _: &(), _: &(), _: Offsets) -> Result<()> {
-        refuse("group_norm")
+    fn group_norm(&self, _: &HeldBytes, x: &SizedTensor, _: &(), _: Offsets) -> Result<SizedTensor> {
+        Ok(self.activations.result(x.dims()))
     }
-    fn rope(&self, _: &(), _: &mut (), _: RopeShape, _: Angles) -> Result<()> {
-        refuse("rope")
+    fn rope(&self, _: &HeldBytes, x: &mut SizedTensor, _: RopeShape, _: Angles) -> Result<()> {
+        x.own();
+        Ok(())
     }
-    fn unfold(&self, _: &(), _: Unfold) -> Result<()> {
-        refuse("unfold")
+    fn unfold(&self, x: &SizedTensor, conv: Unfold) -> Result<SizedTensor> {
+        Ok(self.activations.result(conv.dims(x.dims())?))
     }
-    fn unfold2d(&self, _: &(), _: Conv2d) -> Result<()> {
-        refuse("unfold2d")
+    fn unfold2d(&self, x: &SizedTensor, conv: Conv2d) -> Result<SizedTensor> {
+        Ok(self.activations.result(conv.dims(x.dims())?))
     }
-    fn depthwise2d(&self, _: &(), _: &(), _: Conv2d) -> Result<()> {
-        refuse("depthwise2d")
+    fn depthwise2d(&self, x: &SizedTensor, _: &(), conv: Conv2d) -> Result<SizedTensor> {
+        let (n_rows, _) = conv.dims(x.dims())?;
+        Ok(self.activations.result((n_rows, x.dims().1)))
     }
-    fn attention(&self, _: &(), _: Qkv<'_, ()>, _: AttentionShape, _: Varlen<'_, (), ()>) -> Result<()> {
-        refuse("attention")
+    fn attention(
+        &self,
+        _: &HeldBytes,
+        qkv: Qkv<'_, SizedTensor>,
+        shape: AttentionShape,
+        seqs: Varlen<'_, (), SizedTensor>,
+    ) -> Result<SizedTensor> {
+        Ok(self.attend(qkv.q.dims(), shape, seqs))
+    }
+    fn fused_attention(
+        &self,
+        _: &HeldBytes,
+        qkv: &SizedTensor,
+        shape: AttentionShape,
+        seqs: Varlen<'_, (), SizedTensor>,
+    ) -> Result<SizedTensor> {
+        Ok(self.attend(qkv.dims(), shape, seqs))
     }
     fn attention_weights(
         &self,
-        _: &(),
-        _: [&(); 2],
+        _: &HeldBytes,
+        _: [&SizedTensor; 2],
         _: ChosenHeads,
-        _: Varlen<'_, (), ()>,
+        _: Varlen<'_, (), SizedTensor>,
     ) -> Result<Vec<f32>> {
         refuse("attention_weights")
     }
-    fn write_kv(&self, _: &(), _: KvSlots<'_, ()>, _: [&(); 2]) -> Result<()> {
+    fn write_kv(&self, _: &HeldBytes, _: KvSlots<'_, ()>, _: [&SizedTensor; 2]) -> Result<()> {
         refuse("write_kv")
     }
     fn copy_states(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
@@ -282,10 +366,21 @@ impl Backend for FootprintBackend {
     fn reset_states(&self, _: &mut (), _: &[u32]) -> Result<()> {
         refuse("reset_states")
     }
-    fn causal_conv(&self, _: &(), _: StateSlots<'_, ()>, _: ConvRows<'_, (), ()>) -> Result<()> {
+    fn causal_conv(
+        &self,
+        _: &HeldBytes,
+        _: StateSlots<'_, ()>,
+        _: ConvRows<'_, SizedTensor, ()>,
+    ) -> Result<SizedTensor> {
         refuse("causal_conv")
     }
-    fn gated_delta_rule(&self, _: &(), _: StateSlots<'_, ()>, _: DeltaRows<'_, ()>, _: &()) -> Result<()> {
+    fn gated_delta_rule(
+        &self,
+        _: &HeldBytes,
+        _: StateSlots<'_, ()>,
+        _: DeltaRows<'_, SizedTensor>,
+        _: &(),
+    ) -> Result<SizedTensor> {
         refuse("gated_delta_rule")
     }
     fn copy_blocks(&self, _: &mut (), _: &[(u32, u32)]) -> Result<()> {
@@ -300,7 +395,13 @@ impl Backend for FootprintBackend {
     fn swap_in(&self, _: &(), _: &mut (), _: &[(u32, u32)]) -> Result<()> {
         refuse("swap_in")
     }
-    fn paged_attention(&self, _: &(), _: &(), _: KvLayer<'_, (), (), ()>, _: AttentionShape) -> Result<()> {
+    fn paged_attention(
+        &self,
+        _: &HeldBytes,
+        _: &SizedTensor,
+        _: KvLayer<'_, (), (), SizedTensor>,
+        _: AttentionShape,
+    ) -> Result<SizedTensor> {
         refuse("paged_attention")
     }
 }

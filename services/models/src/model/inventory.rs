@@ -3,22 +3,21 @@
 //! Each stage is loaded on a back end that only adds up ([`FootprintBackend`]). So the numbers are those of the loader
 //! itself, and a missing tensor is the same error as in serving. No weight is read.
 
+use super::activations::activation_bytes;
+use super::example::{example_inputs, n_text_tokens};
 use super::{CONFIG, FootprintBackend, Model};
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TransformerEncoder};
 use crate::error::ModelError;
 use crate::files::JsonFile;
-use crate::preprocess::Preprocess;
+use crate::preprocess::EncoderInput;
 use crate::quantization::Quantization;
-use crate::spec::{EncoderSpec, StemSpec};
+use crate::spec::EncoderSpec;
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
-use std::io::Cursor;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use triptych_core::limits::Limits;
+use triptych_core::Modality;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_core::{ItemOptions, Modality};
 use triptych_kernels::{Backend, Precision};
 
 /// Precisions that footprints are taken in, in the order of [`BytesByPrecision`].
@@ -148,6 +147,9 @@ pub struct ExpertsInventory {
 pub struct EncoderInventory {
     /// Its tensors, of all towers.
     pub stage: StageInventory,
+    /// Most bytes of activations that a forward of the example has at once, its output included; of several towers, which take
+    /// turns, the one with most. 0 for an encoder without an example.
+    pub activations: BytesByPrecision,
     /// Bytes of an encoder row in transfer; of several towers the widest row's.
     pub row: BytesByPrecision,
     /// An item of the model's kind.
@@ -257,7 +259,9 @@ impl Model {
             Ok(())
         })?;
         let row_of = |hidden| BytesByPrecision::of([4, 2, 2, 2]).times(hidden);
-        let (example, n_rows) = self.example(spec);
+        let inputs = example_inputs(spec, &self.processors);
+        let (example, n_rows) = example(spec, &inputs);
+        let activations = self.activations_of(spec, &inputs, 0)?;
         let tower = |(tower, n_rows): (&EncoderSpec, usize)| {
             let mut hidden = 0;
             let (stage, _) = self.stage(|weights, backend| {
@@ -268,7 +272,7 @@ impl Model {
         };
         let several = spec.towers().zip(n_rows).filter(|(tower, _)| tower.extras.tower.is_some());
         let towers = several.map(tower).collect::<Result<_, ModelError>>()?;
-        Ok((EncoderInventory { stage, row: row_of(hidden), example, towers }, names))
+        Ok((EncoderInventory { stage, activations, row: row_of(hidden), example, towers }, names))
     }
 
     /// Loads a stage on a [`FootprintBackend`], once for each precision. Returns its inventory and the names of its tensors.
@@ -298,33 +302,50 @@ impl Model {
         Ok((stage, names))
     }
 
-    /// A plain item of the model's kind, with the rows that its own processor makes of it, and those of each tower.
-    fn example(&self, spec: &EncoderSpec) -> (ExampleItem, Vec<usize>) {
-        let modality = spec.modality;
-        let (item, bytes) = match modality {
-            Modality::Text => {
-                let longest = match spec.stem {
-                    StemSpec::Tokens { max_tokens, .. } => max_tokens,
-                    _ => usize::MAX,
-                };
-                let n_rows = longest.min(512);
-                let item = format!("a text of {n_rows} tokens");
-                return (ExampleItem { item, n_rows, n_cross_rows: n_rows }, vec![n_rows]);
-            }
-            Modality::Audio => ("30 s of audio", silence(30)),
-            Modality::Image | Modality::Video => ("an image of 1024 x 768", blank(1024, 768)),
-        };
-        // A processor that refuses a plain item has no example.
-        let rows_of = |processor: &Arc<dyn Preprocess>| {
-            let input = processor.preprocess(modality, &bytes, &ItemOptions::default(), &Limits::default());
-            input.map_or(0, |input| input.n_tokens as usize)
-        };
-        let n_rows: Vec<usize> = self.processors.iter().map(rows_of).collect();
-        // Of several towers only the last one's.
-        let n_cross_rows = n_rows.last().copied().unwrap_or_default();
-        let item = item.to_owned();
-        (ExampleItem { item, n_rows: n_rows.iter().sum(), n_cross_rows }, n_rows)
+    /// Most bytes of activations that a forward of an encoder has at once, over as many of the example as have `n_rows` rows in
+    /// its layers, and at least one; of several towers the most. Nothing is read or computed.
+    ///
+    /// # Errors
+    /// As [`Model::load_encoder`].
+    pub fn encoder_activations(&self, n_rows: usize) -> Result<BytesByPrecision, ModelError> {
+        match &self.spec.encoder {
+            Some(spec) => self.activations_of(spec, &example_inputs(spec, &self.processors), n_rows),
+            None => Ok(BytesByPrecision::default()),
+        }
     }
+
+    fn activations_of(
+        &self,
+        spec: &EncoderSpec,
+        inputs: &[Option<EncoderInput>],
+        n_rows: usize,
+    ) -> Result<BytesByPrecision, ModelError> {
+        let weights = Weights::survey(&self.source.dir)?;
+        let mut most = [0; PRECISIONS.len()];
+        for (most, precision) in most.iter_mut().zip(PRECISIONS) {
+            for (tower, input) in spec.towers().zip(inputs) {
+                let Some(input) = input else { continue };
+                let of_item = (input.n_tokens as usize).saturating_mul(tower.merged_rows()).max(1);
+                let batch = vec![input; (n_rows / of_item).max(1)];
+                *most = activation_bytes(tower, &weights, precision, &batch)?.max(*most);
+            }
+        }
+        Ok(BytesByPrecision::of(most))
+    }
+}
+
+/// Sizes of a plain item, and the rows of each tower.
+fn example(spec: &EncoderSpec, inputs: &[Option<EncoderInput>]) -> (ExampleItem, Vec<usize>) {
+    let item = match spec.modality {
+        Modality::Text => format!("a text of {} tokens", n_text_tokens(spec)),
+        Modality::Audio => "30 s of audio".to_owned(),
+        Modality::Image | Modality::Video => "an image of 1024 x 768".to_owned(),
+    };
+    let n_rows: Vec<usize> =
+        inputs.iter().map(|input| input.as_ref().map_or(0, |input| input.n_tokens as usize)).collect();
+    // Of several towers only the last one's.
+    let n_cross_rows = n_rows.last().copied().unwrap_or_default();
+    (ExampleItem { item, n_rows: n_rows.iter().sum(), n_cross_rows }, n_rows)
 }
 
 fn surveyed(weights: &Weights) -> &StoredWeights {
@@ -332,27 +353,4 @@ fn surveyed(weights: &Weights) -> &StoredWeights {
         Weights::Stored(stored) => stored,
         Weights::Dummy { .. } => unreachable!("a survey is of stored weights"),
     }
-}
-
-/// A WAV file: 16 kHz, one channel, 16 bits.
-fn silence(seconds: u32) -> Vec<u8> {
-    const RATE: u32 = 16_000;
-    let n_bytes = seconds * RATE * 2;
-    let mut wav = b"RIFF".to_vec();
-    wav.extend((36 + n_bytes).to_le_bytes());
-    wav.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    wav.extend(RATE.to_le_bytes());
-    wav.extend((2 * RATE).to_le_bytes());
-    wav.extend(b"\x02\0\x10\0data");
-    wav.extend(n_bytes.to_le_bytes());
-    wav.resize(wav.len() + n_bytes as usize, 0);
-    wav
-}
-
-/// A PNG file, black.
-fn blank(width: u32, height: u32) -> Vec<u8> {
-    let mut png = Vec::new();
-    let image = image::RgbImage::new(width, height);
-    image.write_to(&mut Cursor::new(&mut png), image::ImageFormat::Png).expect("memory takes every byte");
-    png
 }

@@ -160,6 +160,7 @@ heavy!(
     qwen3_5_35b_a3b,
     trocr_base,
     qwen3_asr_1_7b,
+    llama_3_2_11b_vision,
     moonshine_base,
     deepseek_ocr_2,
     cogagent_18b,
@@ -168,4 +169,9 @@ heavy!(
     donut_base,
     mt5_xl,
     umt5_xl,
+    idefics3_8b,
+    llava_1_6_mistral_7b,
+    llava_onevision_qwen2_0_5b,
+    internvl2_5_2b,
+    florence_2_base,
 );

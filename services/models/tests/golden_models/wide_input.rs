@@ -51,10 +51,11 @@ fn of_tower(encoder: &EncoderSpec, shape: &[usize]) -> EncoderInput {
 fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
     let given = json["input"].as_object().expect("an input");
     let n_rows = json["item"][1].as_u64().or(json["n_rows"].as_u64()).map(|n| n as u32);
-    let [kind, ref shape] = ["tokens", "mel", "chunks", "samples", "patches", "planes", "views", "tile"]
-        .iter()
-        .find_map(|kind| given.get(*kind).map(|shape| [Value::from(*kind), shape.clone()]))
-        .expect("a kind of input");
+    let [kind, ref shape] =
+        ["tokens", "mel", "chunks", "samples", "patches", "planes", "views", "tile", "tiles", "captioned"]
+            .iter()
+            .find_map(|kind| given.get(*kind).map(|shape| [Value::from(*kind), shape.clone()]))
+            .expect("a kind of input");
     let shape = list(shape);
     let known = || n_rows.expect("a number of rows");
     let (extent, n_tokens, features) = match kind.as_str().unwrap_or_default() {
@@ -82,6 +83,17 @@ fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
             let patches = crate::mllama::patches(&values(&shape), [shape[2], tiles.patch[1]]);
             (square(tiles.side), known(), Features::Patches(patches))
         }
+        "tiles" => {
+            let [down, across] = list(&given["grid"])[..] else { panic!("a grid") };
+            return tiles(encoder, shape, [down, across]);
+        }
+        "captioned" => {
+            let tokens = list(&given["text"]).into_iter().map(|id| id as u32).collect();
+            let extent = Extent::Grid { t: 1, h: shape[2] as u32, w: shape[3] as u32 };
+            let values = values(&shape);
+            let patches = patches(&(shape, values), encoder);
+            (extent, known(), Features::Captioned { patches, tokens })
+        }
         kind => image(encoder, kind, shape, known()),
     };
     EncoderInput { extent, n_tokens, features }
@@ -92,6 +104,27 @@ fn log_mel(encoder: &EncoderSpec, mel: Vec<f32>, n_frames: u32) -> Features {
     match encoder.stem {
         StemSpec::Mel { windows: MelWindows::Masked, .. } => Features::MaskedMel { mel, n_valid: n_frames },
         _ => Features::Mel(mel),
+    }
+}
+
+/// A whole image and `down` by `across` tiles of it, which it fills: rows of the whole, then lines over all tiles, each with the
+/// learned row at its end.
+fn tiles(encoder: &EncoderSpec, shape: Vec<usize>, [down, across]: [usize; 2]) -> EncoderInput {
+    let StemSpec::PrefixedPatches { grid: [grid, _], .. } = encoder.stem else { panic!("a tower of tiles") };
+    let n_of_tile = grid * grid;
+    let place = |y: usize, x: usize| {
+        let tile = 1 + y / grid * across + x / grid;
+        (tile * n_of_tile + y % grid * grid + x % grid) as u32
+    };
+    let newline = (shape[0] * n_of_tile) as u32;
+    let line = |y| (0..across * grid).map(move |x| place(y, x)).chain([newline]);
+    let places: Vec<u32> = (0..n_of_tile as u32).chain((0..down * grid).flat_map(line)).collect();
+    let values = values(&shape);
+    let patches = patches(&(shape, values), encoder);
+    EncoderInput {
+        extent: Extent::Grid { t: 1, h: (down * grid) as u32, w: (across * grid) as u32 },
+        n_tokens: places.len() as u32,
+        features: Features::Tiles { patches, rows: TileRows { places, weights: Vec::new() } },
     }
 }
 

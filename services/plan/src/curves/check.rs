@@ -1,6 +1,6 @@
 //! Checks of measured curves; each mistake names its field.
 
-use super::{CostCurves, OLDEST_VERSION, Point, Unmeasured, VERSION};
+use super::{CostCurves, EncoderCurves, OLDEST_VERSION, Point, Unmeasured, VERSION};
 
 impl CostCurves {
     /// All mistakes; empty for valid curves.
@@ -10,11 +10,16 @@ impl CostCurves {
             found.push(format!("version is {}, allowed is {OLDEST_VERSION} to {VERSION}", self.version));
         }
         at_least_one(&mut found, "threads", self.threads);
-        at_least_one(&mut found, "row_bytes", self.row_bytes);
         at_least_one(&mut found, "kv.token_bytes", self.kv.token_bytes);
         at_least_one(&mut found, "kv.max_context", self.kv.max_context);
-        self.check_points(&mut found);
-        self.check_items(&mut found);
+        self.check_steps(&mut found);
+        let is_within_encodes =
+            self.api.as_ref().is_some_and(|api| api.unmeasured.contains(&Unmeasured::Preprocess));
+        for (i, encoder) in self.encoders().enumerate() {
+            let prefix = if i == 0 { String::new() } else { format!("more_towers[{}].", i - 1) };
+            check_encoder(&mut found, &prefix, &encoder, is_within_encodes);
+        }
+        self.check_towers(&mut found);
         let proxy = self.proxy;
         let front = self.front;
         for (name, value) in [
@@ -49,10 +54,8 @@ impl CostCurves {
         found
     }
 
-    fn check_points(&self, found: &mut Vec<String>) {
-        for (name, curve) in
-            [("preprocess", &self.preprocess), ("publish", &self.publish), ("load", &self.load)]
-        {
+    fn check_steps(&self, found: &mut Vec<String>) {
+        for (name, curve) in [("publish", &self.publish), ("load", &self.load)] {
             check_curve(found, name, curve);
         }
         if self.step.is_empty() {
@@ -64,35 +67,42 @@ impl CostCurves {
                 found.push(format!("step[{i}] reads no token and writes none"));
             }
         }
-        for (i, p) in self.encode.iter().enumerate() {
-            check_times(found, &format!("encode[{i}]"), (p.p50_us, p.p95_us));
-            if p.items == 0 || p.tokens == 0 {
-                found.push(format!("encode[{i}] has {} items of {} tokens", p.items, p.tokens));
-            }
+    }
+}
+
+/// Checks the curves of one encoder, whose fields begin with `prefix`. Preprocessing may be within its encodes.
+fn check_encoder(
+    found: &mut Vec<String>,
+    prefix: &str,
+    encoder: &EncoderCurves<'_>,
+    is_within_encodes: bool,
+) {
+    at_least_one(found, &format!("{prefix}row_bytes"), encoder.row_bytes);
+    check_curve(found, &format!("{prefix}preprocess"), encoder.preprocess);
+    for (i, p) in encoder.encode.iter().enumerate() {
+        let place = format!("{prefix}encode[{i}]");
+        check_times(found, &place, (p.p50_us, p.p95_us));
+        if p.items == 0 || p.tokens == 0 {
+            found.push(format!("{place} has {} items of {} tokens", p.items, p.tokens));
         }
     }
-
-    fn check_items(&self, found: &mut Vec<String>) {
-        if self.items.is_empty() != self.encode.is_empty() {
-            found.push("items and encode: one has points and the other none".to_owned());
+    if encoder.items.is_empty() != encoder.encode.is_empty() {
+        found.push(format!("{prefix}items and encode: one has points and the other none"));
+    }
+    if !is_within_encodes && encoder.preprocess.is_empty() != encoder.encode.is_empty() {
+        found.push(format!("{prefix}preprocess and encode: one has points and the other none"));
+    }
+    for (i, p) in encoder.items.iter().enumerate() {
+        if !(p.size.is_finite() && p.size > 0.0) || p.tokens == 0 {
+            found.push(format!(
+                "{prefix}items[{i}]: size {} and {} tokens, both must be positive",
+                p.size, p.tokens
+            ));
         }
-        let is_within_encodes =
-            self.api.as_ref().is_some_and(|api| api.unmeasured.contains(&Unmeasured::Preprocess));
-        if !is_within_encodes && self.preprocess.is_empty() != self.encode.is_empty() {
-            found.push("preprocess and encode: one has points and the other none".to_owned());
-        }
-        for (i, p) in self.items.iter().enumerate() {
-            if !(p.size.is_finite() && p.size > 0.0) || p.tokens == 0 {
-                found.push(format!(
-                    "items[{i}]: size {} and {} tokens, both must be positive",
-                    p.size, p.tokens
-                ));
-            }
-        }
-        for (i, pair) in self.items.windows(2).enumerate() {
-            if pair[0].size >= pair[1].size || pair[0].tokens > pair[1].tokens {
-                found.push(format!("items[{}]: sizes must ascend, and tokens not fall", i + 1));
-            }
+    }
+    for (i, pair) in encoder.items.windows(2).enumerate() {
+        if pair[0].size >= pair[1].size || pair[0].tokens > pair[1].tokens {
+            found.push(format!("{prefix}items[{}]: sizes must ascend, and tokens not fall", i + 1));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Costs of any input, from the measured points.
 
 use super::fit::{FitPoint, Quality, Surface};
-use super::{CostCurves, Point, Stage};
+use super::{CostCurves, EncodePoint, EncoderCurves, ItemPoint, Point, Stage};
 use rand::{Rng, RngExt};
 use std::time::Duration;
 use triptych_bench::offered::ItemShape;
+use triptych_core::TowerIdx;
 
 /// Standard deviations between median and 95th percentile.
 const Z95: f64 = 1.644_853_6;
@@ -60,9 +61,23 @@ pub struct Sized {
 /// The costs of one model on one kind of machine.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    encode: Surface<4>,
+    /// One for each tower, at least one.
+    encoders: Vec<EncoderCosts>,
     step: Surface<7>,
     curves: CostCurves,
+}
+
+/// The costs of one encoder of a model.
+#[derive(Clone, Debug)]
+pub struct EncoderCosts {
+    encode: Surface<4>,
+    preprocess: Vec<Point>,
+    items: Vec<ItemPoint>,
+    row_bytes: usize,
+    /// Parts of a forward.
+    pub encode_parts: usize,
+    /// True if its rows are cross-attended to beside those of another tower.
+    pub is_cross_attended: bool,
 }
 
 impl Spread {
@@ -138,11 +153,6 @@ impl StepShape {
 impl Costs {
     /// Costs of curves without [`mistakes`](CostCurves::mistakes).
     pub fn new(curves: &CostCurves) -> Self {
-        let encode = curves.encode.iter().map(|p| FitPoint {
-            terms: BatchShape { items: p.items, tokens: p.tokens, squares: p.squares }.terms(),
-            p50_us: p.p50_us,
-            p95_us: p.p95_us,
-        });
         let step = curves.step.iter().map(|p| {
             let shape = StepShape {
                 prefill_tokens: p.prefill_tokens,
@@ -153,8 +163,9 @@ impl Costs {
             };
             FitPoint { terms: shape.terms(), p50_us: p.p50_us, p95_us: p.p95_us }
         });
-        let (encode, step): (Vec<_>, Vec<_>) = (encode.collect(), step.collect());
-        Self { encode: Surface::through(&encode), step: Surface::through(&step), curves: curves.clone() }
+        let step: Vec<_> = step.collect();
+        let encoders = curves.encoders().map(|encoder| EncoderCosts::new(&encoder)).collect();
+        Self { encoders, step: Surface::through(&step), curves: curves.clone() }
     }
 
     /// The curves.
@@ -162,22 +173,19 @@ impl Costs {
         &self.curves
     }
 
-    /// A forward of the encoder.
-    pub fn encode(&self, batch: BatchShape) -> Spread {
-        match batch.items {
-            0 => Spread::default(),
-            _ => spread(self.encode.at(&batch.terms())),
-        }
+    /// The encoder of a tower; the first for one that there is not.
+    pub fn encoder(&self, tower: TowerIdx) -> &EncoderCosts {
+        self.encoders.get(usize::from(tower.0)).unwrap_or(&self.encoders[0])
+    }
+
+    /// Encoders by their towers.
+    pub fn encoders(&self) -> impl Iterator<Item = (TowerIdx, &EncoderCosts)> {
+        (0..TowerIdx::LIMIT).map(TowerIdx).zip(&self.encoders)
     }
 
     /// An engine step.
     pub fn step(&self, shape: StepShape) -> Spread {
         if shape.is_empty() { Spread::default() } else { spread(self.step.at(&shape.terms())) }
-    }
-
-    /// Preprocessing an item.
-    pub fn preprocess(&self, item: Sized) -> Spread {
-        along(&self.curves.preprocess, item.size)
     }
 
     /// Publishing rows of so many bytes.
@@ -190,17 +198,55 @@ impl Costs {
         along(&self.curves.load, bytes as f64)
     }
 
+    /// Errors of the sums of terms for forwards of the first encoder and engine steps; the costs themselves pass through what was
+    /// measured.
+    pub fn quality(&self) -> (Quality, Quality) {
+        (self.encoders[0].encode.quality(), self.step.quality())
+    }
+}
+
+impl EncoderCosts {
+    fn new(curves: &EncoderCurves<'_>) -> Self {
+        let point = |p: &EncodePoint| FitPoint {
+            terms: BatchShape { items: p.items, tokens: p.tokens, squares: p.squares }.terms(),
+            p50_us: p.p50_us,
+            p95_us: p.p95_us,
+        };
+        let encode: Vec<_> = curves.encode.iter().map(point).collect();
+        Self {
+            encode: Surface::through(&encode),
+            preprocess: curves.preprocess.to_vec(),
+            items: curves.items.to_vec(),
+            row_bytes: curves.row_bytes,
+            encode_parts: curves.encode_parts,
+            is_cross_attended: curves.is_cross_attended,
+        }
+    }
+
+    /// A forward.
+    pub fn encode(&self, batch: BatchShape) -> Spread {
+        match batch.items {
+            0 => Spread::default(),
+            _ => spread(self.encode.at(&batch.terms())),
+        }
+    }
+
+    /// Preprocessing an item.
+    pub fn preprocess(&self, item: Sized) -> Spread {
+        along(&self.preprocess, item.size)
+    }
+
     /// Sizes of an item.
     pub fn item(&self, shape: ItemShape) -> Sized {
         let size = match shape {
             ItemShape::Image { width, height } => f64::from(width) * f64::from(height),
             ItemShape::Audio { millis } => f64::from(millis),
         };
-        let curve = |of: fn(&super::ItemPoint) -> f64| -> Vec<(f64, f64)> {
-            self.curves.items.iter().map(|p| (p.size, of(p))).collect()
+        let curve = |of: fn(&ItemPoint) -> f64| -> Vec<(f64, f64)> {
+            self.items.iter().map(|p| (p.size, of(p))).collect()
         };
         // Models scale small images up, and large ones down: beyond the measured sizes it is the nearest one's tokens.
-        let sizes = || self.curves.items.iter().map(|p| p.size);
+        let sizes = || self.items.iter().map(|p| p.size);
         let within = size.min(sizes().fold(0.0, f64::max)).max(sizes().fold(f64::INFINITY, f64::min));
         let tokens = line(&curve(|p| f64::from(p.tokens)), within);
         let bytes = line(&curve(|p| p.bytes as f64), size);
@@ -209,13 +255,7 @@ impl Costs {
 
     /// Bytes of the rows of an item of so many output tokens, as they are published.
     pub fn row_bytes(&self, tokens: u32) -> u64 {
-        u64::from(tokens) * self.curves.row_bytes as u64
-    }
-
-    /// Errors of the sums of terms for encoder forwards and engine steps; the costs themselves pass through what was
-    /// measured.
-    pub fn quality(&self) -> (Quality, Quality) {
-        (self.encode.quality(), self.step.quality())
+        u64::from(tokens) * self.row_bytes as u64
     }
 }
 

@@ -58,7 +58,7 @@ impl CostCurves {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::curves;
+    use super::super::sample::{curves, two_towers};
     use super::super::{Interference, StageInterference};
     use super::*;
     use proptest::prelude::*;
@@ -87,6 +87,37 @@ mod tests {
         let read = CostCurves::read(&value.to_string()).unwrap();
         assert_eq!((read.version, read.interference, read.between_steps_us), (4, None, 0.0));
         assert_eq!(read.front.misplaced, 0.0);
+    }
+
+    #[test]
+    fn towers_are_read_back_and_their_mistakes_are_named() {
+        let text = serde_json::to_string(&two_towers()).unwrap();
+        assert_eq!(CostCurves::read(&text).unwrap(), two_towers());
+        // A file of the version before has one encoder.
+        let mut value = serde_json::to_value(curves()).unwrap();
+        value["version"] = 5.into();
+        let read = CostCurves::read(&value.to_string()).unwrap();
+        assert_eq!((read.version, read.n_towers(), read.tower.as_str()), (5, 1, ""));
+        let wrong = |change: fn(&mut CostCurves)| {
+            let mut curves = two_towers();
+            change(&mut curves);
+            CostCurves::read(&serde_json::to_string(&curves).unwrap()).unwrap_err().to_string()
+        };
+        type Change = fn(&mut CostCurves);
+        let cases: [(Change, &str); 5] = [
+            (|c| c.more_towers[0].name.clear(), "more_towers[0].name is \"\""),
+            (|c| c.tower = "high".into(), "more_towers[0].name is \"high\", towers need names of their own"),
+            (|c| c.more_towers[0].row_bytes = 0, "more_towers[0].row_bytes is 0"),
+            (|c| c.more_towers[0].encode[0].items = 0, "more_towers[0].encode[0] has 0 items"),
+            (
+                |c| c.more_towers = vec![c.more_towers[0].clone(); 8],
+                "more_towers has 8, allowed is at most 7",
+            ),
+        ];
+        for (change, part) in cases {
+            let text = wrong(change);
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
     }
 
     #[test]

@@ -5,9 +5,10 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::time::Duration;
+use triptych_core::TowerIdx;
 use triptych_models::compute::{ForwardTimes, StepSizes};
 
-/// Times by curves, drawn as the simulator draws them.
+/// Times by curves, drawn as the simulator draws them; of several towers, each forward takes what one of the first does.
 pub struct CurveTimes {
     costs: Costs,
     rng: Mutex<StdRng>,
@@ -36,7 +37,7 @@ impl ForwardTimes for CurveTimes {
     }
 
     fn encode(&self, tokens: &[u32]) -> Duration {
-        self.draw(self.costs.encode(BatchShape::of(tokens.iter().copied())))
+        self.draw(self.costs.encoder(TowerIdx::default()).encode(BatchShape::of(tokens.iter().copied())))
     }
 
     fn project(&self, rows: usize) -> Duration {

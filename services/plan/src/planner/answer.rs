@@ -196,12 +196,14 @@ fn simulated(
 }
 
 /// Index of the recommended cluster in a sorted list: a colocated one, unless a disaggregated one is better beyond the
-/// interval.
+/// interval; of those one whose encoder workers have all towers, unless one with workers for each is.
 pub(super) fn decide(sorted: &[SearchedCandidate]) -> Option<usize> {
     let best = sorted.first()?;
-    let simpler = |f: &SearchedCandidate| !f.candidate.shape.is_split() && !best.goodput.is_above(&f.goodput);
-    let simpler = if best.candidate.shape.is_split() { sorted.iter().position(simpler) } else { None };
-    Some(simpler.unwrap_or(0))
+    let is_as_good = |f: &SearchedCandidate| !best.goodput.is_above(&f.goodput);
+    // Of equals the first, which is the best.
+    let as_good = sorted.iter().enumerate().filter(|(_, f)| is_as_good(f));
+    let simplest = as_good.min_by_key(|(_, f)| f.candidate.shape.n_kinds());
+    Some(simplest.map_or(0, |(i, _)| i))
 }
 
 /// The advice and its reason, in the numbers that decide; where there is none, in those of the first search.
@@ -231,7 +233,7 @@ fn advise(
         let beside = best_of(false).map_or(String::new(), |other| format!(", against {other}"));
         return (
             Advice::Disaggregate,
-            format!("disaggregated encoders serve more: {}{beside}", rates(winner)),
+            format!("disaggregated encoders serve more: {}{beside}{}", rates(winner), of_towers(winner)),
         );
     }
     if means.items == 0.0 {
@@ -249,6 +251,20 @@ fn advise(
         (None, None) => "no disaggregated cluster can serve as much".to_owned(),
     };
     (Advice::DoNotDisaggregate, why)
+}
+
+/// The towers of each encoder worker, for a model in which several read the same item.
+fn of_towers(winner: &SearchedCandidate) -> String {
+    let Candidate { shape, curves, .. } = &winner.candidate;
+    let names: Vec<_> = curves.encoders().map(|encoder| encoder.name).collect();
+    match shape {
+        Shape::Towers { encoders, .. } => {
+            let each = encoders.counts().iter().zip(names).map(|(n, name)| format!("{n} for {name}"));
+            format!("; each encoder worker holds one tower: {}", each.collect::<Vec<_>>().join(", "))
+        }
+        _ if curves.has_towers() => format!("; each encoder worker holds the towers {}", names.join(" and ")),
+        _ => String::new(),
+    }
 }
 
 fn breaks(verdict: &triptych_bench::judge::RunVerdict) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use super::candidate::{Candidate, Shape};
 use super::means::Means;
-use crate::curves::CostCurves;
+use crate::curves::{CostCurves, EncoderCurves};
 use serde::Serialize;
 
 /// Upper bound of a candidate.
@@ -19,21 +19,36 @@ pub struct Bound {
 
 /// The bound of a candidate.
 pub fn of(candidate: &Candidate, means: &Means) -> Bound {
-    let encode_s = encode_s(&candidate.curves, means);
+    let by_tower = encodes_s(&candidate.curves, means);
+    let encode_s = by_tower.iter().sum();
     let decode_s = decode_s(&candidate.curves, means);
     let of = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { f64::MAX };
     let rate = match candidate.shape {
         Shape::Split { encoders, pds } => of(encoders, encode_s).min(of(pds, decode_s)),
+        Shape::Towers { encoders, pds } => {
+            let of_towers = encoders.counts().iter().zip(&by_tower).map(|(n, seconds)| of(*n, *seconds));
+            of_towers.fold(of(pds, decode_s), f64::min)
+        }
         Shape::Replicated { workers } | Shape::Elastic { workers } => of(workers, encode_s + decode_s),
         Shape::Colocated => of(1, encode_s + decode_s),
     };
     Bound { rate, encode_s, decode_s }
 }
 
-/// Encode time at the highest token rate of any measured batch.
-fn encode_s(curves: &CostCurves, means: &Means) -> f64 {
-    let each = curves.encode.iter().map(|p| p.p50_us / p.tokens.max(1) as f64);
-    means.new_item_tokens * least(each) / 1e6
+/// Encode time of a request for each tower: of the first at the highest token rate of any measured batch. The means are in its
+/// tokens, so that of another tower is that of an item in the cheapest batch.
+pub(super) fn encodes_s(curves: &CostCurves, means: &Means) -> Vec<f64> {
+    let of_tower = |(i, encoder): (usize, EncoderCurves<'_>)| match i {
+        0 => {
+            let each = encoder.encode.iter().map(|p| p.p50_us / p.tokens.max(1) as f64);
+            means.new_item_tokens * least(each) / 1e6
+        }
+        _ => {
+            let each = encoder.encode.iter().map(|p| p.p50_us / f64::from(p.items.max(1)));
+            means.new_items * least(each) / 1e6
+        }
+    };
+    curves.encoders().enumerate().map(of_tower).collect()
 }
 
 /// Prompt tokens at the best rate that any measured step had, and answers in the largest measured batch.

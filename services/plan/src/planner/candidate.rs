@@ -1,11 +1,13 @@
 //! A cluster that the planner compares.
 
 use super::question::Question;
+use super::towers::TowerWorkers;
 use crate::curves::{ApiEncoders, CostCurves};
 use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
+use triptych_core::TowerIdx;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
 use triptych_proxy::Roles;
@@ -22,6 +24,13 @@ pub enum Shape {
     Split {
         /// Encoder workers.
         encoders: usize,
+        /// PD workers.
+        pds: usize,
+    },
+    /// Encoders of each tower of a model in which several read the same item, and PD workers without.
+    Towers {
+        /// Encoder workers of each tower, in the model's order.
+        encoders: TowerWorkers,
         /// PD workers.
         pds: usize,
     },
@@ -42,13 +51,14 @@ pub enum Shape {
 impl Shape {
     /// True if encoders are separate workers.
     pub fn is_split(self) -> bool {
-        matches!(self, Self::Split { .. })
+        matches!(self, Self::Split { .. } | Self::Towers { .. })
     }
 
     /// Encoders for each PD worker, if encoders are separate workers.
     pub fn encoders_per_pd(self) -> Option<f64> {
         match self {
             Self::Split { encoders, pds } => Some(encoders as f64 / pds as f64),
+            Self::Towers { encoders, pds } => Some(encoders.total() as f64 / pds as f64),
             Self::Replicated { .. } | Self::Colocated | Self::Elastic { .. } => None,
         }
     }
@@ -58,6 +68,15 @@ impl Shape {
         if matches!(self, Self::Elastic { .. }) { Roles::Auto } else { Roles::Fixed }
     }
 
+    /// Kinds of workers: of two clusters that serve as much the one with fewer is the simpler.
+    pub fn n_kinds(self) -> usize {
+        match self {
+            Self::Replicated { .. } | Self::Colocated | Self::Elastic { .. } => 1,
+            Self::Split { .. } => 2,
+            Self::Towers { encoders, .. } => encoders.counts().len() + 1,
+        }
+    }
+
     /// The bench's name of the topology.
     pub fn name(self) -> String {
         match self {
@@ -65,6 +84,7 @@ impl Shape {
                 let n = |n: usize| if n == 1 { String::from("1") } else { n.to_string() };
                 format!("{}e{}pd", n(encoders), n(pds))
             }
+            Self::Towers { encoders, pds } => format!("{encoders}e{pds}pd"),
             Self::Replicated { workers } => format!("dp{workers}"),
             Self::Colocated => "colocated".to_owned(),
             Self::Elastic { workers } => format!("elastic{workers}"),
@@ -150,6 +170,7 @@ impl Candidate {
     pub fn n_workers(&self) -> usize {
         match self.shape {
             Shape::Split { encoders, pds } => encoders + pds,
+            Shape::Towers { encoders, pds } => encoders.total() + pds,
             Shape::Replicated { workers } | Shape::Elastic { workers } => workers,
             Shape::Colocated => 1,
         }
@@ -194,6 +215,14 @@ impl Candidate {
         let pools = match self.shape {
             Shape::Split { encoders, pds } => {
                 vec![pool("encoder", encoders, PoolRole::Encoder(encoder)), pool("pd", pds, PoolRole::Pd(pd))]
+            }
+            Shape::Towers { encoders, pds } => {
+                let of_towers = encoders.counts().iter().zip(self.curves.encoders()).zip(0..);
+                let of_towers = of_towers.map(|((n, curves), tower)| {
+                    let encoder = EncoderSpec { tower: Some(TowerIdx(tower)), ..encoder };
+                    pool(&format!("encoder-{}", curves.name), *n, PoolRole::Encoder(encoder))
+                });
+                of_towers.chain([pool("pd", pds, PoolRole::Pd(pd))]).collect()
             }
             Shape::Replicated { workers } | Shape::Elastic { workers } => vec![pool("both", workers, both)],
             Shape::Colocated => vec![pool("both", 1, both)],

@@ -54,6 +54,12 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
         true => vllm::command(model, candidate, Job::Encoder),
         false => format!("triptych encoder {common} {batch}"),
     };
+    let of_tower = |tower: &str, n| Kind {
+        line: format!("{encoder} --towers {tower}"),
+        flag: "--encoder",
+        is_vllm: false,
+        n,
+    };
     let kv = candidate.curves.kv_dtype.as_ref().map_or_else(String::new, |t| format!(" {KV_FLAG} {t}"));
     let own_pd = format!("triptych pd {common} {engine}{kv}");
     let own_both = format!("{own_pd} --with-encoder --encoder-token-budget {}", settings.encoder_budget);
@@ -61,10 +67,15 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
         true => (vllm::command(model, candidate, Job::Pd), vllm::command(model, candidate, Job::Pd)),
         false => (own_pd, own_both),
     };
-    let encoders = |n| Kind { line: encoder, flag: "--encoder", is_vllm: has_foreign_encoders, n };
+    let encoders = |n| Kind { line: encoder.clone(), flag: "--encoder", is_vllm: has_foreign_encoders, n };
     let decoders = |line, n| Kind { line, flag: "--pd", is_vllm: has_foreign_pds, n };
     let kinds = match candidate.shape {
         Shape::Split { encoders: n, pds } => vec![encoders(n), decoders(pd, pds)],
+        Shape::Towers { encoders, pds } => {
+            let of_towers = encoders.counts().iter().zip(candidate.curves.encoders());
+            let of_towers = of_towers.map(|(n, curves)| of_tower(curves.name, *n));
+            of_towers.chain([decoders(pd, pds)]).collect()
+        }
         Shape::Replicated { workers } | Shape::Elastic { workers } => vec![decoders(both, workers)],
         Shape::Colocated => vec![decoders(both, 1)],
     };
@@ -100,6 +111,8 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
 
 /// Characters of a pool's name before its kind: the chart allows 20 in all.
 const NAME_LENGTH: usize = 12;
+/// Characters of the kind: that of encoders is as long.
+const SUFFIX_LENGTH: usize = 7;
 
 /// Proxies that the chart starts where its values say nothing.
 const CHART_PROXIES: usize = 2;
@@ -114,6 +127,14 @@ pub fn values(model: &str, candidate: &Candidate) -> String {
     match candidate.shape {
         Shape::Split { encoders, pds } => {
             yaml.push_str(&pool(model, candidate, ("encoder", "encoder", encoders)));
+            yaml.push_str(&pool(model, candidate, ("pd", "pd", pds)));
+        }
+        Shape::Towers { encoders, pds } => {
+            for (n, curves) in encoders.counts().iter().zip(candidate.curves.encoders()) {
+                yaml.push_str(&pool(model, candidate, (&suffix(curves.name), "encoder", *n)));
+                // Writing to a String cannot fail.
+                let _ = writeln!(yaml, "    towers: [{:?}]", curves.name);
+            }
             yaml.push_str(&pool(model, candidate, ("pd", "pd", pds)));
         }
         Shape::Replicated { workers } | Shape::Elastic { workers } => {
@@ -166,6 +187,11 @@ fn args(args: impl Iterator<Item = String>) -> String {
     if quoted.is_empty() { String::new() } else { format!("    args: [{}]\n", quoted.join(", ")) }
 }
 
+/// A tower's name as the end of its pool's.
+fn suffix(tower: &str) -> String {
+    name(tower).chars().take(SUFFIX_LENGTH).collect()
+}
+
 /// A name as Kubernetes takes it.
 fn name(model: &str) -> String {
     let plain: String =
@@ -178,8 +204,9 @@ fn name(model: &str) -> String {
 mod tests {
     use super::*;
     use crate::curves::CostCurves;
-    use crate::curves::sample::curves;
+    use crate::curves::sample::{curves, two_towers};
     use crate::planner::candidate::WorkerSettings;
+    use crate::planner::towers::TowerWorkers;
     use std::sync::Arc;
 
     fn candidate(shape: Shape) -> Candidate {
@@ -224,6 +251,21 @@ mod tests {
         assert!(!yaml.contains("withEncoder") && !yaml.contains("--kv-cache-dtype"));
         assert!(yaml.contains("    args: [\"--batch-tokens\", "), "{yaml}");
         assert!(values("m", &candidate(Shape::Colocated)).contains("    withEncoder: true\n"));
+        let shape = Shape::Towers { encoders: TowerWorkers::new(&[2, 1]), pds: 1 };
+        let towers = Candidate { curves: Arc::new(two_towers()), ..candidate(shape) };
+        let yaml = values("m", &towers);
+        for part in [
+            "  - name: m-low\n    role: encoder\n",
+            "    towers: [\"low\"]\n",
+            "  - name: m-high\n",
+            "    towers: [\"high\"]\n",
+            "  - name: m-pd\n",
+        ] {
+            assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");
+        }
+        let lines = commands("m", &towers);
+        let of = |tower: &str| lines.iter().filter(|line| line.contains(tower)).count();
+        assert_eq!((of("--towers low"), of("--towers high"), lines.len()), (2, 1, 5), "{lines:?}");
         let curves = CostCurves { kv_dtype: Some("int8".into()), ..curves() };
         let kept = Candidate { curves: Arc::new(curves), ..candidate(Shape::Split { encoders: 1, pds: 1 }) };
         assert!(values("m", &kept).contains("    args: [\"--kv-cache-dtype\", \"int8\"]\n"));

@@ -4,6 +4,7 @@ use super::bound;
 use super::candidate::{Candidate, Shape, WorkerSettings};
 use super::means::Means;
 use super::question::Question;
+use super::towers::TowerWorkers;
 use crate::curves::CostCurves;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,10 +32,13 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
         all.extend(encoder_budgets(curves, means).iter().map(|&encoder_budget| {
             candidate(both, WorkerSettings { encoder_budget, ..WorkerSettings::default() })
         }));
-        all.extend(ratios(workers, curves, means).into_iter().map(|encoders| {
+        for encoders in ratios(workers, curves, means) {
             let pds = workers - encoders;
-            candidate(Shape::Split { encoders, pds }, WorkerSettings::default())
-        }));
+            let towers = towers(encoders, workers, (curves, means));
+            let shapes = towers.into_iter().map(|encoders| Shape::Towers { encoders, pds });
+            let shapes = std::iter::once(Shape::Split { encoders, pds }).chain(shapes);
+            all.extend(shapes.map(|shape| candidate(shape, WorkerSettings::default())));
+        }
     }
     all
 }
@@ -47,6 +51,19 @@ fn encoder_budgets(curves: &CostCurves, means: &Means) -> &'static [EncoderBudge
         (Some(_), true) => &[EncoderBudget::Unlimited],
         (None, true) if means.items > 0.0 => &ENCODER_BUDGETS,
         (None, true) => &ENCODER_BUDGETS[..1],
+    }
+}
+
+/// Divisions of the encoders of a cluster among towers, of a model that has several: all for a small one, else that in
+/// proportion to their work.
+fn towers(encoders: usize, workers: usize, (curves, means): (&CostCurves, &Means)) -> Vec<TowerWorkers> {
+    match (curves.has_towers(), workers <= ALL_RATIOS) {
+        (false, _) => Vec::new(),
+        (true, true) => TowerWorkers::all(encoders, curves.n_towers()),
+        (true, false) => {
+            let shares = bound::encodes_s(curves, means);
+            TowerWorkers::in_proportion(encoders, &shares).into_iter().collect()
+        }
     }
 }
 

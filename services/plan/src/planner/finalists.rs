@@ -4,6 +4,7 @@ use super::progress::{Phase, PhaseProgress, Progress};
 use super::question::{PlanError, Question};
 use super::search::{self, SearchedCandidate};
 use super::tuning;
+use std::collections::BTreeSet;
 
 /// The best of the first search that are settled, whatever their kind.
 const N_BEST: usize = 3;
@@ -44,13 +45,14 @@ pub(super) fn settle_all(
     Ok(finalists)
 }
 
-/// Indices of the best ones, and of the best of the other kind if all of these are of one: what is compared is compared by
-/// the same kind of number.
+/// Indices of the best ones, and of the best of each kind that is not among them: what is compared is compared by the same
+/// kind of number.
 fn choose(ranked: &[SearchedCandidate]) -> Vec<usize> {
     let mut chosen: Vec<usize> = (0..ranked.len().min(N_BEST)).collect();
-    let is_split = |i: usize| ranked[i].candidate.shape.is_split();
-    let best_of = |split: bool| (0..ranked.len()).find(|i| is_split(*i) == split && ranked[*i].rate > 0.0);
-    chosen.extend([true, false].into_iter().filter_map(best_of));
+    let n_kinds = |i: usize| ranked[i].candidate.shape.n_kinds();
+    let kinds: BTreeSet<usize> = (0..ranked.len()).map(n_kinds).collect();
+    let best_of = |kinds: usize| (0..ranked.len()).find(|i| n_kinds(*i) == kinds && ranked[*i].rate > 0.0);
+    chosen.extend(kinds.into_iter().filter_map(best_of));
     chosen.sort_unstable();
     chosen.dedup();
     chosen

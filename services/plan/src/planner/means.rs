@@ -87,6 +87,7 @@ mod tests {
     use super::*;
     use crate::curves::Costs;
     use crate::curves::sample::curves;
+    use triptych_core::TowerIdx;
 
     #[test]
     fn sizes_between_points_are_interpolated_and_sizes_beyond_are_clamped() {
@@ -100,9 +101,10 @@ mod tests {
     fn the_simulator_and_the_bound_agree_on_item_tokens() {
         let curves = curves();
         let costs = Costs::new(&curves);
+        let encoder = costs.encoder(TowerIdx::default());
         for side in [10, 112, 300, 640, 896, 5000] {
             let shape = ItemShape::Image { width: side, height: side };
-            assert_eq!(f64::from(costs.item(shape).tokens), item_tokens(&curves, shape).round(), "{side}");
+            assert_eq!(f64::from(encoder.item(shape).tokens), item_tokens(&curves, shape).round(), "{side}");
         }
     }
 }

@@ -2,7 +2,6 @@
 //! engine whose decoder is timed.
 
 use super::error::ProfileError;
-use super::items::Sample;
 use super::progress::{Progress, micros};
 use super::settings::{Extent, ProfileSettings};
 use crate::curves::costs::Spread;
@@ -14,7 +13,7 @@ use triptych_core::clock::SystemClock;
 use triptych_core::item::from_f32;
 use triptych_core::prompt::{Prompt, TextOrTokens};
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{DType, EncodedItem, EncodedRows, EncoderOutput, Modality, TenantId};
+use triptych_core::{DType, EncodedItem, EncodedRows, EncoderOutput, TenantId};
 use triptych_engine::{
     Engine, EngineConfig, Event, KvBudget, Output, PrefixCache, SequenceId, SequenceRequest,
 };
@@ -44,11 +43,11 @@ impl Overhead {
     }
 }
 
-/// Measures one sequence, and many.
+/// Measures one sequence, and many, each of which has an item with these outputs if there are any.
 pub fn overhead(
     model: &Model,
     decoder: Box<dyn Decoder>,
-    samples: &[Sample],
+    outputs: Vec<EncodedItem>,
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Overhead, ProfileError> {
@@ -57,9 +56,7 @@ pub fn overhead(
         Extent::Full => (32, 48),
     };
     let forward_ns = Arc::new(AtomicU64::new(0));
-    let info = decoder.info();
-    let item = samples.first().filter(|_| info.cross_attention && !info.cross_optional);
-    let output = item.map(|sample| output(sample, info.encoder_hidden)).transpose()?;
+    let outputs = outputs.into_iter().map(sealed).collect::<Result<_, _>>()?;
     let decoder = Box::new(Timed { decoder, forward_ns: Arc::clone(&forward_ns) });
     let half = settings.kv_bytes / 2;
     let config = EngineConfig {
@@ -71,7 +68,7 @@ pub fn overhead(
         ..EngineConfig::default()
     };
     let engine = Engine::new(decoder, model.tokenizer().clone(), config)?;
-    let mut run = Run { engine, model, output, forward_ns, between: Vec::new(), next_id: 0 };
+    let mut run = Run { engine, model, outputs, forward_ns, between: Vec::new(), next_id: 0 };
     progress("engine", 0, 2);
     let few = run.steps(1, n_tokens)?;
     progress("engine", 1, 2);
@@ -82,16 +79,16 @@ pub fn overhead(
 }
 
 /// Rows of zeros, for a decoder that must have some.
-fn output(sample: &Sample, hidden: usize) -> Result<EncoderOutput, ProfileError> {
-    let rows = vec![0.0; sample.input.n_tokens as usize * hidden];
-    let item = sample.described(Modality::Audio, hidden);
+fn sealed(item: EncodedItem) -> Result<EncoderOutput, ProfileError> {
+    let rows = vec![0.0; item.n_tokens as usize * item.hidden as usize];
     EncoderOutput::seal(item, from_f32(&rows, DType::F32)).map_err(|e| ProfileError::Sequence(e.to_string()))
 }
 
 struct Run<'a> {
     engine: Engine,
     model: &'a Model,
-    output: Option<EncoderOutput>,
+    /// Outputs of the item that each sequence must have; none: it needs no item.
+    outputs: Vec<EncoderOutput>,
     forward_ns: Arc<AtomicU64>,
     /// Times from a step to the next one, in microseconds.
     between: Vec<f64>,
@@ -105,7 +102,7 @@ impl Run<'_> {
         for _ in 0..n {
             let arrival = self.arrival(n_tokens, now)?;
             refused(&self.engine.handle(Event::Add(Box::new(arrival)), now))?;
-            if let Some(output) = &self.output {
+            for output in &self.outputs {
                 let ready = Event::ItemReady { key: output.item().key, output: output.clone() };
                 refused(&self.engine.handle(ready, now))?;
             }
@@ -133,7 +130,7 @@ impl Run<'_> {
 
     fn arrival(&mut self, n_tokens: u32, now: Instant) -> Result<SequenceRequest, ProfileError> {
         let failed = |e: &dyn std::fmt::Display| ProfileError::Sequence(e.to_string());
-        let items: Vec<EncodedItem> = self.output.iter().map(|o| o.item().clone()).collect();
+        let items: Vec<EncodedItem> = self.outputs.iter().map(|o| o.item().clone()).collect();
         // The family lays out its own start.
         let tokens = if items.is_empty() { (10..26).collect() } else { Vec::new() };
         let prompt = Prompt::Singleton(TextOrTokens::Tokens(tokens));

@@ -8,12 +8,6 @@ use triptych_models::error::ItemError;
 /// A measurement that failed.
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    /// A model in which several towers read the same item: curves have one encoder of a kind of items.
-    #[error("the model has the towers {towers}, and cost curves are of one encoder for each kind of items")]
-    Towers {
-        /// Their names.
-        towers: String,
-    },
     /// The model cannot be loaded or computed.
     #[error(transparent)]
     Model(#[from] ModelError),

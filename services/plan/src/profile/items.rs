@@ -9,8 +9,9 @@ use crate::curves::{ItemPoint, Point};
 use triptych_bench::media::Media;
 use triptych_bench::offered::{ItemShape, OfferedItem};
 use triptych_core::limits::Limits;
-use triptych_core::{ContentKey, DType, EncodedItem, Fingerprint, ItemForm, ItemOptions, Modality};
-use triptych_models::Model;
+use triptych_core::{
+    ContentKey, DType, EncodedItem, EncoderId, Fingerprint, ItemForm, ItemOptions, Modality,
+};
 use triptych_models::preprocess::{EncoderInput, Preprocess};
 
 /// One size of item: what it becomes, and what becoming that takes.
@@ -33,11 +34,11 @@ impl Sample {
     }
 
     /// Its description, as an encoder of such rows would publish it.
-    pub fn described(&self, modality: Modality, hidden: usize) -> EncodedItem {
+    pub fn described(&self, encoder: EncoderId, hidden: usize) -> EncodedItem {
         EncodedItem {
-            key: ContentKey::from_bytes([7; 32]),
+            key: ContentKey::from_bytes([7 + encoder.tower.0; 32]),
             fingerprint: Fingerprint::from_bytes([0; 32]),
-            modality,
+            modality: encoder.modality,
             n_tokens: self.input.n_tokens,
             hidden: u32::try_from(hidden).unwrap_or(u32::MAX),
             dtype: DType::F32,
@@ -67,18 +68,17 @@ fn sizes(modality: Modality, extent: Extent) -> &'static [u32] {
     }
 }
 
-/// Makes and preprocesses an item of each size that the model reads.
+/// Makes and preprocesses an item of each size that an encoder reads.
 pub fn samples(
-    model: &Model,
+    preprocess: &dyn Preprocess,
     modality: Modality,
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<Vec<Sample>, ProfileError> {
-    let preprocess = model.preprocess();
     let files: Vec<(u32, Vec<u8>)> =
         sizes(modality, settings.extent).iter().map(|&size| (size, item_file(modality, size))).collect();
     let read = |size: u32, bytes: &[u8]| {
-        let input = read(preprocess.as_ref(), modality, bytes);
+        let input = read(preprocess, modality, bytes);
         input.map_err(|source| ProfileError::Item { what: format!("{modality} of size {size}"), source })
     };
     let mut readable = Vec::new();

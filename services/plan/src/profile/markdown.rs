@@ -26,6 +26,11 @@ pub fn warning(busy: Busy) -> String {
     )
 }
 
+/// A tower's name behind a stage; nothing where there are no others.
+fn of_tower(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!(" by {name}") }
+}
+
 fn ms(us: f64) -> String {
     let ms = us / 1e3;
     if ms < 10.0 { format!("{ms:.3}") } else { format!("{ms:.1}") }
@@ -52,12 +57,20 @@ fn head(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
 }
 
 fn compute(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
-    writeln!(page, "| encode: items | output tokens | p50 ms | p95 ms | tokens/s |\n|---|---|---|---|---|")?;
-    for p in &curves.encode {
-        let rate = p.tokens as f64 / p.p50_us.max(1e-3) * 1e6;
-        writeln!(page, "| {} | {} | {} | {} | {rate:.0} |", p.items, p.tokens, ms(p.p50_us), ms(p.p95_us))?;
+    for encoder in curves.encoders() {
+        let name = of_tower(encoder.name);
+        writeln!(
+            page,
+            "| encode{name}: items | output tokens | p50 ms | p95 ms | tokens/s |\n|---|---|---|---|---|"
+        )?;
+        for p in encoder.encode {
+            let rate = p.tokens as f64 / p.p50_us.max(1e-3) * 1e6;
+            let (p50, p95) = (ms(p.p50_us), ms(p.p95_us));
+            writeln!(page, "| {} | {} | {p50} | {p95} | {rate:.0} |", p.items, p.tokens)?;
+        }
+        page.push('\n');
     }
-    page.push_str("\n| step: prompt tokens | keys they attend to | decodes | keys they attend to | projected rows | p50 ms | p95 ms |\n|---|---|---|---|---|---|---|\n");
+    page.push_str("| step: prompt tokens | keys they attend to | decodes | keys they attend to | projected rows | p50 ms | p95 ms |\n|---|---|---|---|---|---|---|\n");
     for p in &curves.step {
         writeln!(
             page,
@@ -91,7 +104,10 @@ fn compute(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
 
 fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     let store = &curves.measured.store;
-    points(page, "preprocess: pixels, milliseconds or token ids", &curves.preprocess)?;
+    for encoder in curves.encoders() {
+        let what = format!("preprocess{}: pixels, milliseconds or token ids", of_tower(encoder.name));
+        points(page, &what, encoder.preprocess)?;
+    }
     points(page, &format!("publish to {store}: bytes"), &curves.publish)?;
     points(page, &format!("load from {store}: bytes"), &curves.load)?;
     if curves.api.is_some() {

@@ -6,28 +6,36 @@ use triptych_core::{EncodedItem, ItemIdx};
 use triptych_models::Model;
 use triptych_models::prompt::PreparedSequence;
 
-/// Layout of a chat with `item` before its text. A family without chats begins with its own start, with the item in
-/// its encoder.
-pub fn layout(model: &Model, item: Option<EncodedItem>) -> PromptSpec {
-    let items: Vec<EncodedItem> = item.into_iter().collect();
+/// Layout of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Tokens of the template, and the place of the items.
+    pub spec: PromptSpec,
+    /// Number of the output of an item that is cross-attended to.
+    pub cross: Option<usize>,
+}
+
+/// Layout of a chat with an item before its text, of which each tower has an output in `outputs`. A family without chats begins
+/// with its own start, with the item in its encoder.
+pub fn layout(model: &Model, outputs: &[EncodedItem]) -> Layout {
     let prepared = |prompt: Prompt, items: &[EncodedItem]| {
         model.prompts().prepare(&prompt, items).ok().and_then(|all| all.into_iter().next())
     };
     let chat = |text: &str, items: &[EncodedItem]| {
-        let parts = (0..items.len() as u32).map(|i| MessagePart::Item(ItemIdx(i)));
-        let parts = parts.chain([MessagePart::Text(text.to_owned())]).collect();
+        let item = (!items.is_empty()).then_some(MessagePart::Item(ItemIdx(0)));
+        let parts = item.into_iter().chain([MessagePart::Text(text.to_owned())]).collect();
         prepared(Prompt::Chat(vec![Message { role: Role::User, parts }].into()), items)
     };
-    if let (Some(one), Some(other)) = (chat("a", &items), chat("b", &items)) {
+    if let (Some(one), Some(other)) = (chat("a", outputs), chat("b", outputs)) {
         return between(&one, &other, chat("a", &[]).as_ref());
     }
-    let start = prepared(Prompt::Singleton(TextOrTokens::Tokens(Vec::new())), &items);
+    let start = prepared(Prompt::Singleton(TextOrTokens::Tokens(Vec::new())), outputs);
     let before = start.map_or(0, |start| start.tokens.len() as u32);
-    PromptSpec { before, around_item: 0, after: 0, items: ItemsAt::Cross }
+    Layout { spec: PromptSpec { before, around_item: 0, after: 0, items: ItemsAt::Cross }, cross: Some(0) }
 }
 
 /// Layout from two prompts with an item and different texts, and from one without an item.
-fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&PreparedSequence>) -> PromptSpec {
+fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&PreparedSequence>) -> Layout {
     let a = &one.tokens;
     let b = &other.tokens;
     let same = |(x, y): &(&u32, &u32)| x == y;
@@ -36,12 +44,14 @@ fn between(one: &PreparedSequence, other: &PreparedSequence, alone: Option<&Prep
     let n_item: u32 = one.spans.iter().map(|span| span.n_tokens).sum();
     let n_alone = alone.map_or(a.len(), |alone| alone.tokens.len()) as u32;
     let around_item = (a.len() as u32).saturating_sub(n_alone + n_item);
-    PromptSpec {
+    let cross = one.cross.first().map(|cross| cross.item.0 as usize);
+    let spec = PromptSpec {
         before: n_before.saturating_sub(n_item + around_item),
         around_item,
         after: n_after,
-        items: if one.cross.is_empty() { ItemsAt::Front } else { ItemsAt::Cross },
-    }
+        items: if cross.is_some() && one.spans.is_empty() { ItemsAt::Cross } else { ItemsAt::Front },
+    };
+    Layout { spec, cross }
 }
 
 #[cfg(test)]
@@ -77,7 +87,7 @@ mod tests {
     fn parts_of_a_chat_add_up_to_the_whole() {
         let model = model("shapes-qwen2-vl");
         let image = |side| item(&model, Modality::Image, side);
-        let layout = layout(&model, Some(image(112)));
+        let layout = layout(&model, &[image(112)]).spec;
         assert_eq!(layout.items, ItemsAt::Front);
         assert!(layout.before > 0 && layout.after > 0 && layout.around_item >= 2, "{layout:?}");
         // A text of two tokens, of two items: what the layout was not made of.
@@ -95,7 +105,8 @@ mod tests {
     #[test]
     fn an_item_in_the_encoder_is_no_part_of_the_prompt() {
         let model = model("digits-whisper");
-        let layout = layout(&model, Some(item(&model, Modality::Audio, 1000)));
+        let Layout { spec: layout, cross } = layout(&model, &[item(&model, Modality::Audio, 1000)]);
+        assert_eq!(cross, Some(0));
         assert_eq!((layout.items, layout.around_item), (ItemsAt::Cross, 0));
         assert!(layout.before > 0, "{layout:?}");
     }

@@ -1,7 +1,7 @@
 //! The encodes of the proxy: the actions of [`triptych_proxy::request_machine::encodes`], answered by a store and by workers
 //! whose times are drawn from curves.
 
-use super::prompts::{described, modality_of};
+use super::output::Output;
 use super::proxy::{InFlight, Proxy, StoreQuestion, Waiting};
 use super::request::{ItemState, Job, JobEnd};
 use super::source::Source;
@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use triptych_core::lifetime::{ItemSource, StageTimes};
-use triptych_core::{ContentKey, Failure, FailureClass, Fingerprint, ItemIdx, TowerIdx, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, WorkerId};
 use triptych_proxy::Roles;
 use triptych_proxy::decisions::elastic::choose_elastic;
 use triptych_proxy::decisions::in_time;
@@ -31,19 +31,18 @@ impl World<'_> {
     pub(super) fn subscribe(&mut self, r: usize, i: usize, origin: Origin) {
         let (now, due) = (self.now(), self.deadline_of(r));
         let request = &mut self.requests[r];
-        let (modality, placed) = (modality_of(&request.offered.items[i]), request.placed);
-        let (key, sized) = (request.items[i].key, request.items[i].sized);
-        let (fingerprint, tower) = (Fingerprint::from_bytes([1; 32]), TowerIdx::default());
-        let wanted = Wanted { key, fingerprint, modality, tower };
+        let (output, placed) = (request.items[i].output, request.placed);
+        // As the product asks for a named output.
+        let origin = if request.items[i].is_stored { Origin::Stored } else { origin };
+        let Output { key, modality, tower, .. } = output;
+        let wanted = Wanted { key, fingerprint: output.fingerprint(), modality, tower };
         let (model, tower_name) = (self.proxy.model.clone(), Default::default());
         let target = EncodeTarget { model, wanted, tower_name, origin };
         let subscribed = self.proxy.encodes.subscribe(target, due, &mut self.proxy.budget, now);
         let id = subscribed.id;
         request.items[i].state = ItemState::InFlight(id);
         let in_flight = self.proxy.in_flight.entry(id).or_insert_with(|| InFlight {
-            key,
-            modality,
-            sized,
+            output,
             waiting: Vec::new(),
             placed,
             chosen: None,
@@ -86,8 +85,8 @@ impl World<'_> {
     /// The store has answered.
     pub(super) fn store_answers(&mut self, id: EncodeId, question: StoreQuestion) {
         let Some(in_flight) = self.proxy.in_flight.get_mut(&id) else { return };
-        let (key, modality, tokens) = (in_flight.key, in_flight.modality, in_flight.sized.tokens);
-        let mut found = || self.store.has(&key).then(|| described(key, modality, tokens));
+        let (output, key) = (in_flight.output, in_flight.output.key);
+        let mut found = || self.store.has(&key).then(|| output.described());
         let event = match question {
             StoreQuestion::Probe => EncodeEvent::Probed(found()),
             StoreQuestion::Wait => EncodeEvent::Waited(Some(found())),
@@ -119,7 +118,7 @@ impl World<'_> {
             return self.wake_encode(id);
         }
         if let Some(in_flight) = self.proxy.in_flight.remove(&id) {
-            self.serve_loaders(in_flight.key);
+            self.serve_loaders(in_flight.output.key);
         }
     }
 
@@ -168,7 +167,7 @@ impl World<'_> {
     fn release(&mut self, id: EncodeId) {
         let Some(in_flight) = self.proxy.in_flight.get_mut(&id) else { return };
         if std::mem::take(&mut in_flight.holds_lease) {
-            self.proxy.leases.remove(&in_flight.key);
+            self.proxy.leases.remove(&in_flight.output.key);
         }
     }
 
@@ -176,9 +175,9 @@ impl World<'_> {
     fn admit(&self, id: EncodeId, due: Instant) -> Result<(), Failure> {
         let (now, proxy) = (self.now(), &self.proxy);
         let Some(in_flight) = proxy.in_flight.get(&id) else { return Ok(()) };
-        let item = proxy.of_item(in_flight.modality, in_flight.sized.bytes);
-        let all: Option<Vec<_>> =
-            proxy.encoder_pool().iter().map(|w| proxy.views[*w].forecast(item, now)).collect();
+        let item = proxy.of_item(in_flight.output);
+        let pool = proxy.encoder_pool(in_flight.output.tower);
+        let all: Option<Vec<_>> = pool.iter().map(|w| proxy.views[*w].forecast(item, now)).collect();
         let best = all.and_then(|all| all.into_iter().min_by_key(|forecast| forecast.end()));
         let left = due.saturating_duration_since(now);
         in_time(best, self.spec.proxy.encode_slo.map_or(left, |slo| slo.min(left)))
@@ -187,8 +186,8 @@ impl World<'_> {
     /// A worker for the next attempt: new ones first, and of those the one at which the request is placed.
     fn choose_for(&mut self, id: EncodeId, tried: &[WorkerId]) -> Option<ChosenWorker> {
         let proxy = &self.proxy;
-        let placed = proxy.in_flight.get(&id)?.placed;
-        let pool = proxy.encoder_pool();
+        let in_flight = proxy.in_flight.get(&id)?;
+        let (placed, pool) = (in_flight.placed, proxy.encoder_pool(in_flight.output.tower));
         let fresh: Vec<_> = pool.iter().copied().filter(|w| !tried.contains(&proxy.ids[*w])).collect();
         let able = if fresh.is_empty() { pool } else { fresh };
         if proxy.roles == Roles::Fixed {
@@ -203,7 +202,8 @@ impl World<'_> {
     /// An encoder worker that has not had the job. A PD worker has its own work.
     fn choose_spare(&mut self, id: EncodeId, tried: &[WorkerId]) -> Option<ChosenWorker> {
         let proxy = &self.proxy;
-        let spare = proxy.encoders.iter().copied().filter(|w| !tried.contains(&proxy.ids[*w]));
+        let encoders = proxy.encoders_of(proxy.in_flight.get(&id)?.output.tower);
+        let spare = encoders.into_iter().filter(|w| !tried.contains(&proxy.ids[*w]));
         let spare: Vec<_> = spare.collect();
         self.choose_among(id, &spare, choose_encoder)
     }
@@ -217,13 +217,14 @@ impl World<'_> {
         let now = self.now();
         let Proxy { views, ids, rng, in_flight, model, encoders, .. } = &mut self.proxy;
         let in_flight = in_flight.get_mut(&id)?;
-        let item = ItemSize { model, encoder: in_flight.modality.into(), bytes: in_flight.sized.bytes };
+        let output = in_flight.output;
+        let item = ItemSize { model, encoder: output.encoder(), bytes: output.sized.bytes };
         let load = |w: &usize| match encoders.contains(w) {
             true => views[*w].encoder_load(&ids[*w], item, now),
             false => views[*w].colocated_load(&ids[*w], item, now),
         };
         let loads: Vec<_> = able.iter().map(load).collect();
-        let choice = choose(&loads, Some(&in_flight.key), rng)?;
+        let choice = choose(&loads, Some(&output.key), rng)?;
         let worker = *able.get(choice.index)?;
         in_flight.chosen = Some(worker);
         let expected = views[worker].forecast(item, now).map(|f| f.queue.saturating_add(f.p95));
@@ -236,20 +237,20 @@ impl World<'_> {
         let Proxy { views, in_flight, model, .. } = &mut self.proxy;
         let Some(in_flight) = in_flight.get_mut(&id) else { return };
         let Some(worker) = in_flight.chosen.take() else { return };
-        let item = ItemSize { model, encoder: in_flight.modality.into(), bytes: in_flight.sized.bytes };
+        let output = in_flight.output;
+        let item = ItemSize { model, encoder: output.encoder(), bytes: output.sized.bytes };
         let forecast = views[worker].forecast(item, instant);
         let work = Sent { n: 1, encode_us: views[worker].cost_us(item), tokens: 0 };
         let epoch = views[worker].give(work);
         let job = self.n_jobs;
         self.n_jobs += 1;
         in_flight.jobs.insert(attempt, job);
-        let (key, asker) = (in_flight.key, in_flight.waiting.first().map(|waiting| waiting.request));
+        let (key, asker) = (output.key, in_flight.waiting.first().map(|waiting| waiting.request));
         let job_of = Job {
             encode: id,
             attempt,
             worker,
-            key,
-            sized: in_flight.sized,
+            output,
             asker,
             epoch,
             work,
@@ -273,11 +274,12 @@ impl World<'_> {
     /// The proxy hears what a job's output will be.
     pub(super) fn announced(&mut self, job: JobId) {
         let Some(job) = self.jobs.get(&job).filter(|job| !job.cancelled) else { return };
-        let (id, attempt, tokens) = (job.encode, job.attempt, job.sized.tokens);
+        let (id, attempt, tokens) = (job.encode, job.attempt, job.output.sized.tokens);
         let Proxy { views, in_flight, model, .. } = &self.proxy;
         let Some(in_flight) = in_flight.get(&id) else { return };
-        let p95 = views[job.worker].p95_of_tokens(job.forecast, (model, in_flight.modality.into()), tokens);
-        let item = described(in_flight.key, in_flight.modality, tokens);
+        let encoder = in_flight.output.encoder();
+        let p95 = views[job.worker].p95_of_tokens(job.forecast, (model, encoder), tokens);
+        let item = in_flight.output.described();
         self.encode_on(id, EncodeEvent::Announced { attempt, item, peers: Vec::new(), p95 });
     }
 
@@ -307,7 +309,7 @@ impl World<'_> {
                 in_flight.kept = kept;
                 let requests: BTreeSet<_> = in_flight.waiting.iter().map(|one| one.request).collect();
                 requests.into_iter().for_each(|r| self.requests[r].waited_for(times));
-                let item = described(in_flight.key, in_flight.modality, in_flight.sized.tokens);
+                let item = in_flight.output.described();
                 let (times, peers, holders) = (StageTimes::default(), Vec::new(), Vec::new());
                 let (source, belief) = (ItemSource::Encoded, Belief::Made);
                 Ok(Encoded { item, source, times, peers, holders, belief, at: now })

@@ -2,15 +2,15 @@
 //! of costs are the encoder's own code.
 
 use super::event_queue::Nanos;
-use super::prompts::{described, sealed};
+use super::prompts::sealed;
 use super::request::{Job, JobEnd, JobTimes};
 use super::store::Transfer;
-use super::worker::{Batch, JobId, LoadStage, Task, TurnTaking};
+use super::worker::{Batch, EncoderSide, JobId, LoadStage, Task, TowerQueue, TurnTaking};
 use super::world::{Event, World};
 use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
-use triptych_core::{Modality, RequestId};
+use triptych_core::{RequestId, TowerIdx};
 use triptych_encoder::n_in_batch;
 use triptych_encoder::order::JobOwner;
 
@@ -19,7 +19,8 @@ impl World<'_> {
     pub(super) fn job_arrives(&mut self, id: JobId) {
         let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let (w, key, bytes, asker) = (job.worker, job.key, job.sized.bytes, job.asker);
+        let (w, output, asker) = (job.worker, job.output, job.asker);
+        let key = output.key;
         job.since = now;
         if job.cancelled {
             return self.drop_job(id);
@@ -33,13 +34,13 @@ impl World<'_> {
             return self.tell(id, JobEnd::Full);
         }
         encoder.n_jobs += 1;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(output.sized.bytes).unwrap_or(usize::MAX);
         let owner = JobOwner {
             request: asker.map(|r| RequestId::from_bits(r as u128)),
             priority: 0,
             arrived: Duration::from_nanos(now),
         };
-        let ticket = encoder.load.admit(&model, Modality::Image, bytes, owner);
+        let ticket = encoder.load.admit(&model, output.encoder(), bytes, owner);
         encoder.raw.push_back(id);
         if let Some(job) = self.jobs.get_mut(&id) {
             job.ticket = Some(ticket);
@@ -55,11 +56,12 @@ impl World<'_> {
         self.queue.after(hop, Event::Announced(id));
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.kept = true;
-        let (key, tokens, w) = (job.key, job.sized.tokens, job.worker);
-        if self.store.has(&key) {
+        let (output, w) = (job.output, job.worker);
+        if self.store.has(&output.key) {
             return self.tell(id, JobEnd::Ready);
         }
-        let spread = self.workers[w].costs.publish(self.workers[w].costs.row_bytes(tokens));
+        let costs = &self.workers[w].costs;
+        let spread = costs.publish(output.bytes(costs));
         self.transfer(Transfer::Publish(id), spread);
     }
 
@@ -75,9 +77,9 @@ impl World<'_> {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.times.queue += now - job.since;
             job.since = now;
-            let item = job.sized;
+            let output = job.output;
             encoder.n_preprocessing += 1;
-            let work = self.draw(self.workers[w].costs.preprocess(item));
+            let work = self.draw(self.workers[w].costs.encoder(output.tower).preprocess(output.sized));
             self.workers[w].used.encode += work as f64;
             self.compute(w, Task::Preprocess(id), (work, 1.0));
         }
@@ -89,7 +91,8 @@ impl World<'_> {
         if let Some(encoder) = &mut self.workers[w].encoder {
             encoder.n_preprocessing -= 1;
         }
-        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.sized.tokens)) {
+        let tower = self.jobs.get(&id).map(|job| job.output.tower);
+        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.output.sized.tokens)) {
             self.span(w, Stage::Preprocess, (since, 1, tokens.into()));
         }
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -100,54 +103,63 @@ impl World<'_> {
                 self.drop_job(id);
             } else {
                 if let Some(ticket) = &job.ticket {
-                    ticket.sized(job.sized.tokens);
+                    ticket.sized(job.output.sized.tokens);
                 }
                 if let Some(encoder) = &mut self.workers[w].encoder {
-                    encoder.ready.push_back(id);
+                    encoder.tower(job.output.tower).ready.push_back(id);
                 }
                 self.queue.after(hop, Event::Announced(id));
             }
         }
         self.preprocess(w);
-        self.batch(w);
+        if let Some(tower) = tower {
+            self.batch(w, tower);
+        }
         self.report_soon(w);
     }
 
-    /// Begins a forward if none is under way.
-    fn batch(&mut self, w: usize) {
+    /// Begins a forward of a tower if none of it is under way: each has a thread of its own.
+    fn batch(&mut self, w: usize, tower: TowerIdx) {
         let Some(encoder) = &mut self.workers[w].encoder else { return };
-        if encoder.running.is_some() {
+        let limits = encoder.spec.batch;
+        let TowerQueue { ready, running } = encoder.tower(tower);
+        if running.is_some() {
             return;
         }
         let ticket = |id: &JobId| self.jobs.get(id).and_then(|job| job.ticket.as_ref());
-        if encoder.ready.len() > 1
-            && let Some(ranks) =
-                encoder.ready.iter().find_map(ticket).map(|job| job.ranks(encoder.spec.batch.order))
+        if ready.len() > 1
+            && let Some(ranks) = ready.iter().find_map(ticket).map(|job| job.ranks(limits.order))
         {
             let rank = |id: &JobId| ticket(id).and_then(|job| ranks.of(job));
-            encoder.ready.make_contiguous().sort_by_cached_key(rank);
+            ready.make_contiguous().sort_by_cached_key(rank);
         }
         let sizes: Vec<u32> =
-            encoder.ready.iter().map(|id| self.jobs.get(id).map_or(0, |job| job.sized.tokens)).collect();
-        let n = n_in_batch(sizes.iter().map(|n| *n as usize), encoder.spec.batch);
+            ready.iter().map(|id| self.jobs.get(id).map_or(0, |job| job.output.sized.tokens)).collect();
+        let n = n_in_batch(sizes.iter().map(|n| *n as usize), limits);
         if n == 0 {
             return;
         }
-        let jobs: Vec<JobId> = encoder.ready.drain(..n).collect();
+        let jobs: Vec<JobId> = ready.drain(..n).collect();
         let shape = BatchShape::of(sizes[..n].iter().copied());
         let costs = self.costs_now(w);
-        let work = self.draw(costs.encode(shape));
-        self.begin_forward(w, jobs, (shape, work));
+        let work = self.draw(costs.encoder(tower).encode(shape));
+        self.begin_forward((w, tower), jobs, (shape, work));
         self.report_soon(w);
     }
 
-    fn begin_forward(&mut self, w: usize, jobs: Vec<JobId>, (shape, work): (BatchShape, Nanos)) {
+    fn begin_forward(
+        &mut self,
+        (w, tower): (usize, TowerIdx),
+        jobs: Vec<JobId>,
+        (shape, work): (BatchShape, Nanos),
+    ) {
         let now = self.queue.now();
         for id in &jobs {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.times.queue += now - job.since;
                 job.since = now;
-                job.share = (work as f64 * f64::from(job.sized.tokens) / shape.tokens.max(1) as f64) as Nanos;
+                job.share =
+                    (work as f64 * f64::from(job.output.sized.tokens) / shape.tokens.max(1) as f64) as Nanos;
                 if let Some(ticket) = &job.ticket {
                     ticket.started();
                 }
@@ -162,17 +174,17 @@ impl World<'_> {
         match &mut worker.turns {
             None => {
                 if let Some(encoder) = &mut worker.encoder {
-                    encoder.running = Some(batch);
+                    encoder.tower(tower).running = Some(batch);
                 }
-                self.compute(w, Task::Forward, (work, threads));
+                self.compute(w, Task::Forward(tower), (work, threads));
             }
             Some(TurnTaking { turns, .. }) => {
-                batch.parts = parts(shape.tokens, work, worker.costs.curves().encode_parts);
+                batch.parts = parts(shape.tokens, work, worker.costs.encoder(tower).encode_parts);
                 batch.compute_id = turns.new_id();
                 let first = batch.parts.front().map_or(0, |part| part.0);
                 turns.ask_part(batch.compute_id, first);
                 if let Some(encoder) = &mut worker.encoder {
-                    encoder.running = Some(batch);
+                    encoder.tower(tower).running = Some(batch);
                 }
                 self.take_turns(w);
             }
@@ -185,13 +197,9 @@ impl World<'_> {
         let worker = &mut self.workers[w];
         let threads = worker.threads();
         let Some(taking) = &mut worker.turns else { return };
-        if let Some(batch) = worker.encoder.as_mut().and_then(|encoder| encoder.running.as_mut())
-            && batch.part.is_none()
-            && taking.turns.take_part(batch.compute_id)
-            && let Some((tokens, work)) = batch.parts.pop_front()
-        {
-            batch.part = Some((tokens, now));
-            return self.compute(w, Task::Forward, (work, threads));
+        let turn = worker.encoder.as_mut().and_then(|encoder| next_part(encoder, taking, now));
+        if let Some((tower, work)) = turn {
+            return self.compute(w, Task::Forward(tower), (work, threads));
         }
         if taking.step_asked && taking.turns.take_step(taking.engine) {
             taking.step_asked = false;
@@ -200,11 +208,12 @@ impl World<'_> {
     }
 
     /// A forward, or a part of one, is done.
-    pub(super) fn forwarded(&mut self, w: usize) {
+    pub(super) fn forwarded(&mut self, w: usize, tower: TowerIdx) {
         let now = self.queue.now();
         let worker = &mut self.workers[w];
         let Some(encoder) = &mut worker.encoder else { return };
-        if let (Some(taking), Some(batch)) = (&mut worker.turns, &mut encoder.running)
+        let queue = encoder.tower(tower);
+        if let (Some(taking), Some(batch)) = (&mut worker.turns, &mut queue.running)
             && let Some((tokens, since)) = batch.part.take()
         {
             taking.turns.end_part(batch.compute_id, tokens, Duration::from_nanos(now - since));
@@ -216,9 +225,9 @@ impl World<'_> {
                 None => taking.turns.end_forward(batch.compute_id),
             }
         }
-        let Some(batch) = encoder.running.take() else { return };
+        let Some(batch) = queue.running.take() else { return };
         let jobs = batch.jobs.iter().filter_map(|id| self.jobs.get(id));
-        let n_tokens = jobs.map(|job| u64::from(job.sized.tokens)).sum();
+        let n_tokens = jobs.map(|job| u64::from(job.output.sized.tokens)).sum();
         self.span(w, Stage::Encode, (batch.began, batch.jobs.len(), n_tokens));
         for id in batch.jobs {
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -227,7 +236,7 @@ impl World<'_> {
             }
             self.publish(w, id);
         }
-        self.batch(w);
+        self.batch(w, tower);
         self.take_turns(w);
         self.report_soon(w);
     }
@@ -239,10 +248,11 @@ impl World<'_> {
             self.leave(id);
             return self.drop_job(id);
         }
-        let (key, tokens) = (job.key, job.sized.tokens);
+        let output = job.output;
+        let key = output.key;
         let advertise = self.workers[w].encoder.as_ref().is_some_and(|encoder| encoder.spec.advertise);
         self.keep(w, id);
-        let bytes = self.workers[w].costs.row_bytes(tokens);
+        let bytes = output.bytes(&self.workers[w].costs);
         let spread = self.workers[w].costs.publish(bytes);
         if !advertise {
             return self.transfer(Transfer::Publish(id), spread);
@@ -257,8 +267,7 @@ impl World<'_> {
     /// Rows stay where they were made.
     fn keep(&mut self, w: usize, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let output = sealed(described(job.key, Modality::Image, job.sized.tokens));
-        let key = job.key;
+        let (output, key) = (sealed(job.output.kept()), job.output.key);
         if let Some(rows) = self.workers[w].rows() {
             rows.insert(output);
         }
@@ -276,8 +285,8 @@ impl World<'_> {
         let now = self.queue.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.times.publish = now - job.since;
-        let (key, tokens, w, kept) = (job.key, job.sized.tokens, job.worker, job.kept);
-        self.store.put(key, self.workers[w].costs.row_bytes(tokens));
+        let (output, w, kept) = (job.output, job.worker, job.kept);
+        self.store.put(output.key, output.bytes(&self.workers[w].costs));
         self.tell_loaders(id);
         if !kept {
             self.done(id);
@@ -289,7 +298,7 @@ impl World<'_> {
     fn tell_loaders(&mut self, id: JobId) {
         let hop = self.hop();
         let Some(job) = self.jobs.get(&id) else { return };
-        let key = job.key;
+        let key = job.output.key;
         for worker in self.store.take_waiting(&key) {
             self.queue.after(hop, Event::Loadable { worker, key });
         }
@@ -298,11 +307,11 @@ impl World<'_> {
     /// The encoder has done its part: it learns what it took.
     fn done(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let Job { times: JobTimes { preprocess, encode, publish, .. }, share, sized, worker, .. } = *job;
+        let Job { times: JobTimes { preprocess, encode, publish, .. }, share, output, worker, .. } = *job;
         let beside = preprocess + publish;
         let of = |nanos: Nanos| Duration::from_nanos(nanos);
         if let Some(ticket) = &job.ticket {
-            ticket.done(sized.tokens, of(beside + share), of(beside + encode));
+            ticket.done(output.sized.tokens, of(beside + share), of(beside + encode));
         }
         self.leave(id);
         self.report_soon(worker);
@@ -330,10 +339,13 @@ impl World<'_> {
         job.cancelled = true;
         let w = job.worker;
         let Some(encoder) = &mut self.workers[w].encoder else { return };
-        let before = encoder.raw.len() + encoder.ready.len();
+        let ready = &mut encoder.tower(job.output.tower).ready;
+        let n_ready = ready.len();
+        ready.retain(|job| *job != id);
+        let was_ready = ready.len() < n_ready;
+        let n_raw = encoder.raw.len();
         encoder.raw.retain(|job| *job != id);
-        encoder.ready.retain(|job| *job != id);
-        if encoder.raw.len() + encoder.ready.len() < before {
+        if was_ready || encoder.raw.len() < n_raw {
             self.leave(id);
             self.drop_job(id);
             self.report_soon(w);
@@ -344,6 +356,21 @@ impl World<'_> {
     pub(super) fn drop_job(&mut self, id: JobId) {
         self.jobs.remove(&id);
     }
+}
+
+/// The part of a forward that has its turn now, with its tower and its time.
+fn next_part(encoder: &mut EncoderSide, taking: &mut TurnTaking, now: Nanos) -> Option<(TowerIdx, Nanos)> {
+    let running = encoder.towers().filter_map(|(tower, queue)| Some((tower, queue.running.as_mut()?)));
+    for (tower, batch) in running {
+        if batch.part.is_none()
+            && taking.turns.take_part(batch.compute_id)
+            && let Some((tokens, work)) = batch.parts.pop_front()
+        {
+            batch.part = Some((tokens, now));
+            return Some((tower, work));
+        }
+    }
+    None
 }
 
 /// A forward in parts of about equal cost, each worth its share of the output tokens.

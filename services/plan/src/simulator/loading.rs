@@ -1,11 +1,12 @@
 //! Encoder outputs on their way to a PD worker: waited for, queued, under way, here.
 
-use super::prompts::{described, sealed};
-use super::request::ns;
+use super::output::Output;
+use super::prompts::sealed;
+use super::request::{Request, ns};
 use super::store::Transfer;
-use super::worker::{Command, LoadStage};
+use super::worker::{Command, LoadStage, PdSide};
 use super::world::{AnswerEnd, Event, World};
-use triptych_core::{ContentKey, ItemIdx, Modality};
+use triptych_core::{ContentKey, ItemIdx};
 
 impl World<'_> {
     pub(super) fn want(&mut self, w: usize, key: ContentKey) {
@@ -41,7 +42,7 @@ impl World<'_> {
         let Some(pd) = &mut self.workers[w].pd else { return };
         pd.loading.remove(&key);
         let requests = pd.requests.iter().map(|(sequence, r)| (*sequence, *r));
-        let needs = |r: usize| self.requests[r].items.iter().position(|item| item.key == key);
+        let needs = |r: usize| self.requests[r].items.iter().position(|item| item.output.key == key);
         let mut lost: Vec<_> = requests.filter_map(|(sequence, r)| Some((sequence, needs(r)?))).collect();
         // The map has no order, and a run must be the same again.
         lost.sort_unstable();
@@ -68,11 +69,7 @@ impl World<'_> {
                 return;
             }
             let Some(key) = pd.load_queue.pop_front() else { return };
-            let tokens = pd
-                .requests
-                .values()
-                .find_map(|r| self.requests[*r].items.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
-            let Some(tokens) = tokens else {
+            let Some(output) = output_of(&self.requests, pd, key) else {
                 // No request wants it any more.
                 pd.loading.remove(&key);
                 continue;
@@ -80,7 +77,7 @@ impl World<'_> {
             pd.n_loading += 1;
             pd.loading.insert(key, LoadStage::Coming);
             self.items.loads += 1;
-            self.transfer(Transfer::Load { worker: w, key }, costs.load(costs.row_bytes(tokens)));
+            self.transfer(Transfer::Load { worker: w, key }, costs.load(output.bytes(costs)));
         }
     }
 
@@ -89,12 +86,8 @@ impl World<'_> {
         let Some(pd) = &mut self.workers[w].pd else { return };
         pd.n_loading -= 1;
         pd.loading.remove(&key);
-        let tokens = pd
-            .requests
-            .values()
-            .find_map(|r| self.requests[*r].items.iter().find(|p| p.key == key).map(|p| p.sized.tokens));
-        if let Some(tokens) = tokens {
-            pd.rows.insert(sealed(described(key, Modality::Image, tokens)));
+        if let Some(output) = output_of(&self.requests, pd, key) {
+            pd.rows.insert(sealed(output.kept()));
             self.workers[w].reports.rows_changed = true;
             self.deliver(w, key);
         }
@@ -107,10 +100,16 @@ impl World<'_> {
         let Some(pd) = &self.workers[w].pd else { return };
         for r in pd.requests.values() {
             let request = &mut self.requests[*r];
-            if request.items.iter().any(|place| place.key == key) {
+            if request.items.iter().any(|place| place.output.key == key) {
                 request.stages.load = request.stages.load.max(ns(now.saturating_sub(request.ready_at)));
             }
         }
         self.command(w, Command::Item(key));
     }
+}
+
+/// The output of a key that a request at the worker has.
+fn output_of(requests: &[Request], pd: &PdSide, key: ContentKey) -> Option<Output> {
+    let mut items = pd.requests.values().flat_map(|r| &requests[*r].items);
+    items.find(|item| item.output.key == key).map(|item| item.output)
 }

@@ -1,12 +1,13 @@
 //! Prompts of requests: made-up text, and items in their places. Content that repeats in the workload repeats here:
 //! the same content is the same key, and a conversation that goes on begins with what was said.
 
+use super::output::ROW_BYTES;
 use super::spec::{ItemsAt, PromptSpec};
 use crate::curves::VOCAB;
 use std::sync::Arc;
 use triptych_bench::offered::{ConversationTurn, ItemShape, Offered, OfferedItem, TextBlocks};
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
-use triptych_core::{ContentKey, DType, EncodedItem, EncoderOutput, Extent, Fingerprint, ItemIdx, Modality};
+use triptych_core::{ContentKey, EncodedItem, EncoderOutput, ItemIdx, Modality, TowerIdx};
 use triptych_models::prompt::{CrossInput, ItemSpan, OutputKind, PreparedSequence};
 use triptych_models::rules::LogitRules;
 
@@ -53,18 +54,29 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 33)
 }
 
-/// The key of an item: of its content and shape, and of nothing else.
-pub(super) fn key_of(item: &OfferedItem) -> ContentKey {
+/// The key of an item's output: of its content and shape, and of the tower.
+pub(super) fn key_of(item: &OfferedItem, tower: TowerIdx) -> ContentKey {
     let (kind, a, b) = match item.shape {
         ItemShape::Image { width, height } => (1_u32, width, height),
         ItemShape::Audio { millis } => (2, millis, 0),
     };
     let mut bytes = [0; 32];
-    let parts = [mix(item.content), item.content, u64::from(kind) << 32 | u64::from(a), u64::from(b)];
+    let parts = [
+        mix(item.content),
+        item.content,
+        u64::from(kind) << 32 | u64::from(a),
+        u64::from(tower.0) << 32 | u64::from(b),
+    ];
     for (place, part) in bytes.chunks_exact_mut(8).zip(parts) {
         place.copy_from_slice(&part.to_le_bytes());
     }
     ContentKey::from_bytes(bytes)
+}
+
+/// True if an item is among those of which the store has the outputs from the start, a given part of all.
+pub(super) fn is_stored(item: &OfferedItem, part: f64) -> bool {
+    // Other bits than those that the text of a request is made of.
+    ((mix(item.content ^ 0x5107_ed00) >> 11) as f64) < part * (1_u64 << 53) as f64
 }
 
 /// The item's modality.
@@ -75,26 +87,9 @@ pub(super) fn modality_of(item: &OfferedItem) -> Modality {
     }
 }
 
-/// An output of so many rows, each of one element: what the engine needs to know of it, without what it computes with.
-pub(super) fn described(key: ContentKey, modality: Modality, n_tokens: u32) -> EncodedItem {
-    EncodedItem {
-        key,
-        fingerprint: Fingerprint::from_bytes([1; 32]),
-        modality,
-        n_tokens,
-        hidden: 1,
-        dtype: DType::Bf16,
-        extent: Extent::Tokens,
-        checksum: [0; 32],
-    }
-}
-
-/// Bytes of such a row.
-pub(super) const ROW_BYTES: usize = 2;
-
-/// Its rows, all of them nothing.
+/// An output whose rows are all nothing.
 pub(super) fn sealed(item: EncodedItem) -> EncoderOutput {
-    let rows: Arc<[u8]> = vec![0; item.n_tokens as usize * ROW_BYTES].into();
+    let rows: Arc<[u8]> = vec![0; item.n_tokens as usize * item.hidden as usize * ROW_BYTES].into();
     EncoderOutput::seal(item, rows).expect("as many bytes as the description says")
 }
 
@@ -142,21 +137,36 @@ fn letters(stream: &Stream, places: std::ops::Range<u32>) -> String {
     places.flat_map(token).collect()
 }
 
-/// A prompt as a PD worker lays it out, of items with so many tokens each, and where in the text's stream the answer
-/// goes on.
-pub(super) fn laid_out(offered: &Offered, n_tokens: &[u32], spec: &PromptSpec) -> (PreparedSequence, u32) {
+/// Rows of an output, and whether they are cross-attended to whatever stands among the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OutputRows {
+    pub(super) n: u32,
+    pub(super) is_cross_attended: bool,
+}
+
+/// A prompt as a PD worker lays it out, of items with as many outputs each as there are towers, and where in the text's
+/// stream the answer goes on.
+pub(super) fn laid_out(
+    offered: &Offered,
+    outputs: &[OutputRows],
+    spec: &PromptSpec,
+) -> (PreparedSequence, u32) {
+    let n_towers = (outputs.len() / offered.items.len().max(1)).max(1);
+    let n_items = outputs.len() / n_towers;
+    let is_cross = |output: &OutputRows| spec.items == ItemsAt::Cross || output.is_cross_attended;
     let mut writer = Writer { stream: Stream::of(offered), tokens: Vec::new(), place: 0, spans: Vec::new() };
     writer.template(spec.before);
     let turns = turns(offered);
     let mut item = 0;
     for (i, turn) in turns.iter().enumerate() {
-        let items = item..(item + turn.n_items as usize).min(n_tokens.len());
+        let items = item..(item + turn.n_items as usize).min(n_items);
         item = items.end;
         if spec.items == ItemsAt::Back {
             writer.text(turn.text_tokens);
         }
         for i in items.filter(|_| spec.items != ItemsAt::Cross) {
-            writer.item(i, n_tokens[i], spec.around_item);
+            let outputs = outputs.iter().enumerate().skip(i * n_towers).take(n_towers);
+            writer.item(outputs.filter(|(_, output)| !is_cross(output)), spec.around_item);
         }
         if spec.items != ItemsAt::Back {
             writer.text(turn.text_tokens);
@@ -168,9 +178,14 @@ pub(super) fn laid_out(offered: &Offered, n_tokens: &[u32], spec: &PromptSpec) -
     }
     let Writer { tokens, place, spans, .. } = writer;
     let n = tokens.len() as u32;
-    let cross = n_tokens.iter().take(1).filter(|_| spec.items == ItemsAt::Cross);
-    let cross = cross.map(|n| CrossInput { item: ItemIdx(0), first_row: 0, n_rows: *n, first_token: 0 });
-    let cross = cross.collect();
+    let cross = outputs.iter().enumerate().find(|(_, output)| is_cross(output));
+    let cross = cross.map(|(i, output)| CrossInput {
+        item: ItemIdx(i as u32),
+        first_row: 0,
+        n_rows: output.n,
+        first_token: 0,
+    });
+    let cross = cross.into_iter().collect();
     let prepared = PreparedSequence {
         // A prompt without a token cannot be answered.
         tokens: if tokens.is_empty() { vec![0] } else { tokens },
@@ -205,12 +220,15 @@ impl Writer {
         self.place += n;
     }
 
-    /// An item, with half of what the template puts around it before it.
-    fn item(&mut self, i: usize, n_tokens: u32, around: u32) {
+    /// An item's outputs, with half of what the template puts around it before it.
+    fn item<'a>(&mut self, outputs: impl Iterator<Item = (usize, &'a OutputRows)>, around: u32) {
         self.template(around / 2);
-        let first_token = self.tokens.len() as u32;
-        self.spans.push(ItemSpan { item: ItemIdx(i as u32), first_row: 0, first_token, n_tokens });
-        self.tokens.extend((0..n_tokens).map(|_| 0));
+        for (i, output) in outputs {
+            let first_token = self.tokens.len() as u32;
+            let (item, n_tokens) = (ItemIdx(i as u32), output.n);
+            self.spans.push(ItemSpan { item, first_row: 0, first_token, n_tokens });
+            self.tokens.extend((0..n_tokens).map(|_| 0));
+        }
         self.template(around - around / 2);
     }
 }
@@ -221,6 +239,9 @@ mod tests {
     use std::time::Duration;
     use triptych_bench::offered::Session;
     use triptych_proxy::decisions::prefix::Prefixes;
+
+    const ROWS: [OutputRows; 2] =
+        [OutputRows { n: 10, is_cross_attended: false }, OutputRows { n: 20, is_cross_attended: false }];
 
     fn offered(index: u64, turns: Option<Vec<ConversationTurn>>) -> Offered {
         let text_tokens = 40;
@@ -260,7 +281,7 @@ mod tests {
         for (items, expect) in
             [(ItemsAt::Front, vec![4, 16]), (ItemsAt::Back, vec![44, 56]), (ItemsAt::Cross, vec![])]
         {
-            let (laid_out, place) = laid_out(&offered(0, None), &[10, 20], &PromptSpec { items, ..spec });
+            let (laid_out, place) = laid_out(&offered(0, None), &ROWS, &PromptSpec { items, ..spec });
             let firsts: Vec<_> = laid_out.spans.iter().map(|span| span.first_token).collect();
             let n_items = if items == ItemsAt::Cross { 0 } else { 2 + 10 + 2 + 20 };
             assert_eq!(
@@ -276,26 +297,43 @@ mod tests {
     }
 
     #[test]
+    fn each_tower_of_an_item_has_an_output_among_the_tokens_or_beside_them() {
+        let offered = Offered { items: offered(0, None).items[..1].to_vec(), ..offered(0, None) };
+        let spec = PromptSpec { before: 3, around_item: 2, after: 1, items: ItemsAt::Front };
+        let spans = |outputs: &[OutputRows]| {
+            let (laid_out, _) = laid_out(&offered, outputs, &spec);
+            let spans = laid_out.spans.iter().map(|span| (span.item.0, span.first_token)).collect::<Vec<_>>();
+            (spans, laid_out.cross.first().map(|cross| (cross.item.0, cross.n_rows)))
+        };
+        assert_eq!(spans(&ROWS), (vec![(0, 4), (1, 14)], None));
+        let second = OutputRows { is_cross_attended: true, ..ROWS[1] };
+        assert_eq!(spans(&[ROWS[0], second]), (vec![(0, 4)], Some((1, 20))));
+        let item = &offered.items[0];
+        assert_ne!(key_of(item, TowerIdx(0)), key_of(item, TowerIdx(1)));
+        assert_eq!((is_stored(item, 0.0), is_stored(item, 1.0)), (false, true));
+    }
+
+    #[test]
     fn a_conversation_that_goes_on_begins_with_what_was_said_and_written() {
         let (first, second) = (
             ConversationTurn { text_tokens: 40, n_items: 2, answer_tokens: 8 },
             ConversationTurn { text_tokens: 5, n_items: 0, answer_tokens: 9 },
         );
         let spec = PromptSpec { after: 0, ..PromptSpec::default() };
-        let (before, place) = laid_out(&offered(0, Some(vec![first])), &[10, 20], &spec);
-        let (after, _) = laid_out(&offered(9, Some(vec![first, second])), &[10, 20], &spec);
+        let (before, place) = laid_out(&offered(0, Some(vec![first])), &ROWS, &spec);
+        let (after, _) = laid_out(&offered(9, Some(vec![first, second])), &ROWS, &spec);
         let mut known = before.tokens.clone();
         known.extend((0..8).map(|i| Stream::of(&offered(0, Some(vec![first]))).token(place + i)));
         assert_eq!(after.tokens[..known.len()], known);
         assert_eq!(after.tokens.len(), known.len() + 5);
-        let (other, _) = laid_out(&offered(1, None), &[10, 20], &spec);
+        let (other, _) = laid_out(&offered(1, None), &ROWS, &spec);
         assert_ne!(other.tokens, before.tokens, "another request says something else");
     }
 
     #[test]
     fn the_proxy_sees_a_prompt_of_about_as_many_tokens() {
         let prompt = chat(&offered(0, None), &PromptSpec::default());
-        let keys: Vec<_> = offered(0, None).items.iter().map(key_of).collect();
+        let keys: Vec<_> = offered(0, None).items.iter().map(|item| key_of(item, TowerIdx(0))).collect();
         assert_eq!(Prefixes::of(b"", &prompt, &keys).n_tokens(), 40);
         assert_ne!(keys[0], keys[1]);
     }

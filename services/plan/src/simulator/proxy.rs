@@ -1,14 +1,14 @@
 //! The proxy as a run keeps it: its admission, its views of the workers, the machine of its encodes, and the simulated
 //! side of each of them.
 
+use super::output::Output;
 use super::spec::ClusterSpec;
 use super::worker::{JobId, Worker};
-use crate::curves::Sized;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
-use triptych_core::{ContentKey, Modality, ModelName, WorkerId};
+use triptych_core::{ContentKey, ModelName, TowerIdx, WorkerId};
 use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::elastic::{WorkSplit, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
@@ -30,6 +30,8 @@ pub(super) struct Proxy {
     pub(super) pds: Vec<usize>,
     /// PD workers that encode too.
     pub(super) colocated: Vec<usize>,
+    /// The one tower that a worker holds; `None`: all.
+    pub(super) towers: Vec<Option<TowerIdx>>,
     pub(super) roles: Roles,
     /// Encodes and answers, where roles are elastic.
     pub(super) work: WorkSplit,
@@ -65,6 +67,7 @@ impl Proxy {
             encoders,
             pds: with(&|w| w.pd.is_some()),
             colocated: with(&|w| w.encoder.is_some() && w.pd.is_some()),
+            towers: workers.iter().map(|w| w.encoder.as_ref().and_then(|e| e.spec.tower)).collect(),
             roles: spec.proxy.roles,
             work: WorkSplit::default(),
             admission: Admission::new(spec.proxy.max_in_flight),
@@ -79,8 +82,8 @@ impl Proxy {
         }
     }
 
-    pub(super) fn of_item<'a>(&'a self, modality: Modality, bytes: u64) -> ItemSize<'a> {
-        ItemSize { model: &self.model, encoder: modality.into(), bytes }
+    pub(super) fn of_item(&self, output: Output) -> ItemSize<'_> {
+        ItemSize { model: &self.model, encoder: output.encoder(), bytes: output.sized.bytes }
     }
 
     /// Gives every worker with both halves its role, as the product does.
@@ -103,11 +106,17 @@ impl Proxy {
         if answering.is_empty() { among.to_vec() } else { answering }
     }
 
-    /// Workers that may encode: where roles are fixed and there are encoder workers, only those.
-    pub(super) fn encoder_pool(&self) -> Vec<usize> {
+    /// Encoder workers that hold a tower.
+    pub(super) fn encoders_of(&self, tower: TowerIdx) -> Vec<usize> {
+        self.encoders.iter().copied().filter(|w| self.towers[*w].is_none_or(|held| held == tower)).collect()
+    }
+
+    /// Workers that may encode with a tower: where roles are fixed and there are encoder workers of it, only those.
+    pub(super) fn encoder_pool(&self, tower: TowerIdx) -> Vec<usize> {
+        let encoders = self.encoders_of(tower);
         match self.roles {
-            Roles::Fixed if !self.encoders.is_empty() => self.encoders.clone(),
-            _ => [self.encoders.as_slice(), &self.colocated].concat(),
+            Roles::Fixed if !encoders.is_empty() => encoders,
+            _ => [encoders.as_slice(), &self.colocated].concat(),
         }
     }
 
@@ -124,9 +133,7 @@ impl Proxy {
 
 /// The simulated side of an in-flight encode.
 pub(super) struct InFlight {
-    pub(super) key: ContentKey,
-    pub(super) modality: Modality,
-    pub(super) sized: Sized,
+    pub(super) output: Output,
     /// Items of requests that wait for it.
     pub(super) waiting: Vec<Waiting>,
     /// The PD worker that should encode it, if PD workers do.

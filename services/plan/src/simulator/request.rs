@@ -1,13 +1,12 @@
 //! A request on its way, its items, and the jobs that encode them.
 
 use super::event_queue::Nanos;
+use super::output::Output;
 use super::result::Stages;
 use super::source::Source;
-use crate::curves::Sized;
 use std::time::Duration;
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::{End, ItemCounts, Outcome};
-use triptych_core::ContentKey;
 use triptych_encoder::load::JobLoad;
 use triptych_engine::SequenceId;
 use triptych_proxy::decisions::Permit;
@@ -56,11 +55,12 @@ pub(super) struct At {
     pub(super) work: Sent,
 }
 
-/// An item of a request.
+/// An output of an item of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    pub(super) key: ContentKey,
-    pub(super) sized: Sized,
+    pub(super) output: Output,
+    /// True if the request names it as an output that the store has: there is no item to encode.
+    pub(super) is_stored: bool,
     pub(super) state: ItemState,
     /// Set when it is READY.
     pub(super) encoded: Option<Encoded>,
@@ -69,8 +69,8 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub(super) fn new(key: ContentKey, sized: Sized) -> Self {
-        Self { key, sized, state: ItemState::Left, encoded: None, is_counted: false }
+    pub(super) fn new(output: Output, is_stored: bool) -> Self {
+        Self { output, is_stored, state: ItemState::Left, encoded: None, is_counted: false }
     }
 }
 
@@ -150,8 +150,7 @@ pub(super) struct Job {
     pub(super) encode: EncodeId,
     pub(super) attempt: AttemptId,
     pub(super) worker: usize,
-    pub(super) key: ContentKey,
-    pub(super) sized: Sized,
+    pub(super) output: Output,
     /// The request that asked first.
     pub(super) asker: Option<usize>,
     /// Its part in the proxy's account of that load.

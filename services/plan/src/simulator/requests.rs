@@ -1,7 +1,8 @@
 //! The requests that the proxy works on: the actions of [`triptych_proxy::request_machine::request`], on a simulated network.
 
 use super::event_queue::Nanos;
-use super::prompts::{chat, key_of, modality_of};
+use super::output::Output;
+use super::prompts::{chat, is_stored};
 use super::proxy::Proxy;
 use super::request::{At, Item, ItemState, Request};
 use super::source::Source;
@@ -9,7 +10,7 @@ use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::{FrontCost, ProxyCost};
 use std::time::{Duration, Instant};
 use triptych_bench::outcome::End;
-use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, Modality, RequestId, WorkerId};
+use triptych_core::{ContentKey, Failure, FailureClass, ItemIdx, RequestId, TowerIdx, WorkerId};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
 use triptych_proxy::Roles;
@@ -31,13 +32,16 @@ impl World<'_> {
     /// A request is at the proxy, which reads it.
     pub(super) fn arrive(&mut self, r: usize) {
         self.in_flight += 1;
+        let items = self.items_of(r);
+        self.requests[r].outcome.items.n = items.len() as u32;
         let Ok(permit) = self.proxy.admission.enter() else {
-            self.items.failed += self.requests[r].offered.items.len() as u64;
+            self.items.failed += u64::from(self.requests[r].outcome.items.n);
             return self.end(r, End::Refused);
         };
         self.requests[r].permit = Some(permit);
-        let items = self.items_of(r);
-        let bytes: u64 = items.iter().map(|item| item.sized.bytes).sum();
+        // An item comes with the request once, whatever number of towers reads it.
+        let is_first = |item: &&Item| item.output.tower == TowerIdx::default();
+        let bytes: u64 = items.iter().filter(is_first).map(|item| item.output.sized.bytes).sum();
         let (proxy, front) = self.front_cost();
         let (n_items, bytes) = (items.len() as f64, bytes as f64);
         let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
@@ -52,8 +56,22 @@ impl World<'_> {
     }
 
     fn items_of(&mut self, r: usize) -> Vec<Item> {
-        let items = self.requests[r].offered.items.clone();
-        items.iter().map(|item| Item::new(key_of(item), self.size(item.shape))).collect()
+        let mut items = Vec::new();
+        let Some(costs) = self.encoder_costs() else { return items };
+        for item in self.requests[r].offered.items.clone() {
+            let mut sizes = self.sizes(item.shape, &costs);
+            let is_stored = is_stored(&item, self.spec.store.named);
+            if is_stored {
+                sizes.iter_mut().for_each(|size| size.bytes = 0);
+            }
+            for output in Output::all_of(&item, &sizes, &costs) {
+                if is_stored {
+                    self.store.hold_from_start(output.key, output.bytes(&costs));
+                }
+                items.push(Item::new(output, is_stored));
+            }
+        }
+        items
     }
 
     /// Looks for the outputs or has them made.
@@ -61,7 +79,7 @@ impl World<'_> {
         self.place(r);
         let (now, deadline) = (self.now(), self.deadline_of(r));
         let request = &self.requests[r];
-        let keys: Vec<_> = request.items.iter().map(|item| item.key).collect();
+        let keys: Vec<_> = request.items.iter().map(|item| item.output.key).collect();
         let proxy = &mut self.proxy;
         let known = proxy.encodes.known(&keys, |key| proxy.holders(key), now);
         let id = RequestId::from_bits(r as u128);
@@ -96,17 +114,16 @@ impl World<'_> {
     /// Chooses the PD worker that encodes a request's items and answers it, and reserves there what it will.
     fn place(&mut self, r: usize) {
         let (now, request) = (self.now(), &self.requests[r]);
-        if request.items.is_empty() || !self.proxy.encoders.is_empty() {
+        if request.items.iter().all(|item| item.is_stored) || !self.proxy.encoders.is_empty() {
             return;
         }
         self.proxy.divide(now, 0);
         let request = &self.requests[r];
         let colocated = self.proxy.answering(&self.proxy.colocated);
         let Proxy { views, model, rng, ids, roles, .. } = &mut self.proxy;
-        let items = request.items.iter().zip(&request.offered.items);
-        let size = |modality: Modality, bytes| ItemSize { model, encoder: modality.into(), bytes };
-        let sizes: Vec<_> =
-            items.map(|(item, offered)| (item.key, size(modality_of(offered), item.sized.bytes))).collect();
+        let size = |output: Output| ItemSize { model, encoder: output.encoder(), bytes: output.sized.bytes };
+        let unplaced = |item: &Item| (item.output.key, (!item.is_stored).then(|| size(item.output)));
+        let sizes: Vec<_> = request.items.iter().map(unplaced).collect();
         let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();
         let placed = match roles {
             Roles::Auto => {
@@ -194,7 +211,8 @@ impl World<'_> {
     /// Chooses a PD worker.
     fn choose(&mut self, r: usize, tried: &[WorkerId], holders: &[WorkerId]) {
         let request = &self.requests[r];
-        let keys: Vec<_> = request.items.iter().map(|item| item.key).collect();
+        let n_towers = (request.items.len() / request.offered.items.len().max(1)).max(1);
+        let keys: Vec<_> = request.items.iter().step_by(n_towers).map(|item| item.output.key).collect();
         let prompt = Prefixes::of(b"", &chat(&request.offered, &self.spec.prompt), &keys);
         if let Some(worker) = self.choose_pd(r, &prompt, tried, holders) {
             let id = self.proxy.ids[worker].clone();
@@ -222,8 +240,8 @@ impl World<'_> {
             able.retain(holds);
         }
         let row_bytes = |item: &Item| {
-            let bytes = self.workers.first().map_or(0, |w| w.costs.row_bytes(item.sized.tokens));
-            (item.key, bytes)
+            let bytes = self.workers.first().map_or(0, |w| item.output.bytes(&w.costs));
+            (item.output.key, bytes)
         };
         let items: Vec<_> = request.items.iter().map(row_bytes).collect();
         let reader = proxy.prefixes.reader(prompt).map(|(id, n)| (id.clone(), n));

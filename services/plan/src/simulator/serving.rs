@@ -1,14 +1,15 @@
 //! A PD worker: what it lets in, loads, and its engine's loop around the product's own scheduler.
 
 use super::event_queue::Nanos;
-use super::prompts::{Stream, described, laid_out};
+use super::output::{Output, for_engine};
+use super::prompts::{OutputRows, Stream, laid_out, sealed};
 use super::request::ns;
 use super::worker::{Command, PdSide, Stepping, Task};
 use super::world::{AnswerEnd, Event, World, from_us, nanos};
 use crate::curves::StepShape;
 use std::time::Duration;
 use triptych_core::sampling::SamplingParams;
-use triptych_core::{ContentKey, FailureClass, Modality, RequestId, TenantId};
+use triptych_core::{ContentKey, FailureClass, RequestId, TenantId};
 use triptych_engine::plan::{Chunk, StepPlan};
 use triptych_engine::scheduler::{DraftTokens, ScheduledStep};
 use triptych_engine::{SequenceId, SequenceRequest, Stats};
@@ -46,11 +47,17 @@ impl World<'_> {
     }
 
     fn arrival(&mut self, r: usize, id: SequenceId) -> SequenceRequest {
+        let costs = self.encoder_costs();
+        let is_cross = |output: &Output| {
+            costs.as_ref().is_some_and(|costs| costs.encoder(output.tower).is_cross_attended)
+        };
         let request = &mut self.requests[r];
-        let sizes: Vec<u32> = request.items.iter().map(|place| place.sized.tokens).collect();
-        let (prepared, place) = laid_out(&request.offered, &sizes, &self.spec.prompt);
+        let outputs = request.items.iter().map(|item| &item.output);
+        let rows =
+            outputs.map(|output| OutputRows { n: output.sized.tokens, is_cross_attended: is_cross(output) });
+        let (prepared, place) = laid_out(&request.offered, &rows.collect::<Vec<_>>(), &self.spec.prompt);
         request.answer_place = place;
-        let items = request.items.iter().map(|p| described(p.key, Modality::Image, p.sized.tokens));
+        let items = request.items.iter().map(|item| item.output.described());
         let sampling = SamplingParams {
             max_tokens: Some(request.offered.output_tokens.max(1)),
             temperature: 0.0,
@@ -139,7 +146,8 @@ impl World<'_> {
                     }
                 }
                 Command::Item(key) => {
-                    if let Some(output) = pd.rows.get(&key) {
+                    if let Some(kept) = pd.rows.get(&key) {
+                        let output = sealed(for_engine(kept.item()));
                         pd.scheduler.items().deliver(&key, output);
                     }
                 }

@@ -5,6 +5,7 @@ pub use crate::curves::{ItemsAt, PromptSpec};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
+use triptych_core::TowerIdx;
 use triptych_encoder::BatchLimits;
 use triptych_engine::scheduler::AdmissionOrder;
 use triptych_pd::EngineSettings;
@@ -82,6 +83,8 @@ pub struct EncoderSpec {
     pub rows_budget_bytes: usize,
     /// True if PD workers read from its memory; the store then has an output a little after its job is done.
     pub advertise: bool,
+    /// The one tower that it holds, of models in which several read the same item; `None`: all.
+    pub tower: Option<TowerIdx>,
 }
 
 impl Default for EncoderSpec {
@@ -92,6 +95,7 @@ impl Default for EncoderSpec {
             preprocess_threads: 0,
             rows_budget_bytes: 256 << 20,
             advertise: false,
+            tower: None,
         }
     }
 }
@@ -130,11 +134,19 @@ pub struct StoreSpec {
     pub probe: Duration,
     /// Capacity; the least recently used output goes first.
     pub capacity_bytes: u64,
+    /// Part of the items, from 0 to 1, whose outputs are in the store before the first request, and which requests name by
+    /// them: nobody encodes those.
+    pub named: f64,
 }
 
 impl Default for StoreSpec {
     fn default() -> Self {
-        Self { parallel: f64::INFINITY, probe: Duration::from_micros(300), capacity_bytes: u64::MAX }
+        Self {
+            parallel: f64::INFINITY,
+            probe: Duration::from_micros(300),
+            capacity_bytes: u64::MAX,
+            named: 0.0,
+        }
     }
 }
 
@@ -181,6 +193,12 @@ pub enum SpecError {
     /// Nobody answers.
     #[error("no pool of the cluster has a worker that decodes")]
     NoPd,
+    /// Items are read by a tower that nobody holds.
+    #[error("no pool of the cluster has workers that hold tower {tower:?}")]
+    NoTower {
+        /// Its name.
+        tower: String,
+    },
     /// A curve cannot be used.
     #[error("pool {pool:?}: {what}")]
     Curves {
@@ -246,6 +264,29 @@ impl ClusterSpec {
             let mistakes: Vec<String> = pool.curves.mistakes().into_iter().chain(lent).collect();
             if !mistakes.is_empty() {
                 return Err(SpecError::Curves { pool: pool.name.clone(), what: mistakes.join("; ") });
+            }
+        }
+        self.check_towers()
+    }
+
+    /// Each tower of a model is held by somebody, and curves of the pools are of the same towers.
+    fn check_towers(&self) -> Result<(), SpecError> {
+        let names = |pool: &PoolSpec| pool.curves.encoders().map(|e| e.name.to_owned()).collect::<Vec<_>>();
+        let towers = self.pools.first().map(names).unwrap_or_default();
+        if let Some(pool) = self.pools.iter().find(|pool| names(pool) != towers) {
+            let what =
+                format!("its curves are of the towers {:?}, those of others of {towers:?}", names(pool));
+            return Err(SpecError::Curves { pool: pool.name.clone(), what });
+        }
+        let holds = |pool: &PoolSpec, tower| {
+            pool.workers > 0
+                && pool.encoder().is_some_and(|encoder| encoder.tower.is_none_or(|held| held == tower))
+        };
+        for (tower, name) in
+            (0..TowerIdx::LIMIT).map(TowerIdx).zip(towers.into_iter().filter(|name| !name.is_empty()))
+        {
+            if !self.pools.iter().any(|pool| holds(pool, tower)) {
+                return Err(SpecError::NoTower { tower: name });
             }
         }
         Ok(())

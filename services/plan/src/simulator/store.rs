@@ -4,7 +4,7 @@ use super::event_queue::Nanos;
 use super::sharing::Sharing;
 use super::spec::StoreSpec;
 use super::worker::JobId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use triptych_core::ContentKey;
 use triptych_ec::cache::ByteCache;
 
@@ -29,6 +29,8 @@ pub(super) struct Store {
     waiting: HashMap<ContentKey, Vec<usize>>,
     /// Outputs in encoders' peer caches, not in the store yet, and the number of jobs that have them there.
     in_peer_caches: HashMap<ContentKey, usize>,
+    /// Outputs that were there before the first request.
+    from_start: HashSet<ContentKey>,
 }
 
 impl Store {
@@ -40,12 +42,20 @@ impl Store {
             is_shared: spec.parallel.is_finite(),
             waiting: HashMap::new(),
             in_peer_caches: HashMap::new(),
+            from_start: HashSet::new(),
         }
     }
 
     /// True if an output can be loaded, from here or from a peer cache.
     pub(super) fn has(&mut self, key: &ContentKey) -> bool {
         self.in_peer_caches.contains_key(key) || self.held.get(key).is_some()
+    }
+
+    /// An output is here that was here before the first request, in which case only its first mention tells.
+    pub(super) fn hold_from_start(&mut self, key: ContentKey, bytes: u64) {
+        if self.from_start.insert(key) {
+            self.put(key, bytes);
+        }
     }
 
     /// An output is here.

@@ -1,13 +1,13 @@
 //! A worker: its cores, and what it holds as an encoder, as a PD worker, or as both.
 
 use super::event_queue::Nanos;
-use super::prompts::ROW_BYTES;
+use super::output::{ROW_BYTES, narrowest};
 use super::sharing::Sharing;
 use super::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec, SpecError};
 use crate::curves::{Costs, Stage};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
-use triptych_core::ContentKey;
+use triptych_core::{ContentKey, TowerIdx};
 use triptych_ec::local::LocalCache;
 use triptych_encoder::load::LoadTracker;
 use triptych_engine::plan::StepPlan;
@@ -21,8 +21,8 @@ use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 pub(super) enum Task {
     /// An item is read and resized.
     Preprocess(JobId),
-    /// A forward of the encoder, or a part of one.
-    Forward,
+    /// A forward of a tower, or a part of one.
+    Forward(TowerIdx),
     /// An engine step, of this stage.
     Step(Stage),
     /// Work of client, proxy and network on the same cores.
@@ -34,7 +34,7 @@ impl Task {
     pub(super) fn stage(self) -> Option<Stage> {
         match self {
             Self::Preprocess(_) => Some(Stage::Preprocess),
-            Self::Forward => Some(Stage::Encode),
+            Self::Forward(_) => Some(Stage::Encode),
             Self::Step(stage) => Some(stage),
             Self::Front => None,
         }
@@ -102,11 +102,29 @@ pub(super) struct EncoderSide {
     pub(super) n_preprocessing: usize,
     /// Jobs that wait for a thread to preprocess them.
     pub(super) raw: VecDeque<JobId>,
-    /// Jobs that wait for a batch.
-    pub(super) ready: VecDeque<JobId>,
-    pub(super) running: Option<Batch>,
+    towers: BTreeMap<TowerIdx, TowerQueue>,
     /// Rows that were published and are here still; a PD worker has them in its own.
     pub(super) rows: LocalCache,
+}
+
+/// The jobs of a tower that are preprocessed.
+#[derive(Debug, Default)]
+pub(super) struct TowerQueue {
+    /// Those that wait for a batch.
+    pub(super) ready: VecDeque<JobId>,
+    pub(super) running: Option<Batch>,
+}
+
+impl EncoderSide {
+    /// The jobs of a tower.
+    pub(super) fn tower(&mut self, tower: TowerIdx) -> &mut TowerQueue {
+        self.towers.entry(tower).or_default()
+    }
+
+    /// Those of all towers, in their order.
+    pub(super) fn towers(&mut self) -> impl Iterator<Item = (TowerIdx, &mut TowerQueue)> {
+        self.towers.iter_mut().map(|(tower, queue)| (*tower, queue))
+    }
 }
 
 /// A forward under way.
@@ -172,7 +190,7 @@ pub(super) enum LoadStage {
 impl Worker {
     /// A worker of a pool, at rest.
     pub(super) fn new(pool: usize, spec: &PoolSpec, costs: Rc<Costs>) -> Result<Self, SpecError> {
-        let row_bytes = spec.curves.row_bytes.max(1);
+        let row_bytes = usize::try_from(narrowest(&costs)).unwrap_or(usize::MAX);
         let encoder = spec.encoder().map(|encoder| EncoderSide {
             spec: *encoder,
             load: LoadTracker::unmetered(encoder.max_jobs),
@@ -183,11 +201,10 @@ impl Worker {
             },
             n_preprocessing: 0,
             raw: VecDeque::new(),
-            ready: VecDeque::new(),
-            running: None,
+            towers: BTreeMap::new(),
             rows: LocalCache::new(scaled(encoder.rows_budget_bytes, row_bytes)),
         });
-        let pd = spec.pd().map(|pd| PdSide::new(spec, pd)).transpose()?;
+        let pd = spec.pd().map(|pd| PdSide::new(spec, pd, row_bytes)).transpose()?;
         let turns = match &spec.role {
             PoolRole::Both { encoder_budget, .. } => {
                 let mut turns = ArbiterState::new(*encoder_budget);
@@ -210,7 +227,7 @@ impl Worker {
 
     /// True if a forward or a step is under way.
     pub(super) fn computes(&self) -> bool {
-        self.cores.shares().any(|(task, _)| matches!(task, Task::Forward | Task::Step(_)))
+        self.cores.shares().any(|(task, _)| matches!(task, Task::Forward(_) | Task::Step(_)))
     }
 
     /// Threads that a forward or a step takes.
@@ -234,7 +251,7 @@ fn scaled(budget: usize, row_bytes: usize) -> usize {
 }
 
 impl PdSide {
-    fn new(pool: &PoolSpec, spec: &PdSpec) -> Result<Self, SpecError> {
+    fn new(pool: &PoolSpec, spec: &PdSpec, row_bytes: usize) -> Result<Self, SpecError> {
         let info = pool.curves.kv.decoder();
         let config = spec.engine.for_decoder(&info, pool.curves.kv.max_cross_rows);
         let wrong = |e: triptych_engine::EngineError| SpecError::Engine {
@@ -265,7 +282,7 @@ impl PdSide {
             requests: HashMap::new(),
             n_requests: 0,
             n_live: 0,
-            rows: LocalCache::new(scaled(spec.rows_budget_bytes, pool.curves.row_bytes.max(1))),
+            rows: LocalCache::new(scaled(spec.rows_budget_bytes, row_bytes)),
             loading: HashMap::new(),
             load_queue: VecDeque::new(),
             n_loading: 0,

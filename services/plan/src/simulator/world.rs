@@ -7,13 +7,13 @@ use super::result::{ItemSources, Moment, Span};
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
-use crate::curves::{Costs, Spread, Stage};
+use crate::curves::{Costs, Sized, Spread, Stage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use triptych_bench::offered::Offered;
+use triptych_bench::offered::{ItemShape, Offered};
 use triptych_core::{ContentKey, ItemIdx};
 use triptych_engine::SequenceId;
 use triptych_proto::v1;
@@ -112,8 +112,8 @@ pub(super) struct World<'a> {
     pub(super) encode_items: usize,
     /// Whose cores had work of the parts before the workers last.
     last_front: usize,
-    /// Sizes of items by their shape, as asked so far.
-    sizes: HashMap<triptych_bench::offered::ItemShape, crate::curves::Sized>,
+    /// Sizes of items for each tower by their shape, as asked so far.
+    sizes: HashMap<ItemShape, Vec<Sized>>,
 }
 
 impl<'a> World<'a> {
@@ -228,10 +228,16 @@ impl<'a> World<'a> {
         nanos(spread.draw(&mut self.rng))
     }
 
-    /// Size of an item: every worker of a model makes the same of it.
-    pub(super) fn size(&mut self, shape: triptych_bench::offered::ItemShape) -> crate::curves::Sized {
-        let costs = self.workers.iter().map(|w| &w.costs).find(|costs| !costs.curves().items.is_empty());
-        *self.sizes.entry(shape).or_insert_with(|| costs.map(|costs| costs.item(shape)).unwrap_or_default())
+    /// Costs of a worker that has measured items; where none has, of any.
+    pub(super) fn encoder_costs(&self) -> Option<Rc<Costs>> {
+        let all = || self.workers.iter().map(|w| &w.costs);
+        all().find(|costs| !costs.curves().items.is_empty()).or_else(|| all().next()).map(Rc::clone)
+    }
+
+    /// Sizes of an item for each tower: every worker of a model makes the same of it.
+    pub(super) fn sizes(&mut self, shape: ItemShape, costs: &Costs) -> Vec<Sized> {
+        let sizes = || costs.encoders().map(|(_, encoder)| encoder.item(shape)).collect();
+        self.sizes.entry(shape).or_insert_with(sizes).clone()
     }
 
     /// The parts before the workers are busy for so long, on one core. Client and proxy run wherever there is least to
@@ -314,7 +320,7 @@ impl<'a> World<'a> {
         for task in w.cores.ended(now) {
             match task {
                 Task::Preprocess(job) => self.preprocessed(worker, job),
-                Task::Forward => self.forwarded(worker),
+                Task::Forward(tower) => self.forwarded(worker, tower),
                 Task::Step(_) => self.stepped(worker),
                 Task::Front => {}
             }

@@ -5,15 +5,17 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use std::time::Duration;
 use triptych_bench::offered::ItemShape;
+use triptych_core::TowerIdx;
 use triptych_plan::curves::{BatchShape, CostCurves, Costs, CurvesError, Spread, StepShape, VERSION};
 
 #[test]
 fn costs_are_what_was_measured_between_it_and_beyond() {
     let costs = Costs::new(&curves(SLOW));
+    let encoder = costs.encoder(TowerIdx::default());
     let near =
         |actual: f64, expect: f64| assert!((actual / expect - 1.0).abs() < 0.02, "{actual} for {expect}");
-    near(costs.encode(BatchShape::of([500])).p50_us, 500_000.0);
-    near(costs.encode(BatchShape::of([500, 500, 2000])).p50_us, 3_000_000.0);
+    near(encoder.encode(BatchShape::of([500])).p50_us, 500_000.0);
+    near(encoder.encode(BatchShape::of([500, 500, 2000])).p50_us, 3_000_000.0);
     let step = StepShape {
         prefill_tokens: 256,
         prefill_context: 256 * 257 / 2,
@@ -23,16 +25,16 @@ fn costs_are_what_was_measured_between_it_and_beyond() {
     };
     near(costs.step(step).p50_us, 10_000.0 + 256_000.0 + 8000.0);
     assert_eq!(costs.step(StepShape::default()), Spread::default());
-    assert_eq!(costs.encode(BatchShape::default()), Spread::default());
+    assert_eq!(encoder.encode(BatchShape::default()), Spread::default());
     let (encode, step) = costs.quality();
     assert!(encode.worst < 0.01 && step.worst < 0.01, "{encode:?} {step:?}");
     // Along a line: between, before and behind.
     near(costs.publish(5_000_000).p50_us, 500.45);
     near(costs.publish(20_000_000).p50_us, 2000.0);
     assert!(costs.publish(0).p50_us <= 1.0);
-    let item = costs.item(ItemShape::Image { width: 500, height: 1000 });
+    let item = encoder.item(ItemShape::Image { width: 500, height: 1000 });
     assert_eq!((item.tokens, item.bytes), (500, 500_000));
-    assert_eq!(costs.row_bytes(3), 3000);
+    assert_eq!(encoder.row_bytes(3), 3000);
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub fn curves(prices: Prices) -> CostCurves {
         publish: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         load: vec![point(1e3, 1.0), point(1e7, 1000.0)],
         row_bytes: 1000,
+        tower: String::new(),
+        more_towers: Vec::new(),
         kv: KvSizes { token_bytes: 10_000, max_context: 8192, cross_rows_per_token: 1, ..KvSizes::default() },
         prompt: PromptSpec::default(),
         proxy: ProxyCost::default(),

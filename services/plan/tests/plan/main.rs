@@ -11,3 +11,4 @@ mod papers;
 mod queues;
 mod rules;
 mod speed;
+mod towers;

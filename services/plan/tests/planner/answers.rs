@@ -5,8 +5,8 @@ use std::sync::Arc;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::judge::Rule;
 use triptych_bench::workload::Workload;
-use triptych_plan::curves::CostCurves;
-use triptych_plan::curves::sample::{Costs, curves_of};
+use triptych_plan::curves::sample::{Costs, curves_of, two_towers};
+use triptych_plan::curves::{CostCurves, TowerCurves};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
@@ -253,4 +253,46 @@ fn a_rate_needs_more_of_what_it_fills() {
     assert!(many.encoders > few.encoders && many.encoders > many.pds, "{few:?} {many:?}");
     let too_few = Replicas { encoders: 1, pds: 1 };
     assert_eq!(needed(&question, 50.0, too_few).expect("a plan"), None);
+}
+
+#[test]
+fn encoder_workers_of_two_towers_are_as_many_as_their_costs_ask_for() {
+    // Of an image of 256 tokens the first tower takes 52 ms and the second a third of that: three workers of the one keep pace
+    // with one of the other, and answers cost next to nothing.
+    let costs = Costs { prefill_token: 1.0, decode: 10.0, step_fixed: 100.0, ..Costs::default() };
+    let curves = CostCurves { kv: curves_of(&costs).kv, step: curves_of(&costs).step, ..two_towers() };
+    let high =
+        curves.more_towers.iter().cloned().map(|tower| TowerCurves { is_cross_attended: false, ..tower });
+    let curves = Arc::new(CostCurves { more_towers: high.collect(), ..curves });
+    let demand = demand("epd-short:images=1,text=20,output=2");
+    let plain = question(&demand, &costs, Budget::Cores(5));
+    let question = Question { curves: vec![curves], ..plain };
+    let answer = plan(&question, &|_| {}).expect("a plan");
+    let best_apart =
+        answer.simulated.iter().find(|cluster| cluster.name.contains('+')).expect("towers apart");
+    assert!(best_apart.name.starts_with("3+1e1pd ("), "{:?}", answer.simulated);
+    assert!(
+        answer.simulated.iter().any(|cluster| cluster.name.starts_with("4e1pd (")),
+        "all on each as well"
+    );
+    let page = markdown(&answer);
+    match answer.best.shape {
+        Shape::Towers { .. } => {
+            assert!(
+                answer.why.contains("each encoder worker holds one tower: 3 for low, 1 for high"),
+                "{}",
+                answer.why
+            );
+            assert!(page.contains("--towers low") && page.contains("towers: [\"high\"]"), "{page}");
+        }
+        Shape::Split { .. } => {
+            assert!(
+                answer.why.contains("each encoder worker holds the towers low and high"),
+                "{}",
+                answer.why
+            );
+            assert!(!page.contains("--towers"), "{page}");
+        }
+        _ => assert!(!page.contains("--towers"), "{page}"),
+    }
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use triptych_models::compute::ComputeConfig;
 use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_plan::curves::ItemsAt;
 use triptych_plan::profile::{Extent, ProfileError, ProfileSettings, Profiled, Rounds, measure};
 
 fn settings(kv_bytes: usize) -> ProfileSettings {
@@ -69,4 +70,22 @@ fn memory_that_holds_no_sequence_is_told_with_both_numbers() {
     let model = model("shapes-qwen2-vl", LoadFormat::Safetensors);
     let refused = measure(&model, &settings(1000), &|_, _, _| {}).expect_err("too little");
     assert!(matches!(refused, ProfileError::Memory { needed, given: 1000 } if needed > 1000), "{refused}");
+}
+
+#[test]
+fn each_tower_of_a_model_is_measured() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cogagent_chat/model");
+    let source = ModelSource { dir, name: None, format: LoadFormat::Safetensors, packed: None };
+    let model = Model::open(&source).expect("a golden model");
+    let found = measure(&model, &settings(256 << 20), &|_, _, _| {}).expect("a profile");
+    let [high] = &found.more_towers[..] else { panic!("{:?}", found.more_towers) };
+    assert_eq!((found.tower.as_str(), high.name.as_str()), ("low", "high"));
+    // The first tower's rows stand among the tokens; the second's, of a larger image, are cross-attended to.
+    assert!(high.is_cross_attended && found.prompt.items == ItemsAt::Front, "{:?}", found.prompt);
+    assert!(found.encode.iter().chain(&high.encode).all(|p| p.p50_us > 0.0));
+    assert!(high.items[0].tokens > found.items[0].tokens);
+    assert_ne!(high.hidden, found.hidden);
+    assert!(
+        found.kv.cross_row_bytes > 0 && found.step.iter().any(|p| p.projected_rows == high.items[0].tokens)
+    );
 }

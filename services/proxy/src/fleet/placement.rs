@@ -27,8 +27,8 @@ pub struct UnplacedItem {
     pub key: ContentKey,
     /// The encoder.
     pub want: Want,
-    /// The item's length.
-    pub bytes: u64,
+    /// The item's length; `None`: its output is in the store, or nowhere, and nobody encodes it.
+    pub bytes: Option<u64>,
 }
 
 /// A request's placement, and the reservation there. Dropping it ends what is left of that.
@@ -78,8 +78,8 @@ impl fmt::Debug for Placement {
 }
 
 impl Fleet {
-    /// The PD worker that should encode these items and answer the request; `None` if it has no items, or if encoder
-    /// workers serve them.
+    /// The PD worker that should encode these items and answer the request; `None` if there is nothing to encode, or if
+    /// encoder workers serve them.
     pub fn place(&self, pd: &Want, items: &[UnplacedItem]) -> Option<Arc<Placement>> {
         self.shared.place(&self.catalog(), pd, items).map(Arc::new)
     }
@@ -90,13 +90,16 @@ impl FleetState {
         let serves = |item: &UnplacedItem| {
             catalog.workers.iter().any(|known| known.role == Role::Encoder && known.serves(&item.want))
         };
-        if items.is_empty() || items.iter().any(serves) {
+        if items.iter().all(|item| item.bytes.is_none()) || items.iter().any(serves) {
             return None;
         }
         self.divide(catalog, 0);
         let (able, _) = self.able(catalog, pd, &[])?;
         let now = now();
-        let sizes = items.iter().filter_map(|item| Some((item.key, item_of(&item.want, item.bytes)?)));
+        let sizes = items.iter().map(|item| {
+            let size = item.bytes.and_then(|bytes| item_of(&item.want, bytes));
+            (item.key, size)
+        });
         let sizes: Vec<_> = sizes.collect();
         let open = able.iter().filter(|(known, worker)| {
             items.iter().all(|item| known.can_do(&item.want)) && !worker.view().is_full()

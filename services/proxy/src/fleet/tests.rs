@@ -161,7 +161,7 @@ async fn a_pd_worker_with_encoders_is_the_last_resort_or_the_first_where_there_i
 
 /// As [`placement::UnplacedItem`], of a key whose first byte is given.
 fn unplaced(key: u8) -> placement::UnplacedItem {
-    placement::UnplacedItem { key: ContentKey::from_bytes([key; 32]), want: encode(), bytes: 1000 }
+    placement::UnplacedItem { key: ContentKey::from_bytes([key; 32]), want: encode(), bytes: Some(1000) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,6 +205,31 @@ async fn where_there_are_encoder_workers_a_request_has_no_home() {
     all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true)));
     let catalog = shared.catalog.borrow().clone();
     assert!(shared.place(&catalog, &decode(), &[unplaced(1)]).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn outputs_that_the_store_has_cost_no_encode_where_the_request_is_placed() {
+    let shared = shared(0, 2);
+    let workers = all(&shared);
+    for worker in &workers {
+        shared.set_up(worker, describe(true));
+        worker.view().take_report(measured(0), true, Instant::now().into_std());
+    }
+    let catalog = shared.catalog.borrow().clone();
+    let stored = |key| placement::UnplacedItem { bytes: None, ..unplaced(key) };
+    let place = |items: &[placement::UnplacedItem]| shared.place(&catalog, &decode(), items);
+    assert!(place(&[stored(1), stored(2)]).is_none(), "nothing is encoded");
+    let reserved = || workers.iter().map(|worker| worker.view().reserved_us).sum::<u64>();
+    let one = place(&[unplaced(1)]).map(|placed| (reserved(), placed));
+    let alone = one.expect("a placement").0;
+    let mixed = place(&[stored(2), unplaced(3), stored(4)]).expect("a placement");
+    assert!(alone > 0);
+    assert_eq!(reserved(), alone, "that of the one item that is encoded");
+    drop(mixed);
+    // Of two equal workers the one that holds such an output is better.
+    let holder = &workers[1];
+    holder.view().resident.insert(ContentKey::from_bytes([9; 32]));
+    assert_eq!(*place(&[stored(9), unplaced(5)]).expect("a placement").id(), holder.id);
 }
 
 #[tokio::test(start_paused = true)]

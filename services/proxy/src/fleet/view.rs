@@ -30,6 +30,9 @@ pub struct ItemSize<'a> {
     pub bytes: u64,
 }
 
+/// An output of a request that is to be placed, with its item; `None`: the store has it, and nobody encodes it.
+pub type UnplacedOutput<'a> = (ContentKey, Option<ItemSize<'a>>);
+
 /// Everything that is known of a worker.
 #[derive(Debug, Default)]
 pub struct View {
@@ -293,19 +296,19 @@ impl View {
     }
 
     /// As the placement of a request with these items: for workers on which steps and forwards take turns on the same cores.
-    pub fn placement_load(&self, items: &[(ContentKey, ItemSize<'_>)], now: Instant) -> PlacementLoad {
+    pub fn placement_load(&self, items: &[UnplacedOutput<'_>], now: Instant) -> PlacementLoad {
         let missing = self.missing_us(items);
         let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let before = self.queued_us(now).saturating_add(self.reserved_us);
         let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
-        PlacementLoad { score_us, n_held: items.len() - missing.len() }
+        PlacementLoad { score_us, n_held: self.n_held(items) }
     }
 
     /// As a placement among workers that encode for each other.
     pub fn placement_site<'a>(
         &self,
         id: &'a WorkerId,
-        items: &[(ContentKey, ItemSize<'_>)],
+        items: &[UnplacedOutput<'_>],
         now: Instant,
     ) -> PlacementSite<'a> {
         let missing = self.missing_us(items);
@@ -313,11 +316,7 @@ impl View {
         let queued_us = self.queued_us(now).saturating_add(self.reserved_us);
         let encode =
             EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine: Some(self.engine_load()) };
-        PlacementSite {
-            answer_us: self.pd_load(&[], 0).score_us(),
-            encode,
-            n_held: items.len() - missing.len(),
-        }
+        PlacementSite { answer_us: self.pd_load(&[], 0).score_us(), encode, n_held: self.n_held(items) }
     }
 
     fn engine_load(&self) -> EngineLoad {
@@ -325,10 +324,14 @@ impl View {
         EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US), role: self.role }
     }
 
-    /// Items that it does not hold, and their costs in microseconds.
-    pub fn missing_us(&self, items: &[(ContentKey, ItemSize<'_>)]) -> Vec<(ContentKey, u64)> {
+    /// Outputs that would be encoded here, and their costs in microseconds: not those that it holds or the store has.
+    pub fn missing_us(&self, items: &[UnplacedOutput<'_>]) -> Vec<(ContentKey, u64)> {
         let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
-        missing.map(|(key, item)| (*key, self.cost_us(*item))).collect()
+        missing.filter_map(|(key, item)| Some((*key, self.cost_us((*item)?)))).collect()
+    }
+
+    fn n_held(&self, items: &[UnplacedOutput<'_>]) -> usize {
+        items.iter().filter(|(key, _)| self.resident.contains(key)).count()
     }
 
     /// It will be given so much to encode. No report ends that, since no worker knows of it yet.

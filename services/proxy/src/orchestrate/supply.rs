@@ -46,7 +46,7 @@ fn place(work: &Work, jobs: &[EncodeJob]) -> Option<Arc<Placement>> {
     let item = |job: &EncodeJob| UnplacedItem {
         key: job.wanted.key,
         want: job.encoder(),
-        bytes: job.bytes.len() as u64,
+        bytes: (!job.is_stored).then_some(job.bytes.len() as u64),
     };
     let items: Vec<_> = jobs.iter().map(item).collect();
     work.orchestrator.fleet.place(&work.decoder(), &items)

@@ -153,6 +153,7 @@ impl Facts {
             };
             json!({
                 "item": encoder.example.item, "rows": n_rows, "output_bytes": sizes(output),
+                "activation_bytes": sizes(encoder.activations),
                 "cross_kv_bytes": i.kv.cross_per_row.map(|s| sizes(s.times(encoder.example.n_cross_rows))),
             })
         });

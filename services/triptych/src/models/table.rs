@@ -107,6 +107,7 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
             ("towers", "each a job that may go to a worker of its own (--towers)".to_owned()),
         ],
     };
+    lines.push(("activations", format!("{} at most for {item}", all(encoder.activations))));
     lines.push(kv);
     lines.extend(state);
     if let Some(cross) = i.kv.cross_per_row {

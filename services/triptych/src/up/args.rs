@@ -1,5 +1,6 @@
 //! Flags of `triptych up`.
 
+use super::encoders::EncoderWorkers;
 use crate::args::api::ApiArgs;
 use crate::args::bounds::BoundArgs;
 use crate::args::drain::DrainArgs;
@@ -27,9 +28,10 @@ pub struct UpArgs {
     /// Address of the proxy's admin API. Default: a free port of the loopback address, which its log says
     #[arg(long, value_name = "ADDR", env = "TRIPTYCH_ADMIN")]
     pub admin: Option<SocketAddr>,
-    /// Encoder workers; 0 only with --with-encoder, and for models without an encoder, which need none
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(..=64))]
-    pub encoders: u16,
+    /// Encoder workers; 0 only with --with-encoder, and for models without an encoder, which need none. Of a model whose images
+    /// are read by several towers also a number for each tower, as in low:1,high:1: its workers hold that tower alone
+    #[arg(long, value_name = "N|TOWERS", default_value_t = EncoderWorkers::Alike(1))]
+    pub encoders: EncoderWorkers,
     /// Prefill/decode workers
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub pds: u16,

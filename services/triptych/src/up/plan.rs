@@ -131,11 +131,11 @@ impl ClusterPlan {
             _ => ec.text.clone(),
         };
         let encoded: Vec<CheckedModel> = models.iter().filter(|model| model.has_encoder()).cloned().collect();
-        let n_encoders = if encoded.is_empty() { 0 } else { args.encoders };
-        for (role, n, models) in
-            [(Role::Encoder, n_encoders, encoded.as_slice()), (Role::Pd, args.pds, models)]
+        let encoders = if encoded.is_empty() { Vec::new() } else { args.encoders.towers() };
+        let pds = vec![None; usize::from(args.pds)];
+        for (role, towers, models) in [(Role::Encoder, encoders, encoded.as_slice()), (Role::Pd, pds, models)]
         {
-            for i in 0..n {
+            for (i, tower) in towers.into_iter().enumerate() {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(model_flags(&args.models, models));
@@ -146,6 +146,7 @@ impl ClusterPlan {
                     Role::Pd => [args.lora.to_flags(), args.memory.to_flags()].concat(),
                     _ => args.lora.loaded.to_flags(),
                 });
+                worker.flags.extend(tower.into_iter().flat_map(|tower| ["--towers".into(), tower.into()]));
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
                 }
@@ -304,8 +305,19 @@ mod tests {
     }
 
     #[test]
+    fn encoder_workers_of_a_tower_are_told_so() {
+        let plan = plan(&["--encoders", "low:2,high:1"]);
+        let towers = plan.children.iter().filter(|child| child.role == Role::Encoder).map(|child| {
+            let at = child.flags.iter().position(|flag| flag == "--towers").expect("a tower");
+            child.flags[at + 1].to_str().expect("a name").to_owned()
+        });
+        assert_eq!(towers.collect::<Vec<_>>(), ["low", "low", "high"]);
+        assert_eq!(names(&plan)[1..4], ["encoder-0", "encoder-1", "encoder-2"]);
+    }
+
+    #[test]
     fn every_child_s_flags_are_flags_of_its_role() {
-        for child in plan(&["--precision", "bf16", "--log-json"]).children {
+        for child in plan(&["--precision", "bf16", "--log-json", "--encoders", "low:1"]).children {
             let mut line = vec![OsString::from("triptych")];
             line.extend(child.flags);
             line.extend(child.ec.map(|ec| [OsString::from("--ec"), ec.into()]).into_iter().flatten());

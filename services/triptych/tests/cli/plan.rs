@@ -57,6 +57,32 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
 }
 
 #[test]
+fn a_profile_of_two_towers_is_planned_with_workers_of_each() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("curves.json");
+    let out = out.to_str().expect("plain");
+    let store = format!("disk:{}", dir.path().join("ec").display());
+    let model = tree("tests/golden/cogagent_chat/model");
+    let args = ["profile", &model, "--quick", "--rounds", "1", "--threads", "1", "--ec", &store, "-o", out];
+    let output = triptych(&args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        page.contains("| encode by low: items |") && page.contains("| encode by high: items |"),
+        "{page}"
+    );
+    let read = CostCurves::read(&std::fs::read_to_string(out).expect("written")).expect("curves");
+    assert_eq!(read.encoders().map(|encoder| encoder.name).collect::<Vec<_>>(), ["low", "high"]);
+    let plan = ["plan", "--curves", out, "--slo", "ttft=2s,tpot=100ms", "--quick", "--requests", "40"];
+    let asked = ["--workload", "epd-short:images=1,text=20,output=4", "--budget", "3workers", "--json"];
+    let output = triptych(&[&plan[..], &asked].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let (simulated, pruned) = (document["simulated"].to_string(), document["pruned"].to_string());
+    assert!(simulated.contains("1+1e1pd") || pruned.contains("1+1e1pd"), "{document}");
+}
+
+#[test]
 fn what_cannot_be_measured_is_an_error_before_the_first_measurement() {
     let model = tree("tests/models/shapes-qwen2-vl");
     let profile = |more: &[&str], parts: &[&str]| refuses(&[&["profile", &model], more].concat(), 2, parts);

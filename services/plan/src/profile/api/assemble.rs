@@ -46,6 +46,8 @@ pub(super) fn curves(server: &ApiServer, settings: &ApiSettings, samples: &Sampl
         publish: Vec::new(),
         load: Vec::new(),
         row_bytes: 1,
+        tower: String::new(),
+        more_towers: Vec::new(),
         kv: KvSizes {
             token_bytes: info.kv_token_bytes.unwrap_or(1),
             max_context: info.max_context.unwrap_or(longest),

@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use triptych_bench::client::{Clock, ContentSource, PreparedRequest, Reply, Target};
 use triptych_bench::offered::{ItemShape, Offered};
 use triptych_bench::outcome::End;
+use triptych_core::TowerIdx;
 
 /// Tokens that the chat's template adds.
 const TEMPLATE: u32 = 20;
@@ -168,6 +169,7 @@ async fn costs_of_a_known_engine_are_found_through_its_streams() {
     assert_eq!(curves.mistakes(), Vec::<String>::new());
     assert!(is_near(curves.proxy.request_us, 400.0), "{:?}", curves.proxy);
     let costs = Costs::new(&curves);
+    let encoder = costs.encoder(TowerIdx::default());
     for (decodes, context) in [(1, 100), (8, 4000), (24, 12_000), (48, 30_000)] {
         let shape = StepShape { decodes, decode_context: context, ..StepShape::default() };
         let (found, expect) = (costs.step(shape).p50_us, step_ms((0, 0), (decodes, context)));
@@ -180,7 +182,7 @@ async fn costs_of_a_known_engine_are_found_through_its_streams() {
         assert!(is_near(found, expect), "{n} prompt tokens: {found} us, {expect} ms");
     }
     for n in [64, 256, 1024] {
-        let (found, expect) = (costs.encode(BatchShape::of([n])).p50_us, encode_ms(n));
+        let (found, expect) = (encoder.encode(BatchShape::of([n])).p50_us, encode_ms(n));
         assert!(is_near(found, expect), "an image of {n} tokens: {found} us, {expect} ms");
     }
     let items: Vec<u32> = curves.items.iter().map(|item| item.tokens).collect();
