@@ -49,3 +49,48 @@ pub struct ItemCounts {
     /// Found in a cache, or shared with another request's encode.
     pub n_found: u32,
 }
+
+impl Outcome {
+    /// True if it ended with all tokens.
+    pub fn is_whole(&self) -> bool {
+        self.end == End::Whole && !self.tokens.is_empty()
+    }
+
+    /// Time from when it was due to its first token.
+    pub fn ttft(&self) -> Option<Duration> {
+        Some(self.tokens.first()?.saturating_sub(self.due))
+    }
+
+    /// Time from when it was due to its end.
+    pub fn e2el(&self) -> Duration {
+        self.ended.saturating_sub(self.due)
+    }
+
+    /// Mean time of the tokens after the first: (last - first) / (n - 1). None for fewer than two.
+    pub fn tpot(&self) -> Option<Duration> {
+        let first = self.tokens.first()?;
+        let last = self.tokens.last()?;
+        let n = u32::try_from(self.tokens.len()).ok()?.checked_sub(1).filter(|n| *n > 0)?;
+        Some(last.saturating_sub(*first) / n)
+    }
+
+    /// Its latency limits in a run with these: its own, if it has some, of the latencies that the run limits.
+    pub fn limits(&self, run: &Slo) -> Slo {
+        let Some(own) = self.slo else { return *run };
+        Slo { ttft: run.ttft.and(own.ttft), tpot: run.tpot.and(own.tpot), e2el: run.e2el.and(own.e2el) }
+    }
+
+    /// True if it met every limit ([`Self::limits`]). Refused, failed, short and unanswered requests meet none. A whole
+    /// answer of one token has no TPOT to meet.
+    pub fn meets(&self, slo: &Slo) -> bool {
+        let within = |found: Option<Duration>, wanted: Option<Duration>| match wanted {
+            None => true,
+            Some(wanted) => found.is_some_and(|found| found <= wanted),
+        };
+        let slo = self.limits(slo);
+        self.is_whole()
+            && within(self.ttft(), slo.ttft)
+            && (self.tokens.len() == 1 || within(self.tpot(), slo.tpot))
+            && within(Some(self.e2el()), slo.e2el)
+    }
+}
