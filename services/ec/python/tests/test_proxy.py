@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import free_port
 
@@ -80,6 +81,15 @@ def plain(tmp_path_factory) -> Iterator[int]:
     port = free_port()
     with vllm(port, tmp_path_factory.mktemp("plain") / "log"):
         yield port
+
+
+def stop_engines() -> list[psutil.Process]:
+    """Stops the engines of all vLLM servers of this process, not their API servers."""
+    engines = [one for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()]
+    assert engines, "vLLM has no engine process"
+    for engine in engines:
+        engine.suspend()
+    return engines
 
 
 def post(port: int, path: str, body: dict) -> dict:
@@ -149,6 +159,11 @@ def the_proxy_answers_as_vllm_does_and_a_client_that_leaves_ends_its_request(pla
         before = metric(plain, "vllm:generation_tokens_total")
         with urllib.request.urlopen(request, timeout=300) as response:
             response.readline()
+            engines = stop_engines()
+        # The server learns that nobody reads while its engine stands still, however busy the machine is.
+        time.sleep(2)
+        for engine in engines:
+            engine.resume()
         until = time.monotonic() + 60
         while metric(plain, "vllm:num_requests_running") and time.monotonic() < until:
             time.sleep(0.05)
