@@ -11,6 +11,10 @@ TITLES = {
 }
 
 
+#: Requests/s of ours over the best rival's that are the goal, by neighbours.
+GOALS = {0: 2.0, 1: 1.5}
+
+
 def cpu():
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -35,6 +39,7 @@ def markdown(document):
     for load, title in TITLES.items():
         rows = table(load, document["cells"])
         lines += ["", f"## {title}", "", *rows] if rows else []
+    lines += bars(document["cells"])
     if document["left_out"]:
         lines += ["", "Left out:", ""] + [f"- {name}: {why}" for name, why in document["left_out"].items()]
     return "\n".join(lines) + "\n"
@@ -53,6 +58,27 @@ def table(load, cells):
         for name, found in beside.items():
             rows.append(row(n, name, found, rivals))
     return rows
+
+
+def bars(cells):
+    """A line for each of our cells: which goals hold. TTFT and TPOT are goals without a neighbour."""
+    lines = ["", "## Goals", "", "Beside the best rival: at least twice the requests/s, at a lower median TTFT and TPOT; beside a busy "
+             "neighbour 1.5 times the requests/s.", "", "| load | neighbours | system | requests/s | TTFT | TPOT |",
+             "| --- | ---: | --- | --- | --- | --- |"]
+    for cell, found in sorted(cells.items()):
+        load, name, n = cell.split(":")
+        rivals = [of for other, of in cells.items() if other.startswith(f"{load}:") and other.endswith(f":{n}")
+                  and not is_ours(other.split(":")[1])]
+        if not is_ours(name) or not rivals:
+            continue
+        rate = found["requests_per_s"] / max(of["requests_per_s"] for of in rivals)
+        goals = [f"{'holds' if rate >= GOALS[int(n)] else 'missed'} ({rate:.3f})"]
+        for figure in ("ttft_p50_ms", "tpot_p50_ms"):
+            theirs = [of[figure] for of in rivals if of[figure]]
+            is_goal = n == "0" and theirs and found[figure]
+            goals.append(("holds" if found[figure] < min(theirs) else "missed") if is_goal else "–")
+        lines.append("| " + " | ".join([load, n, name, *goals]) + " |")
+    return lines
 
 
 def row(n, name, found, rivals):

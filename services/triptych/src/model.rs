@@ -30,6 +30,8 @@ pub struct CheckedModel {
     pub name: ModelName,
     /// Modalities of its items; none of a decoder by itself.
     pub modalities: Vec<Modality>,
+    /// Names of its towers; empty if no two read the same item.
+    pub towers: Vec<&'static str>,
     /// Its directory, absolute.
     pub dir: PathBuf,
 }
@@ -217,7 +219,11 @@ pub fn check(source: &ModelSource) -> Result<CheckedModel, CliError> {
         }
         e => CliError::Setting(format!("--model {} cannot be served: {}", dir.display(), chain(&e))),
     })?;
-    Ok(CheckedModel { name: model.name().clone(), modalities: model.modalities().to_vec(), dir })
+    let mut towers: Vec<_> = model.towers().map(|(_, name)| name).collect();
+    if towers.len() == 1 {
+        towers.clear();
+    }
+    Ok(CheckedModel { name: model.name().clone(), modalities: model.modalities().to_vec(), towers, dir })
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ pub use args::UpArgs;
 use crate::args::{EcArg, EcArgs};
 use crate::ec_choice::choose_for_up;
 use crate::error::{CliError, chain};
+use crate::model::CheckedModel;
 use crate::{listen, model};
 use cluster::Cluster;
 use plan::{ClusterPlan, Endpoints};
@@ -58,15 +59,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
     };
-    if args.encoders.towers().is_empty()
-        && !args.with_encoder
-        && let Some(model) = models.iter().find(|model| model.has_encoder())
-    {
-        return Err(CliError::Setting(format!(
-            "--encoders 0: then PD workers must encode for model {}, with --with-encoder",
-            model.name
-        )));
-    }
+    check_encoders(&args, &models)?;
     let ec = store(&args.ec)?;
     check_store(&ec.setting).await?;
     let mut plan = ClusterPlan::new(&args, &ec, &models, endpoints)?;
@@ -87,6 +80,28 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     match ended {
         Err(lost) => Err(CliError::Failed(lost.to_string())),
         Ok(()) => stopped,
+    }
+}
+
+/// Refuses encoder workers that leave items of a model without an encoder.
+fn check_encoders(args: &UpArgs, models: &[CheckedModel]) -> Result<(), CliError> {
+    if args.with_encoder {
+        return Ok(());
+    }
+    if args.encoders.towers().is_empty()
+        && let Some(model) = models.iter().find(|model| model.has_encoder())
+    {
+        return Err(CliError::Setting(format!(
+            "--encoders 0: then PD workers must encode for model {}, with --with-encoder",
+            model.name
+        )));
+    }
+    let fault = models.iter().find_map(|model| Some((model, args.encoders.fault_of(&model.towers)?)));
+    match fault {
+        Some((model, fault)) => {
+            Err(CliError::Setting(format!("--encoders {}: model {}: {fault}", args.encoders, model.name)))
+        }
+        None => Ok(()),
     }
 }
 

@@ -291,8 +291,12 @@ mod tests {
     fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
         let args = args(flags);
         let topology = topology.parse::<Topology>().unwrap();
-        let model =
-            CheckedModel { name: ModelName::new("m"), modalities: vec![Modality::Image], dir: "/m".into() };
+        let model = CheckedModel {
+            name: ModelName::new("m"),
+            modalities: vec![Modality::Image],
+            towers: Vec::new(),
+            dir: "/m".into(),
+        };
         let screen = Screen::silent();
         let starter = Starter { args: &args, model: &model, screen: &screen, dir: Path::new("/tmp") };
         let shares = topology.shares(&"0-3".parse().unwrap(), false).unwrap();

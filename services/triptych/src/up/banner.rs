@@ -99,7 +99,12 @@ mod tests {
     use triptych_core::ModelName;
 
     fn model(name: &str, modality: Modality) -> CheckedModel {
-        CheckedModel { name: ModelName::new(name), modalities: vec![modality], dir: "/m".into() }
+        CheckedModel {
+            name: ModelName::new(name),
+            modalities: vec![modality],
+            towers: Vec::new(),
+            dir: "/m".into(),
+        }
     }
 
     #[test]

@@ -29,6 +29,25 @@ impl EncoderWorkers {
     }
 }
 
+impl EncoderWorkers {
+    /// What is wrong with these workers for a model with towers, if something is: a tower that it has not, or one that no
+    /// worker would hold.
+    pub fn fault_of(&self, towers: &[&str]) -> Option<String> {
+        let Self::ByTower(given) = self else { return None };
+        let is_given = |tower: &str| given.iter().any(|(name, _)| name == tower);
+        let unknown = given.iter().find(|(name, _)| !towers.contains(&name.as_str()));
+        let lacking = towers.iter().find(|tower| !is_given(tower));
+        let of = towers.join(" and ");
+        match (towers, unknown, lacking) {
+            ([], ..) | (_, None, None) => None,
+            (_, Some((name, _)), _) => Some(format!("no tower is named {name:?}, its towers are {of}")),
+            (_, None, Some(tower)) => {
+                Some(format!("no worker would hold tower {tower}, its towers are {of}"))
+            }
+        }
+    }
+}
+
 /// Text that names no encoder workers.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
@@ -76,6 +95,22 @@ impl fmt::Display for EncoderWorkers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_tower_of_a_model_needs_a_worker() {
+        let fault = |text: &str, towers: &[&str]| {
+            text.parse::<EncoderWorkers>().expect("encoder workers").fault_of(towers).unwrap_or_default()
+        };
+        assert_eq!(fault("low:2,high:1", &["low", "high"]), "");
+        assert_eq!(fault("3", &["low", "high"]), "");
+        assert_eq!(fault("low:1", &[]), "", "a model with one tower is held by each worker");
+        assert_eq!(
+            fault("low:1", &["low", "high"]),
+            "no worker would hold tower high, its towers are low and high"
+        );
+        let unknown = fault("low:1,high:1,deep:1", &["low", "high"]);
+        assert_eq!(unknown, "no tower is named \"deep\", its towers are low and high");
+    }
 
     #[test]
     fn a_number_or_one_for_each_tower_is_read_and_what_is_neither_is_refused() {

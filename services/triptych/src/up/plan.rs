@@ -278,6 +278,7 @@ mod tests {
             .map(|(name, modalities)| CheckedModel {
                 name: ModelName::new(*name),
                 modalities: modalities.to_vec(),
+                towers: Vec::new(),
                 dir: format!("/models/{name}").into(),
             })
             .collect();
