@@ -30,8 +30,7 @@ impl EncoderWorkers {
 }
 
 impl EncoderWorkers {
-    /// What is wrong with these workers for a model with towers, if something is: a tower that it has not, or one that no
-    /// worker would hold.
+    /// The mistake for a model with these towers, if there is one: a tower that it has not, or one that no worker would hold.
     pub fn fault_of(&self, towers: &[&str]) -> Option<String> {
         let Self::ByTower(given) = self else { return None };
         let is_given = |tower: &str| given.iter().any(|(name, _)| name == tower);
