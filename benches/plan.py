@@ -1,4 +1,4 @@
-"""How right the plan is on this machine: curves under load, four workloads on three topologies, and the bars.
+"""How right the plan is on this machine: curves in service, four workloads on three topologies, and the bars.
 
     python3 benches/plan.py --out results                # at most 20 minutes, on a machine with nothing else to do
     python3 benches/plan.py --out results --minutes 60   # longer runs
@@ -46,8 +46,9 @@ class Validation:
         self.binary = str(args.binary)
         self.model = ["--load-format", "dummy", "--precision", "int8"]
         self.curves = [self.out / "curves-1.json", self.out / "curves-2.json"]
+        self.in_service = self.out / "in-service"
         self.question = ["--slo", SLO, "--one-machine"]
-        for file in self.curves:
+        for file in [self.in_service / file.name for file in self.curves]:
             self.question += ["--curves", str(file)]
         n_runs = len(WORKLOADS) * len(TOPOLOGIES) * len(PARTS)
         # A fifth of the time is for curves, plans and the overlay.
@@ -60,6 +61,15 @@ class Validation:
                 flags = ["--threads", str(threads), "--cores", cores, "--rounds", str(self.args.rounds), "-o", str(part)]
                 run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
+
+    def calibrate(self):
+        page = self.out / "in-service.md"
+        if not page.exists():
+            flags = ["--cores", "0,1", "--output", str(self.in_service), "--model", self.args.model, *self.model]
+            for file in self.curves:
+                flags += ["--curves", str(file)]
+            run(self.binary, "plan", "calibrate", *flags, to=page)
+        print(page.read_text())
 
     def rates(self, workload):
         """Rates of each topology, from the plan; kept, so that a second start measures the same."""
@@ -111,6 +121,7 @@ class Validation:
     def all(self):
         began = time.monotonic()
         self.measure_curves()
+        self.calibrate()
         for workload in WORKLOADS:
             for topology, rates in self.rates(workload).items():
                 if time.monotonic() - began > self.args.minutes * 60 - RESERVE_S:

@@ -1,9 +1,19 @@
 //! Clusters that are started to be measured, as the measurements see them. The binary implements it: only that knows the
 //! flags of its roles.
 
+use crate::cpu_time::CpuTime;
 use crate::error::MeasureError;
 use crate::sweep::Server;
-use crate::topology::Topology;
+use crate::topology::{Topology, WorkerKind};
+
+/// Processor time of a process of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessTime {
+    /// Its worker; `None`: the proxy or a store.
+    pub worker: Option<WorkerKind>,
+    /// Since its start.
+    pub time: CpuTime,
+}
 
 /// A running cluster. Dropping it ends its processes.
 pub trait RunningCluster {
@@ -18,6 +28,12 @@ pub trait RunningCluster {
 
     /// Name and cores of each process, for the report.
     fn placement(&self) -> &[(String, String)];
+
+    /// Processor time of each process, in a fixed order.
+    ///
+    /// # Errors
+    /// [`MeasureError::Failed`] if the system does not tell.
+    fn cpu_times(&self) -> Result<Vec<ProcessTime>, MeasureError>;
 
     /// The reason, if a process has ended: then the measurements under way are void.
     fn dead(&mut self) -> Option<String>;

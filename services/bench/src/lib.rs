@@ -38,6 +38,7 @@ pub mod client;
 pub mod scrape;
 pub mod run;
 pub mod host;
+pub mod cpu_time;
 pub mod sweep;
 pub mod interleave;
 pub mod error;

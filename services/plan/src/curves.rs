@@ -13,6 +13,7 @@ pub mod interference;
 mod joined;
 mod prompt;
 pub mod sample;
+mod service;
 mod source;
 pub mod timed;
 mod towers;
@@ -25,14 +26,15 @@ pub use interference::{Interference, Stage, StageInterference};
 pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
+pub use service::ServiceFactors;
 pub use source::{ApiEncoders, ApiSource, Unmeasured};
 pub use towers::{EncoderCurves, TowerCurves};
 
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 6;
-/// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers.
+pub const VERSION: u32 = 7;
+/// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers, version 6 no factors of service.
 pub const OLDEST_VERSION: u32 = 4;
 
 /// Curves of one model on one kind of machine, for workers with a given number of cores.
@@ -95,6 +97,9 @@ pub struct CostCurves {
     /// are taken.
     #[serde(default)]
     pub between_steps_us: f64,
+    /// Factors by which the measured times are scaled to those of a cluster in service; `None`: they are as measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_service: Option<ServiceFactors>,
     /// The server of another engine that these are of; `None`: a worker of ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api: Option<ApiSource>,
@@ -105,17 +110,25 @@ impl CostCurves {
     #[must_use]
     pub fn slowed(&self, times: f64) -> Self {
         let mut slowed = self.clone();
-        let encode = slowed.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
-        let step = slowed.step.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
-        let preprocess = slowed.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
-        let of_towers = slowed.more_towers.iter_mut().flat_map(|tower| {
+        slowed.scale_encoding(times);
+        slowed.scale_steps(times);
+        slowed
+    }
+
+    /// Scales preprocessing and forwards of all encoders.
+    fn scale_encoding(&mut self, times: f64) {
+        let encode = self.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+        let preprocess = self.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
+        let of_towers = self.more_towers.iter_mut().flat_map(|tower| {
             let encode = tower.encode.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]);
             encode.chain(tower.preprocess.iter_mut().map(|p| [&mut p.p50_us, &mut p.p95_us]))
         });
-        for us in encode.chain(step).chain(preprocess).chain(of_towers).flatten() {
-            *us *= times;
-        }
-        slowed
+        encode.chain(preprocess).chain(of_towers).flatten().for_each(|us| *us *= times);
+    }
+
+    /// Scales engine steps.
+    fn scale_steps(&mut self, times: f64) {
+        self.step.iter_mut().flat_map(|p| [&mut p.p50_us, &mut p.p95_us]).for_each(|us| *us *= times);
     }
 }
 

@@ -7,13 +7,14 @@
 //!
 //! The simulator's requests and outcomes are those of `triptych-bench`, so one judge rules on both. Read in this order:
 //!
-//! - [`curves`]: costs of a worker; [`profile`] measures them;
+//! - [`curves`]: costs of a worker; [`profile`] measures them, [`calibration`] scales them to a cluster in service;
 //! - [`simulator`]: a cluster of such workers, on a simulated clock;
 //! - [`planner`]: the cluster that meets the SLO at the highest rate, [`maps`]: who is ahead where, and [`online`]: autoscaling of a
 //!   running one;
 //! - [`validation`]: comparison with measurements, [`papers`]: with those of others, and [`comparison`] of topologies without any.
 #![forbid(unsafe_code)]
 
+pub mod calibration;
 pub mod comparison;
 pub mod curves;
 pub mod maps;

@@ -1,5 +1,6 @@
 //! `triptych plan`: the flags of the planner, which is [`triptych_plan`], and its output.
 
+mod calibrate;
 mod compare;
 mod fleets;
 mod maps;
@@ -44,6 +45,9 @@ pub struct PlanArgs {
 /// Other commands.
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
+    /// Scale cost curves to a cluster in service: a short load on this machine, and its processor time beside the simulated one
+    #[command(after_help = CALIBRATE_EXAMPLES)]
+    Calibrate(Box<calibrate::CalibrateArgs>),
     /// Compare topologies by simulation, over the bench's suite and a day that changes
     #[command(after_help = COMPARE_EXAMPLES)]
     Compare(Box<compare::CompareArgs>),
@@ -63,6 +67,11 @@ pub enum PlanCommand {
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(Box<validate::ValidateArgs>),
 }
+
+const CALIBRATE_EXAMPLES: &str = "\
+Examples:
+  triptych plan calibrate --curves one.json --curves two.json --model ./my-qwen2-vl --cores 0,1 --output in-service
+  triptych plan --curves in-service/one.json --curves in-service/two.json --one-machine --slo ttft=2s --budget 2cores";
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
@@ -101,6 +110,7 @@ Examples:
 /// [`CliError`] for files and texts that cannot be used, and for a budget without room.
 pub async fn run(args: PlanArgs) -> Result<(), CliError> {
     match args.command {
+        Some(PlanCommand::Calibrate(args)) => return calibrate::run(*args).await,
         Some(PlanCommand::Compare(args)) => return blocking(move || compare::run(&args)).await,
         Some(PlanCommand::Fleets(args)) => return blocking(move || fleets::run(&args)).await,
         Some(PlanCommand::Map(args)) => return blocking(move || maps::run(&args)).await,

@@ -169,6 +169,7 @@ async fn assemble(
         colocated: profiled.colocated,
         interference: Some(profiled.interference),
         between_steps_us: profiled.between_steps_us,
+        in_service: None,
         api: None,
     })
 }

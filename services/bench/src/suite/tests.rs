@@ -66,6 +66,10 @@ impl RunningCluster for Cluster {
         &[]
     }
 
+    fn cpu_times(&self) -> Result<Vec<ProcessTime>, MeasureError> {
+        Ok(Vec::new())
+    }
+
     fn dead(&mut self) -> Option<String> {
         None
     }

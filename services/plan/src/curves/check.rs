@@ -51,6 +51,9 @@ impl CostCurves {
         if let Some(interference) = &self.interference {
             interference.mistakes(&mut found);
         }
+        if let Some(factors) = &self.in_service {
+            factors.mistakes(&mut found);
+        }
         found
     }
 

@@ -80,7 +80,6 @@ impl World<'_> {
             let output = job.output;
             encoder.n_preprocessing += 1;
             let work = self.draw(self.workers[w].costs.encoder(output.tower).preprocess(output.sized));
-            self.workers[w].used.encode += work as f64;
             self.compute(w, Task::Preprocess(id), (work, 1.0));
         }
     }
@@ -167,7 +166,6 @@ impl World<'_> {
         }
         let worker = &mut self.workers[w];
         let threads = worker.threads();
-        worker.used.encode += work as f64 * threads;
         worker.used.n_batches += 1;
         worker.used.n_encoded += jobs.len() as u64;
         let mut batch = Batch { jobs, began: now, parts: VecDeque::new(), part: None, compute_id: 0 };

@@ -81,6 +81,8 @@ pub struct PoolUse {
     pub cores: usize,
     /// Core-seconds that encoding took, preprocessing included.
     pub encode_s: f64,
+    /// Of those, core-seconds of preprocessing.
+    pub preprocess_s: f64,
     /// Core-seconds that engine steps took.
     pub step_s: f64,
     /// Core-seconds that proxy, store and clients took from it.

@@ -176,7 +176,6 @@ impl World<'_> {
         let work = self.draw(costs.step(shape));
         let worker = &mut self.workers[w];
         let threads = worker.threads();
-        worker.used.step += work as f64 * threads;
         worker.used.n_steps += 1;
         worker.used.n_rows += u64::from(shape.prefill_tokens + shape.decodes);
         self.compute(w, Task::Step(shape.stage()), (work, threads));

@@ -27,6 +27,17 @@ struct Task<T> {
     width: f64,
     /// Factor on its time, beside what its share makes of it.
     slowdown: f64,
+    /// Capacity that it used, in nanoseconds.
+    used: f64,
+}
+
+/// A task that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ended<T> {
+    /// Its name.
+    pub(super) name: T,
+    /// Capacity that it used, in nanoseconds: of cores, its processor time.
+    pub(super) used: f64,
 }
 
 impl<T> Sharing<T> {
@@ -38,7 +49,7 @@ impl<T> Sharing<T> {
     /// A task that takes so long at full speed, and then wants so much.
     pub(super) fn start(&mut self, now: Nanos, name: T, (work, width): (Nanos, f64)) {
         self.advance(now);
-        self.tasks.push(Task { name, left: work as f64, width, slowdown: 1.0 });
+        self.tasks.push(Task { name, left: work as f64, width, slowdown: 1.0, used: 0.0 });
     }
 
     /// Time at which the first of them ends if nobody comes, and the number under which that holds: any change gives another.
@@ -73,11 +84,14 @@ impl<T> Sharing<T> {
     }
 
     /// Takes out the tasks that have ended by now.
-    pub(super) fn ended(&mut self, now: Nanos) -> Vec<T> {
+    pub(super) fn ended(&mut self, now: Nanos) -> Vec<Ended<T>> {
         self.advance(now);
         let (mut ended, mut rest) = (Vec::new(), Vec::with_capacity(self.tasks.len()));
         for task in self.tasks.drain(..) {
-            if task.left <= EPSILON { ended.push(task.name) } else { rest.push(task) }
+            match task.left <= EPSILON {
+                true => ended.push(Ended { name: task.name, used: task.used }),
+                false => rest.push(task),
+            }
         }
         self.tasks = rest;
         ended
@@ -104,7 +118,10 @@ impl<T> Sharing<T> {
         if passed > 0.0 && !self.tasks.is_empty() {
             let rate = self.rate();
             self.used += self.width() * rate * passed;
-            self.tasks.iter_mut().for_each(|task| task.left -= rate * passed / task.slowdown);
+            for task in &mut self.tasks {
+                task.left -= rate * passed / task.slowdown;
+                task.used += task.width * rate * passed;
+            }
         }
         self.at = self.at.max(now);
     }
@@ -113,6 +130,10 @@ impl<T> Sharing<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn names<T>(ended: Vec<Ended<T>>) -> Vec<T> {
+        ended.into_iter().map(|task| task.name).collect()
+    }
 
     #[test]
     fn tasks_run_alone_at_full_speed_and_together_at_their_share() {
@@ -126,9 +147,12 @@ mod tests {
         let (at, newer) = cores.next().unwrap();
         assert_eq!(at, 110);
         assert!(!cores.is_current(version) && cores.is_current(newer));
-        assert_eq!(cores.ended(110), ['b', 'c']);
+        assert_eq!(names(cores.ended(110)), ['b', 'c']);
         let (at, _) = cores.next().unwrap();
-        assert_eq!((at, cores.ended(at)), (130, vec!['a']));
+        assert_eq!(at, 130);
+        // Alone for 50, half of its width for 60, alone for 20.
+        let [ended] = cores.ended(at)[..] else { panic!("one task is left") };
+        assert!(ended.name == 'a' && (ended.used - 200.0).abs() < 1.0, "{ended:?}");
         assert!(cores.width() == 0.0 && cores.next().is_none());
         assert!((cores.used(1000) - 2.0 * 130.0).abs() < 1.0);
     }
@@ -143,7 +167,7 @@ mod tests {
         assert!(cores.slow_down(50, |_| 1.0));
         assert_eq!(cores.next().unwrap().0, 125);
         assert_eq!(cores.shares().collect::<Vec<_>>(), [(&'a', 1.0)]);
-        assert_eq!(cores.ended(125), ['a']);
+        assert_eq!(names(cores.ended(125)), ['a']);
         assert!((cores.used(125) - 125.0).abs() < 1.0, "its core is held all the while");
     }
 
@@ -154,7 +178,7 @@ mod tests {
             store.start(0, name, (work, 1.0));
         }
         assert_eq!(store.next().unwrap().0, 10);
-        assert_eq!(store.ended(10), ['a']);
-        assert_eq!(store.ended(20), ['b']);
+        assert_eq!(names(store.ended(10)), ['a']);
+        assert_eq!(names(store.ended(20)), ['b']);
     }
 }

@@ -32,7 +32,8 @@ impl World<'_> {
         for worker in &mut self.workers {
             let pool = &mut pools[worker.pool];
             let used = worker.used;
-            pool.encode_s += used.encode / 1e9;
+            pool.preprocess_s += used.preprocess / 1e9;
+            pool.encode_s += (used.preprocess + used.encode) / 1e9;
             pool.step_s += used.step / 1e9;
             pool.front_s += used.front / 1e9;
             pool.busy_s += worker.cores.used(now) / 1e9;

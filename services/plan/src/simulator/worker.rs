@@ -62,6 +62,7 @@ pub(super) struct Worker {
 /// Use of a worker, in core-nanoseconds, and counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
+    pub(super) preprocess: f64,
     pub(super) encode: f64,
     pub(super) step: f64,
     pub(super) front: f64,
@@ -70,6 +71,18 @@ pub(super) struct Used {
     pub(super) n_steps: u64,
     pub(super) n_rows: u64,
     pub(super) n_requests: u64,
+}
+
+impl Used {
+    /// A task has ended that used so many core-nanoseconds.
+    pub(super) fn add(&mut self, task: Task, used: f64) {
+        *match task {
+            Task::Preprocess(_) => &mut self.preprocess,
+            Task::Forward(_) => &mut self.encode,
+            Task::Step(_) => &mut self.step,
+            Task::Front => &mut self.front,
+        } += used;
+    }
 }
 
 /// Reports to the proxy.

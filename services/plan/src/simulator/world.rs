@@ -4,6 +4,7 @@ use super::event_queue::{EventQueue, Nanos};
 use super::proxy::{Proxy, StoreQuestion};
 use super::request::{JobEnd, Request};
 use super::result::{ItemSources, Moment, Span};
+use super::sharing::Ended;
 use super::spec::{ClusterSpec, FrontCores, SpecError};
 use super::store::{Store, Transfer};
 use super::worker::{JobId, Task, Worker};
@@ -270,7 +271,6 @@ impl<'a> World<'a> {
     fn front_task(&mut self, worker: usize, us: f64) {
         let work = from_us(us);
         if work > 0 {
-            self.workers[worker].used.front += work as f64;
             self.compute(worker, Task::Front, (work, 1.0));
         }
     }
@@ -317,8 +317,9 @@ impl<'a> World<'a> {
         if !w.cores.is_current(version) {
             return;
         }
-        for task in w.cores.ended(now) {
-            match task {
+        for Ended { name, used } in w.cores.ended(now) {
+            self.workers[worker].used.add(name, used);
+            match name {
                 Task::Preprocess(job) => self.preprocessed(worker, job),
                 Task::Forward(tower) => self.forwarded(worker, tower),
                 Task::Step(_) => self.stepped(worker),
@@ -356,7 +357,7 @@ impl<'a> World<'a> {
         if !self.store.lines.is_current(version) {
             return;
         }
-        for transfer in self.store.lines.ended(self.queue.now()) {
+        for Ended { name: transfer, .. } in self.store.lines.ended(self.queue.now()) {
             self.moved(transfer);
         }
         self.look_at_lines();

@@ -16,7 +16,8 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
-use triptych_bench::cluster::{ClusterStarter, RunningCluster};
+use triptych_bench::cluster::{ClusterStarter, ProcessTime, RunningCluster};
+use triptych_bench::cpu_time::CpuTime;
 use triptych_bench::error::MeasureError;
 use triptych_bench::sweep::Server;
 use triptych_bench::topology::quota::{self, Quota};
@@ -64,6 +65,7 @@ pub struct BenchCluster {
 
 struct Process {
     name: String,
+    worker: Option<WorkerKind>,
     child: Child,
     log: PathBuf,
     // After the child: it is removed when the process is gone.
@@ -96,14 +98,14 @@ impl BenchCluster {
             processes: Vec::new(),
             slab: slab_of(&ec),
         };
-        let mut shares = shares.iter();
+        let mut workers = topology.kinds().into_iter().zip(&shares);
         for spec in &plan.children {
             let is_worker = matches!(spec.role, Role::Encoder | Role::Pd);
-            let share = if is_worker { shares.next() } else { None };
+            let (worker, share) = if is_worker { workers.next() } else { None }.unzip();
             let cores_text = share.map_or_else(|| side.to_string(), ToString::to_string);
             let (on, n_cores) = share.map_or((&side, None), |s| (&s.cores, s.quota.map(|_| s.n_cores())));
             let log = dir.join(format!("{name}-{}.log", spec.name));
-            cluster.processes.push(Process::start(spec, on, n_cores, log)?);
+            cluster.processes.push(Process { worker, ..Process::start(spec, on, n_cores, log)? });
             cluster.placement.push((spec.name.clone(), cores_text));
         }
         tokio::select! {
@@ -137,6 +139,18 @@ impl RunningCluster for BenchCluster {
 
     fn placement(&self) -> &[(String, String)] {
         &self.placement
+    }
+
+    fn cpu_times(&self) -> Result<Vec<ProcessTime>, MeasureError> {
+        let of = |process: &Process| {
+            let failed = |e: &std::io::Error| {
+                MeasureError::failed(format!("cannot tell the processor time of {}", process.name), e)
+            };
+            // A child that was waited for has no id: it has ended.
+            let time = CpuTime::of(process.child.id().unwrap_or_default()).map_err(|e| failed(&e))?;
+            Ok(ProcessTime { worker: process.worker, time })
+        };
+        self.processes.iter().map(of).collect()
     }
 
     fn dead(&mut self) -> Option<String> {
@@ -201,7 +215,7 @@ impl Process {
                 Some(quota)
             }
         };
-        Ok(Self { name: spec.name.clone(), child, log, _quota: quota })
+        Ok(Self { name: spec.name.clone(), worker: None, child, log, _quota: quota })
     }
 
     fn dead(&mut self) -> Option<String> {

@@ -54,6 +54,38 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     assert_eq!(beside.stages().count(), 4, "{beside:?}");
     assert!(beside.stages().all(|(_, times)| times.shared_us > 0.0 && times.alone_us > 0.0), "{beside:?}");
     assert!(read.publish.len() == 2 && read.publish.iter().all(|p| p.p50_us > 0.0));
+    calibrates(&out, &read);
+}
+
+/// A cluster in service scales the curves; those are not scaled again, and workers of another size have none.
+fn calibrates(curves: &Path, measured: &CostCurves) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (model, output) = (tree("tests/models/shapes-qwen2-vl"), dir.path().join("in-service"));
+    let workload = "mixed:with=0.8,images=1-2,size=112x84,text=30,output=8";
+    let plan = |curves: &Path, topology: &str| {
+        let curves = curves.to_str().expect("plain");
+        let flags = ["plan", "calibrate", "--curves", curves, "--model", &model, "--topology", topology];
+        let more = ["--workload", workload, "--window-s", "2", "--cores", "0", "--output"];
+        triptych(&[&flags[..], &more, &[output.to_str().expect("plain")]].concat())
+    };
+    let calibrated = plan(curves, "colocated");
+    assert!(calibrated.status.success(), "{}", stderr(&calibrated));
+    let page = String::from_utf8_lossy(&calibrated.stdout);
+    assert!(page.contains("| colocated | "), "{page}");
+    let file = output.join(curves.file_name().expect("a name"));
+    let scaled = CostCurves::read(&std::fs::read_to_string(&file).expect("written")).expect("curves");
+    let factors = scaled.in_service.expect("factors");
+    assert_eq!(factors.encode, factors.step, "one process does both");
+    let times = scaled.step[0].p50_us / measured.step[0].p50_us;
+    assert!((times - factors.step).abs() < 1e-9, "{times} for {factors:?}");
+    let again = plan(&file, "colocated");
+    assert!(stderr(&again).contains("scaled to service already"), "{}", stderr(&again));
+    let other = plan(curves, "dp2");
+    assert!(
+        stderr(&other).contains("workers with 1 threads, which --topology has none of on 1 cores"),
+        "{}",
+        stderr(&other)
+    );
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! Factors from the times of a profile to those of the same work in a cluster.
+//!
+//! A profile repeats one thing at a time. In a cluster, caches hold what other threads read and wrote, threads sleep and are
+//! woken for each token, and forwards follow pauses: the same work takes more processor time.
+
+use super::CostCurves;
+use serde::{Deserialize, Serialize};
+
+/// Processor time of work in service over that by the curves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceFactors {
+    /// Of preprocessing and forwards of encoders.
+    pub encode: f64,
+    /// Of engine steps and the time between two of them.
+    pub step: f64,
+    /// Of client, proxy and network.
+    pub front: f64,
+}
+
+/// Most that a factor may be.
+const MOST: f64 = 100.0;
+/// Factors that an idle machine has; beyond them something else was measured.
+const USUAL: std::ops::RangeInclusive<f64> = 0.5..=3.0;
+
+impl ServiceFactors {
+    /// True if an idle machine may have them.
+    pub fn are_usual(&self) -> bool {
+        [self.encode, self.step, self.front].iter().all(|factor| USUAL.contains(factor))
+    }
+
+    /// Adds what cannot be. The work of client and proxy may be too little to be measured.
+    pub(super) fn mistakes(&self, found: &mut Vec<String>) {
+        for (name, value, least) in
+            [("encode", self.encode, 0.01), ("step", self.step, 0.01), ("front", self.front, 0.0)]
+        {
+            if !(least..=MOST).contains(&value) {
+                found.push(format!("in_service.{name} is {value}, allowed is {least} to {MOST}"));
+            }
+        }
+    }
+}
+
+impl CostCurves {
+    /// The curves of workers in service: scaled, and marked as such.
+    pub fn in_service(&self, factors: ServiceFactors) -> Self {
+        let mut scaled = self.clone();
+        scaled.scale_encoding(factors.encode);
+        scaled.scale_steps(factors.step);
+        scaled.between_steps_us *= factors.step;
+        let front = &mut scaled.front;
+        let times = [
+            &mut front.request_us,
+            &mut front.item_us,
+            &mut front.item_byte_us,
+            &mut front.step_us,
+            &mut front.token_us,
+        ];
+        times.into_iter().for_each(|us| *us *= factors.front);
+        scaled.in_service = Some(factors);
+        scaled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{curves, two_towers};
+    use super::*;
+
+    #[test]
+    fn each_stage_has_its_own_factor() {
+        let (base, factors) = (two_towers(), ServiceFactors { encode: 1.5, step: 2.0, front: 3.0 });
+        let scaled = base.in_service(factors);
+        assert_eq!(scaled.encode[0].p50_us, base.encode[0].p50_us * 1.5);
+        assert_eq!(scaled.preprocess[0].p95_us, base.preprocess[0].p95_us * 1.5);
+        assert_eq!(scaled.more_towers[0].encode[0].p50_us, base.more_towers[0].encode[0].p50_us * 1.5);
+        assert_eq!(scaled.step[0].p95_us, base.step[0].p95_us * 2.0);
+        assert_eq!(scaled.between_steps_us, base.between_steps_us * 2.0);
+        assert_eq!(scaled.front.token_us, base.front.token_us * 3.0);
+        assert_eq!(scaled.front.misplaced, base.front.misplaced);
+        assert_eq!((&scaled.load, &scaled.publish), (&base.load, &base.publish));
+        assert_eq!(scaled.in_service, Some(factors));
+    }
+
+    #[test]
+    fn factors_that_cannot_be_are_named() {
+        let scaled = curves().in_service(ServiceFactors { encode: f64::NAN, step: 0.0, front: 0.0 });
+        let mistakes = scaled.mistakes().join("; ");
+        assert!(
+            mistakes.contains("in_service.encode is NaN")
+                && mistakes.contains("in_service.step is 0.1, allowed is 0.2 to 5")
+        );
+    }
+
+    #[test]
+    fn a_file_keeps_the_factors() {
+        let scaled = curves().in_service(ServiceFactors { encode: 1.1, step: 1.2, front: 1.3 });
+        let text = serde_json::to_string(&scaled).unwrap();
+        assert_eq!(CostCurves::read(&text).unwrap(), scaled);
+    }
+}
