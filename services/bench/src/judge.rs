@@ -202,10 +202,14 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> RunVerdict {
     verdict
 }
 
-/// Random change of the number of requests in flight, summed over all windows: two standard
-/// deviations, where requests come and go independently of each other.
+/// Standard deviations that count as chance: of two, one run in forty that is idle would be refused, and a sweep has
+/// several.
+const BY_CHANCE: f64 = 3.0;
+
+/// Random change of the number of requests in flight, summed over all windows, where requests come and go independently of
+/// each other.
 fn by_chance(runs: &[Run]) -> f64 {
-    2.0 * runs.iter().map(|run| 2.0 * mean_under_way(run)).sum::<f64>().sqrt()
+    BY_CHANCE * runs.iter().map(|run| 2.0 * mean_under_way(run)).sum::<f64>().sqrt()
 }
 
 fn mean_under_way(run: &Run) -> f64 {

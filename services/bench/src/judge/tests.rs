@@ -132,7 +132,7 @@ fn what_chance_leaves_under_way_at_the_end_of_a_short_window_is_no_backlog() {
     };
     assert_eq!(serves(4), (40, true));
     assert_eq!(serves(7), (37, true), "three of forty are a matter of chance");
-    assert_eq!(serves(14), (30, false), "ten are not");
+    assert_eq!(serves(20), (24, false), "sixteen are not");
 }
 
 #[test]
