@@ -480,6 +480,7 @@ mod tests {
         let pool = PoolConfig {
             threads: 1,
             max_jobs: 1,
+            order: JobOrder::default(),
             limits: Limits::default(),
             watchdog: Watchdog::default(),
             fault: None,
@@ -534,6 +535,7 @@ mod tests {
         let config = PoolConfig {
             threads: 1,
             max_jobs: 1,
+            order: JobOrder::default(),
             limits: Limits::default(),
             watchdog: Watchdog::default(),
             fault: None,

@@ -3,7 +3,7 @@
 use crate::batcher::{BatchItem, LoadedPart};
 use crate::fences::FenceTable;
 use crate::meters::{EncoderMeters, JobTimes};
-use crate::pool::{JobPermit, PreprocessPool};
+use crate::pool::{JobPermit, PreprocessPool, RawItem};
 use crate::served::{ServedEncoder, ServedEncoders, ServedTower};
 use crate::updates::ModelUpdates;
 use bytes::Bytes;
@@ -177,7 +177,8 @@ impl EncoderWorkerState {
         }
         let options = convert::options(request.options.unwrap_or_default(), form)?;
         let (preprocess, modality) = (job.tower.preprocess.clone(), job.encoder.modality);
-        let preprocessed = self.pool.preprocess(preprocess, modality, request.item, options);
+        let raw = RawItem { modality, bytes: request.item, options };
+        let preprocessed = self.pool.preprocess(preprocess, raw, permit.load());
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
         permit.load().sized(input.n_tokens);
         let item = job.item(input.n_tokens, input.extent.clone())?;
@@ -220,7 +221,7 @@ impl EncoderWorkerState {
             return Err(Failure::invalid(text));
         }
         let hidden = job.tower.batcher.hidden();
-        let read = self.pool.read(item, move |item, limits| embeddings::read(item, hidden, limits));
+        let read = self.pool.read(item, permit.load(), move |item, limits| embeddings::read(item, hidden, limits));
         let (given, preprocess) = read.await?;
         permit.load().sized(given.n_tokens);
         let item = job.item(given.n_tokens, given.extent)?;

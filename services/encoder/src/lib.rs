@@ -6,6 +6,8 @@
 //! Encode ──▶ admission ──▶ preprocess (CPU pool) ──▶ batcher (one thread a model) ──▶ publish (EC connector)
 //! ```
 //!
+//! Jobs that wait for a thread, or for a forward, go in one order ([`order`]): by request, the least work left first.
+//!
 //! Concurrent jobs for one key share one encode; a job whose output is cached skips it. The cost of jobs is
 //! learned, and reported to watchers of the worker's load.
 //!
@@ -21,6 +23,7 @@ mod adapters;
 mod adapter_updates;
 mod fences;
 
+mod thread_turns;
 mod pool;
 mod batcher;
 

@@ -121,7 +121,7 @@ impl LoadTracker {
     }
 
     /// Places of the waiting jobs in an order. Items that are not preprocessed yet count as work of their requests.
-    fn ranks(&self, order: JobOrder) -> JobRanks {
+    pub(crate) fn ranks(&self, order: JobOrder) -> JobRanks {
         let table = self.table();
         let waiting = table.jobs.iter().filter(|(_, job)| job.stage == JobStage::Waiting);
         let job =
@@ -219,7 +219,12 @@ pub struct JobRanks(HashMap<u64, JobRank>);
 impl JobRanks {
     /// Place of a job; `None` if it did not wait.
     pub fn of(&self, job: &JobLoad) -> Option<JobRank> {
-        self.0.get(&job.id).copied()
+        self.of_id(job.id)
+    }
+
+    /// The same by its number.
+    pub(crate) fn of_id(&self, id: u64) -> Option<JobRank> {
+        self.0.get(&id).copied()
     }
 }
 
@@ -231,6 +236,11 @@ pub struct JobLoad {
 }
 
 impl JobLoad {
+    /// Its number: no other job of this worker has it.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Places of all jobs that wait beside it.
     pub fn ranks(&self, order: JobOrder) -> JobRanks {
         self.load.ranks(order)

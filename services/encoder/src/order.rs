@@ -1,4 +1,5 @@
-//! Order of the jobs that wait at an encoder worker: a request's items together, the request with the least work left first.
+//! Order of the jobs that wait at an encoder worker, for a thread that preprocesses them and for a forward: a request's items
+//! together, the request with the least work left first.
 //!
 //! Jobs are ranked by request: the smaller priority, then the earlier due time. A request is due at its arrival plus
 //! [`WORK_WEIGHT`] times the work of its waiting jobs. That is shortest remaining work first, with ageing: of requests that
@@ -8,7 +9,7 @@
 //!
 //! Pure: the worker's threads and the planner's simulator hand in what waits. It knows no clock and no queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use triptych_core::RequestId;
 
@@ -111,6 +112,13 @@ pub fn ranks(order: JobOrder, waiting: &[WaitingJob]) -> HashMap<u64, JobRank> {
     waiting.iter().map(rank).collect()
 }
 
+/// Removes the next of those that wait: the one with the smallest rank, of equal ones the one in front. One without a rank
+/// does not wait any more, and is out of the way first.
+pub fn take_next<T>(waiting: &mut VecDeque<T>, rank: impl Fn(&T) -> Option<JobRank>) -> Option<T> {
+    let (next, _) = waiting.iter().enumerate().min_by_key(|(_, one)| rank(one))?;
+    waiting.remove(next)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +166,17 @@ mod tests {
         for (what, jobs, expect) in cases {
             assert_eq!(in_order(JobOrder::LeastWorkLeft, jobs), expect, "{what}");
         }
+    }
+
+    #[test]
+    fn the_next_is_taken_out_and_the_others_stay_in_their_places() {
+        let ranks = ranks(JobOrder::LeastWorkLeft, &waiting(&[(1, 0, 0, 90), (2, 0, 0, 10), (3, 0, 0, 50)]));
+        let mut queue: VecDeque<u64> = [0, 9, 1, 2].into();
+        let mut taken = Vec::new();
+        while let Some(id) = take_next(&mut queue, |id| ranks.get(id).copied()) {
+            taken.push(id);
+        }
+        assert_eq!(taken, [9, 1, 2, 0], "9 has no rank");
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs.
+//! Preprocessing on a CPU pool beside compute, behind the bound on admitted jobs. Jobs have the pool's threads in the order of
+//! [`crate::order`], as they have forwards.
 
 use crate::load::{JobLoad, LoadTracker};
 use crate::meters::EncoderMeters;
-use crate::order::JobOwner;
+use crate::order::{JobOrder, JobOwner};
+use crate::thread_turns::ThreadTurns;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(50), Duration::
 
 /// CPU pool and bound on jobs.
 pub struct PreprocessPool {
-    threads: Arc<Semaphore>,
+    threads: ThreadTurns,
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
@@ -40,12 +42,24 @@ pub struct PoolConfig {
     pub threads: usize,
     /// Jobs admitted at once; one more is Overloaded.
     pub max_jobs: usize,
+    /// Order in which jobs have the threads.
+    pub order: JobOrder,
     /// Limits on items.
     pub limits: Limits,
     /// Watches the threads.
     pub watchdog: Watchdog,
     /// Called on a thread of the pool with each item. `None` outside tests, which plant faults with it.
     pub fault: Option<ItemHook>,
+}
+
+/// An item as the client sent it.
+pub struct RawItem {
+    /// Its kind.
+    pub modality: Modality,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Its processing options.
+    pub options: ItemOptions,
 }
 
 /// Seam by which tests plant faults into the preprocessing of an item.
@@ -74,15 +88,16 @@ impl Drop for JobPermit {
 impl PreprocessPool {
     /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
     pub fn new(config: PoolConfig, meters: Arc<EncoderMeters>, tasks: TaskTracker) -> Self {
-        let PoolConfig { threads, max_jobs, limits, watchdog, fault } = config;
+        let PoolConfig { threads, max_jobs, order, limits, watchdog, fault } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
+        let load = LoadTracker::new(max_jobs, meters.backlog());
         Self {
-            threads: Arc::new(Semaphore::new(threads.min(Semaphore::MAX_PERMITS))),
+            threads: ThreadTurns::new(threads, order, load.clone()),
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
-            load: LoadTracker::new(max_jobs, meters.backlog()),
+            load,
             began: Instant::now(),
             meters,
             tasks,
@@ -123,35 +138,36 @@ impl PreprocessPool {
         Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
     }
 
-    /// Preprocesses one item; returns the input and the time of the work itself.
+    /// Preprocesses the item of a job; returns the input and the time of the work itself.
     ///
     /// # Errors
     /// The item's own fault, or Internal if the preprocessor panicked.
     pub async fn preprocess(
         &self,
         with: Arc<dyn Preprocess>,
-        modality: Modality,
-        item: Bytes,
-        options: ItemOptions,
+        item: RawItem,
+        job: &JobLoad,
     ) -> Result<(EncoderInput, Duration), Failure> {
+        let RawItem { modality, bytes, options } = item;
         let read = move |item: &[u8], limits: &Limits| with.preprocess(modality, item, &options, limits);
-        self.read(item, read).await
+        self.read(bytes, job, read).await
     }
 
-    /// Reads one item on a thread of the pool; returns what was read and the time of the work itself.
+    /// Reads the item of a job on a thread of the pool, when it is its turn; returns what was read and the time of the work
+    /// itself.
     ///
     /// # Errors
     /// As [`Self::preprocess`].
     pub async fn read<T: Send + 'static>(
         &self,
         item: Bytes,
+        job: &JobLoad,
         read: impl FnOnce(&[u8], &Limits) -> Result<T, ItemError> + Send + 'static,
     ) -> Result<(T, Duration), Failure> {
-        let threads = self.threads.clone().acquire_owned().await;
-        let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
+        let turn = self.threads.take(job).await?;
         let (limits, watchdog, fault) = (self.limits.clone(), self.watchdog.clone(), self.fault.clone());
         let work = self.tasks.spawn_blocking(move || {
-            let (_permit, _watched) = (permit, watchdog.begin("the preprocessing of an item"));
+            let (_turn, _watched) = (turn, watchdog.begin("the preprocessing of an item"));
             if let Some(fault) = fault {
                 fault(&item);
             }

@@ -278,6 +278,7 @@ impl EmbeddedConfig {
         let pool = PoolConfig {
             threads: self.preprocess_threads,
             max_jobs: self.max_jobs,
+            order: self.batch.order,
             limits: self.limits.clone(),
             watchdog: self.watchdog,
             fault: self.fault,

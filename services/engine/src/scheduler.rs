@@ -437,6 +437,11 @@ impl Scheduler {
         loads
     }
 
+    /// Time of a prompt token in recent steps; `None` before the second that has some.
+    pub fn prefill_row(&self) -> Option<Duration> {
+        self.rates.prefill_row()
+    }
+
     /// Counters since the start.
     pub fn counts(&self) -> SchedulerCounters {
         self.counts

@@ -1,6 +1,7 @@
 //! Counters and gauges of an engine, for metrics and load reports.
 
 use crate::scheduler::Scheduler;
+use std::time::Duration;
 
 /// Counters and gauges of an engine. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +59,9 @@ pub struct Stats {
     /// Time of steps beyond that of the fastest step that only decodes, in microseconds: what rows cost, without what any step
     /// does.
     pub step_work_us: u64,
+    /// Time of a prompt token in recent steps, without what any step takes; `None` before the second that has
+    /// some.
+    pub prefill_row: Option<Duration>,
 }
 
 impl Stats {
@@ -96,6 +100,7 @@ impl Stats {
             drafted_tokens: counts.drafted_tokens,
             accepted_tokens: counts.accepted_tokens,
             step_work_us: counts.step_work_us,
+            prefill_row: scheduler.prefill_row(),
         }
     }
 }

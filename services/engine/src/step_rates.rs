@@ -1,13 +1,21 @@
 //! Measured speed of steps.
 //!
-//! Two estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
+//! Three estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
 //! request can meet its deadline is decided by the best rate ever seen: only a request that could not meet it
-//! even so is refused, and one slow step cannot make an engine refuse everything.
+//! even so is refused, and one slow step cannot make an engine refuse everything. What a prompt token takes, for whoever
+//! compares engines, is the work of recent steps over all their rows: long chunks count for more than short ones, and what
+//! any step takes counts for none.
 
 use std::time::Duration;
 
 /// Weight of a new measurement in the typical rate.
 const WEIGHT: f64 = 0.2;
+/// Rows after which the work of earlier ones counts half.
+const HALVED_AFTER_ROWS: f64 = 4096.0;
+/// Multiple of the estimate that a step's rows count for at most: a machine that stood still for a moment says little of them.
+const MOST_ABOVE: f64 = 4.0;
+/// Least that it is a multiple of, in seconds, so that an estimate of nothing can rise.
+const LEAST_ROW: f64 = 1e-6;
 
 /// Measured rates, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,6 +26,10 @@ pub struct StepRates {
     best_row: Option<f64>,
     /// Least time of a decode-only step.
     best_step: Option<f64>,
+    /// Time of steps with prefill beyond that, the older the less.
+    recent_work: f64,
+    /// Their rows, likewise.
+    recent_rows: f64,
 }
 
 /// Properties of a step that its time depends on.
@@ -42,8 +54,26 @@ impl StepRates {
             return;
         }
         let row = seconds / shape.n_rows as f64;
+        let is_first = self.best_row.is_none();
         self.best_row = least(self.best_row, row);
         self.typical_row = Some(self.typical_row.map_or(row, |t| t + WEIGHT * (row - t)));
+        // The first step of a process pays for pages and caches.
+        if !is_first {
+            self.observe_work(shape.n_rows as f64, (seconds - self.best_step.unwrap_or(0.0)).max(0.0));
+        }
+    }
+
+    fn observe_work(&mut self, n_rows: f64, work: f64) {
+        let before = (self.recent_rows > 0.0).then(|| self.recent_work / self.recent_rows);
+        let most = before.map_or(f64::INFINITY, |row| row.max(LEAST_ROW) * MOST_ABOVE * n_rows);
+        let left = (-n_rows / HALVED_AFTER_ROWS).exp2();
+        self.recent_work = self.recent_work * left + work.min(most);
+        self.recent_rows = self.recent_rows * left + n_rows;
+    }
+
+    /// Time of a row in recent steps with prefill, without what any step takes. `None` before the second of those.
+    pub fn prefill_row(&self) -> Option<Duration> {
+        (self.recent_rows > 0.0).then(|| seconds(self.recent_work / self.recent_rows))
     }
 
     /// Typical time to prefill `n_rows` rows. `None` before the first measurement.
@@ -80,5 +110,34 @@ mod tests {
         assert_eq!(rates.least(20, 3), ms(20 + 30));
         let typical = rates.prefill_time(10).unwrap();
         assert!(typical > ms(200) && typical < ms(300), "{typical:?}");
+    }
+
+    /// Rates after decode-only steps of a millisecond and these steps with prefill: rows, and microseconds.
+    fn after(steps: &[(usize, u64)]) -> StepRates {
+        let mut rates = StepRates::default();
+        rates.observe(StepRows { n_rows: 1, prefills: false }, Duration::from_millis(1));
+        rates.observe(StepRows { n_rows: 16, prefills: true }, Duration::from_millis(700));
+        for (n_rows, us) in steps {
+            rates.observe(StepRows { n_rows: *n_rows, prefills: true }, Duration::from_micros(*us));
+        }
+        rates
+    }
+
+    #[test]
+    fn a_row_of_a_prompt_is_measured_by_the_work_of_recent_steps() {
+        let us = Duration::from_micros;
+        let cases: [(&str, Vec<(usize, u64)>, Option<[Duration; 2]>); 6] = [
+            ("a cold step alone", vec![], None),
+            ("a step's fixed time is no row's", vec![(100, 4000)], Some([us(30), us(30)])),
+            ("short prompts weigh little", [[(1, 1300); 8].to_vec(), vec![(512, 16_360)]].concat(), Some([us(30), us(35)])),
+            ("one that stood still", [vec![(512, 16_360); 8], vec![(512, 5_000_000)]].concat(), Some([us(30), us(50)])),
+            ("a slower machine from here on", [vec![(512, 16_360); 8], vec![(512, 154_600); 40]].concat(), Some([us(290), us(300)])),
+            ("faster than the fastest step", vec![(512, 900), (512, 16_360), (512, 16_360)], Some([us(1), us(30)])),
+        ];
+        for (what, steps, expect) in cases {
+            let found = after(&steps).prefill_row();
+            let is_within = |[least, most]: [Duration; 2]| found.is_some_and(|row| (least..=most).contains(&row));
+            assert!(expect.map_or(found.is_none(), is_within), "{what}: {found:?}");
+        }
     }
 }

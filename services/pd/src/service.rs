@@ -44,19 +44,33 @@ impl PdService {
     }
 }
 
+/// Part of the places of requests, and of sequences, that requests whose items are still being encoded leave to others: an
+/// eighth. However many wait for an encoder, requests of text alone have room.
+const LEFT_BY_PENDING: usize = 8;
+
 impl PdWorkerState {
-    fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    /// Admits a request; one that waits for its items if others have places left then.
+    fn admit(&self, wait: ItemWait) -> Result<OwnedSemaphorePermit, Failure> {
         if self.drain.is_stopping() {
             // The proxy retries on another worker.
             return Err(Failure::unavailable("this worker is stopping"));
         }
         let full = |_| Failure::new(FailureClass::Overloaded, "this worker has as many requests as it takes");
-        self.request_permits.clone().try_acquire_owned().map_err(full)
+        let permit = self.request_permits.clone().try_acquire_owned().map_err(full)?;
+        if self.request_permits.available_permits() < wait.places_left(self.max_requests) {
+            let message = "this worker has as many requests that wait for their items as it takes";
+            return Err(Failure::new(FailureClass::Overloaded, message));
+        }
+        Ok(permit)
     }
 
-    /// Admits a request, for whose CPU work its permit is held.
+    /// Admits a request without items, for whose CPU work its permit is held.
     pub(crate) fn blocking_work(&self) -> Result<BlockingWork, Failure> {
-        let permit = Arc::new(self.admit()?);
+        self.work_of(ItemWait::None)
+    }
+
+    fn work_of(&self, wait: ItemWait) -> Result<BlockingWork, Failure> {
+        let permit = Arc::new(self.admit(wait)?);
         Ok(BlockingWork { permit, tasks: self.drain.tasks().clone(), watchdog: self.watchdog.clone() })
     }
 
@@ -66,8 +80,8 @@ impl PdWorkerState {
         request: v1::PdGenerateRequest,
         deadline: Instant,
     ) -> Result<RunningRequest, Failure> {
-        let arrived = Instant::now();
-        let work = self.blocking_work()?;
+        let (arrived, wait) = (Instant::now(), ItemWait::of(&request));
+        let work = self.work_of(wait)?;
         let permit = Arc::clone(&work.permit);
         let (model, adapter) = self.model(&request.model)?;
         let id = RequestId::parse(&request.request_id).ok_or_else(|| {
@@ -95,7 +109,7 @@ impl PdWorkerState {
         let prior = resume::read(request.resume, sampling.n, most)?;
         let tenant = tenant(&request.tenant)?;
         let constraint = model.constrain(&sampling, tenant, &work).await?;
-        let sequences = model.admit_sequences(windows.len(), sampling.n)?;
+        let sequences = model.admit_sequences(windows.len(), sampling.n, wait)?;
         let _permits = RequestPermits { _request: permit, _sequences: sequences };
         let prepared = AdmittedRequest {
             request: id,
@@ -167,6 +181,29 @@ impl PdWorkerState {
             encodes: self.encodes,
             instance: self.journal.instance(),
             suspects: self.journal.suspects_to_wire(),
+        }
+    }
+}
+
+/// The wait of a request for its items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ItemWait {
+    /// It has none, or they are encoded.
+    None,
+    /// They are being encoded, which may take as long as encoders have others before them.
+    Pending,
+}
+
+impl ItemWait {
+    fn of(request: &v1::PdGenerateRequest) -> Self {
+        if request.hints.iter().any(|hint| hint.pending) { Self::Pending } else { Self::None }
+    }
+
+    /// Places of so many that have to be free beside it.
+    fn places_left(self, n_places: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Pending => n_places / LEFT_BY_PENDING,
         }
     }
 }
@@ -336,14 +373,24 @@ impl ServedDecoder {
         }
     }
 
-    /// Permits for `n` completions over `n_windows` windows, all or none.
-    fn admit_sequences(&self, n_windows: usize, n: u32) -> Result<OwnedSemaphorePermit, Failure> {
+    /// Permits for `n` completions over `n_windows` windows, all or none. Those of a request that waits for its items leave some
+    /// to others, but for one that has the worker to itself.
+    fn admit_sequences(
+        &self,
+        n_windows: usize,
+        n: u32,
+        wait: ItemWait,
+    ) -> Result<OwnedSemaphorePermit, Failure> {
         let wanted = n_windows.saturating_mul(n as usize);
         self.check_live(wanted)?;
         let full = || {
             let message = format!("the request makes {wanted} sequences, more than there is room for now");
             Failure::new(FailureClass::Overloaded, message)
         };
+        let free = self.sequence_permits.available_permits();
+        if free < self.max_live && free.saturating_sub(wanted) < wait.places_left(self.max_live) {
+            return Err(full());
+        }
         let wanted = u32::try_from(wanted).map_err(|_| full())?;
         self.sequence_permits.clone().try_acquire_many_owned(wanted).map_err(|e| match e {
             TryAcquireError::NoPermits => full(),

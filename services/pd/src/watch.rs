@@ -23,6 +23,8 @@ const SHARES: f32 = 64.0;
 
 /// Grain in which work is reported, for the same reason.
 const WORK_GRAIN_US: u64 = 10_000;
+/// Steps within a factor of two in which the time of a prompt token is reported.
+const STEPS_OF_DOUBLE: f64 = 8.0;
 
 /// State that a watcher has.
 #[derive(Debug, Default)]
@@ -74,7 +76,8 @@ impl PdWorkerState {
     /// Load over all models.
     fn load(&self) -> v1::WorkerLoad {
         let n_requests = self.max_requests.saturating_sub(self.request_permits.available_permits());
-        let stats: Vec<_> = self.models.all().iter().map(|(_, model)| model.driver.stats()).collect();
+        let models = self.models.all();
+        let stats: Vec<_> = models.iter().map(|(name, model)| (name.as_str(), model.driver.stats())).collect();
         let encoders = self.colocated_load.as_ref().map(|load| load()).unwrap_or_default();
         load(RequestSlots { used: n_requests, total: self.max_requests }, &stats, encoders)
     }
@@ -89,27 +92,58 @@ pub struct RequestSlots {
     pub total: usize,
 }
 
-/// Load of a worker from its admitted requests, the statistics of its engines, and the load of colocated
-/// encoders.
-pub fn load(requests: RequestSlots, stats: &[Stats], encoders: v1::WorkerLoad) -> v1::WorkerLoad {
+/// Load of a worker from its admitted requests, the statistics of its engines under the names of their models, and the load of
+/// colocated encoders.
+pub fn load(requests: RequestSlots, engines: &[(&str, Stats)], encoders: v1::WorkerLoad) -> v1::WorkerLoad {
+    let stats = || engines.iter().map(|(_, stats)| stats);
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     // Engines count sequences, and a request has at least one, so at most as many requests wait as sequences.
-    let waiting = stats.iter().map(|s| s.waiting).sum::<usize>().min(requests.used);
+    let waiting = stats().map(|s| s.waiting).sum::<usize>().min(requests.used);
     let share = |used: usize, total: usize| match total {
         0 => 0.0,
         total => ((used as f32 / total as f32) * SHARES).round() / SHARES,
     };
     let fullest = |shares: &mut dyn Iterator<Item = f32>| shares.fold(0.0, f32::max);
+    let prefill_cost = |(model, stats): &(&str, Stats)| {
+        let token_us = coarse(stats.prefill_row?.as_secs_f64() * 1e6);
+        Some(v1::PrefillCost { model: (*model).to_owned(), token_us })
+    };
     v1::WorkerLoad {
         running: count(requests.used - waiting),
         waiting: count(waiting),
         capacity: count(requests.total),
-        kv_usage: fullest(&mut stats.iter().map(|s| share(s.self_used, s.self_total))),
-        cross_kv_usage: fullest(&mut stats.iter().map(|s| share(s.cross_used, s.cross_total))),
-        waiting_tokens: stats.iter().map(|s| s.waiting_tokens as u64).sum(),
-        step_work_us: stats.iter().map(|s| s.step_work_us).sum::<u64>() / WORK_GRAIN_US * WORK_GRAIN_US,
+        kv_usage: fullest(&mut stats().map(|s| share(s.self_used, s.self_total))),
+        cross_kv_usage: fullest(&mut stats().map(|s| share(s.cross_used, s.cross_total))),
+        waiting_tokens: stats().map(|s| s.waiting_tokens as u64).sum(),
+        step_work_us: stats().map(|s| s.step_work_us).sum::<u64>() / WORK_GRAIN_US * WORK_GRAIN_US,
+        prefill_costs: engines.iter().filter_map(prefill_cost).collect(),
         // Of colocated encoders: the proxy gives them work too.
         queued_us: encoders.queued_us,
         costs: encoders.costs,
+    }
+}
+
+/// A time at a grain that is a part of itself.
+fn coarse(us: f64) -> f64 {
+    ((us.log2() * STEPS_OF_DOUBLE).round() / STEPS_OF_DOUBLE).exp2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_prompt_token_is_of_each_model_that_has_read_some() {
+        let slots = RequestSlots { used: 0, total: 8 };
+        let of = |us: Option<u64>| Stats { prefill_row: us.map(Duration::from_micros), ..Stats::default() };
+        let costs = |engines: &[(&str, Stats)]| load(slots, engines, v1::WorkerLoad::default()).prefill_costs;
+        let both = costs(&[("small", of(Some(30))), ("new", of(None)), ("large", of(Some(900)))]);
+        let names: Vec<_> = both.iter().map(|cost| cost.model.as_str()).collect();
+        assert_eq!(names, ["small", "large"]);
+        for (cost, us) in both.iter().zip([30.0, 900.0]) {
+            assert!((cost.token_us / us - 1.0).abs() < 0.05, "{cost:?}");
+        }
+        assert_eq!(costs(&[("m", of(Some(1000)))]), costs(&[("m", of(Some(1010)))]), "no change worth a message");
+        assert_eq!(costs(&[("m", of(Some(0)))])[0].token_us, 0.0);
     }
 }

@@ -1,9 +1,12 @@
 //! Admission: the bound on requests that are worked on at once, and the refusal of items that would not be encoded in
 //! time. A refusal is immediate, and names the pause after which to try again.
+//!
+//! The last of the places are for requests that need no encoder: while more requests with items come than encoders can serve,
+//! those that wait would have all places, and requests of text alone none (trunk reservation).
 
 use crate::fleet::Forecast;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use triptych_core::{Failure, FailureClass};
 
@@ -20,14 +23,44 @@ struct Places {
 
 /// A request's place; given back when the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Permit(#[allow(dead_code, reason = "held, not read")] Arc<Place>);
+pub struct Permit(Arc<Place>);
 
 #[derive(Debug)]
-struct Place(Arc<Places>);
+struct Place {
+    places: Arc<Places>,
+    /// True once its request may have items, as it then may to its end: a session is asked for each of its items.
+    may_have_items: AtomicBool,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.n_inside.fetch_sub(1, Ordering::AcqRel);
+        self.places.n_inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Part of the places that requests with items leave to those without: an eighth.
+const LEFT_FOR_TEXT: usize = 8;
+
+impl Permit {
+    /// Asks whether its request may have items, which an encoder has to read. To be asked before they cost anything.
+    ///
+    /// # Errors
+    /// Overloaded, when only the places of requests without items are left.
+    pub fn with_items(&self) -> Result<(), Failure> {
+        let Place { places, may_have_items } = &*self.0;
+        let limit = places.limit.load(Ordering::Acquire);
+        let most = limit - limit / LEFT_FOR_TEXT;
+        if !may_have_items.load(Ordering::Acquire) && places.n_inside.load(Ordering::Acquire) > most {
+            return Err(Failure::new(
+                FailureClass::Overloaded,
+                format!(
+                    "the server works on {most} requests already; the rest of its limit of {limit} is for requests \
+                     without images, audio or video; try again"
+                ),
+            ));
+        }
+        may_have_items.store(true, Ordering::Release);
+        Ok(())
     }
 }
 
@@ -46,7 +79,10 @@ impl Admission {
         let taken =
             self.0.n_inside.try_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then(|| n + 1));
         match taken {
-            Ok(_) => Ok(Permit(Arc::new(Place(Arc::clone(&self.0))))),
+            Ok(_) => Ok(Permit(Arc::new(Place {
+                places: Arc::clone(&self.0),
+                may_have_items: AtomicBool::new(false),
+            }))),
             Err(_) => Err(Failure::new(
                 FailureClass::Overloaded,
                 format!("the server works on {limit} requests already, its limit; try again"),
@@ -123,6 +159,23 @@ mod tests {
         assert!(failure.message.contains("1 requests"), "{failure}");
         drop(permit);
         assert!(admission.enter().is_ok());
+    }
+
+    #[test]
+    fn the_last_eighth_of_the_places_is_for_requests_without_items() {
+        let admission = Admission::new(16);
+        let mut permits: Vec<_> = (0..14).map(|_| admission.enter().unwrap()).collect();
+        assert!(permits[13].with_items().is_ok());
+        permits.extend([admission.enter().unwrap(), admission.enter().unwrap()]);
+        let failure = permits[15].with_items().unwrap_err();
+        assert_eq!(failure.class, FailureClass::Overloaded);
+        assert!(failure.message.contains("14 requests") && failure.message.contains("limit of 16"), "{failure}");
+        assert!(permits[13].with_items().is_ok(), "what it was allowed it stays allowed");
+        permits.drain(..2);
+        assert!(permits[13].with_items().is_ok(), "there is room again");
+        let few = Admission::new(7);
+        let permits: Vec<_> = (0..7).map(|_| few.enter().unwrap()).collect();
+        assert!(permits[6].with_items().is_ok(), "an eighth of these is none");
     }
 
     #[test]

@@ -84,6 +84,14 @@ impl Caller {
         Ok(Self { slot, ..self })
     }
 
+    /// Asks whether the request may have items, which an encoder has to read.
+    ///
+    /// # Errors
+    /// Overloaded, when its tenant has room only for requests without items.
+    pub fn with_items(&self) -> Result<(), Failure> {
+        self.slot.as_ref().map_or(Ok(()), |slot| slot.with_items())
+    }
+
     /// Counts bytes that the request holds until its end.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use crate::fleet::roles::Roles;
 use crate::fleet::{Fleet, FleetSettings};
 use crate::grpc::{GrpcApi, admit::Admit};
 use crate::items::Materials;
+use crate::items::preparing::Preparing;
 use crate::observe::Observer;
 use crate::openai;
 use crate::orchestrate::{LoadedAdapters, Orchestrator};
@@ -98,6 +99,7 @@ impl Embedded {
                 fetcher: Fetcher::new(fetch, limits.clone())?,
                 limits: limits.clone(),
                 tenant_salt: Arc::default(),
+                preparing: Preparing::default(),
             },
             rows,
             observer: Observer::new(metrics),

@@ -2,6 +2,7 @@
 //! reads it, as a rule one.
 
 pub mod byte_budget;
+pub mod preparing;
 
 use crate::encode::job::EncodeJob;
 use crate::fetch::Fetcher;
@@ -14,6 +15,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use byte_budget::ByteBudget;
 use bytes::Bytes;
+use preparing::Preparing;
 use std::sync::Arc;
 use triptych_core::key::KeyParts;
 use triptych_core::limits::Limits;
@@ -38,6 +40,8 @@ pub struct Materials {
     pub limits: Limits,
     /// Secret in every key.
     pub tenant_salt: Arc<[u8]>,
+    /// Threads that decode and hash large items.
+    pub preparing: Preparing,
 }
 
 impl Materials {
@@ -105,7 +109,7 @@ impl Materials {
             Source::Url(_) | Source::Output(_) => usize::MAX,
         };
         let (wanted, bytes) = if len > INLINE_BYTES {
-            tokio::task::spawn_blocking(prepare).await.map_err(Failure::internal)??
+            self.preparing.run(prepare).await??
         } else {
             prepare()?
         };
@@ -159,7 +163,7 @@ impl Materials {
                 item: &bytes,
             })
         };
-        let key = tokio::task::spawn_blocking(hash).await.map_err(Failure::internal)?;
+        let key = self.preparing.run(hash).await?;
         Ok(EncodeJob { wanted: Wanted { key, ..job.wanted }, options, ..job.clone() })
     }
 }

@@ -54,7 +54,7 @@ impl Orchestrator {
     /// [`Failure`] if the request is refused; then nothing was begun.
     pub fn start(self: &Arc<Self>, mut request: Request, permit: Permit) -> Result<Answer, Failure> {
         let span = span::begin(&request);
-        let admitted = span.in_scope(|| self.admit(&mut request));
+        let admitted = span.in_scope(|| self.admit(&mut request, &permit));
         let route = admitted.inspect_err(|failure| {
             spans::failed(&span, failure.class);
             self.observer.refused(failure);
@@ -118,8 +118,12 @@ impl Orchestrator {
         }
     }
 
-    fn admit(&self, request: &mut Request) -> Result<(Route, AnswerFormat), Failure> {
+    fn admit(&self, request: &mut Request, permit: &Permit) -> Result<(Route, AnswerFormat), Failure> {
         request.check(&self.materials.limits)?;
+        if request.has_items_to_encode() {
+            permit.with_items()?;
+            request.caller.with_items()?;
+        }
         self.bounds.check(request)?;
         request.priority = request.caller.priority(request.priority);
         request.start_sequence();

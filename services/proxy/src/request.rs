@@ -130,6 +130,14 @@ impl Request {
         self.items.iter().map(|item| item.modality).collect()
     }
 
+    /// True if an encoder may have to read an item of it. Text that an encoder reads is no such item.
+    pub fn has_items_to_encode(&self) -> bool {
+        let is_read = |item: &Item| {
+            item.modality != Modality::Text && !matches!(item.source, Source::Output(_))
+        };
+        self.items.iter().any(is_read)
+    }
+
     /// Answers asked for.
     pub fn n_choices(&self) -> u32 {
         self.sampling.n.unwrap_or(1)

@@ -13,6 +13,7 @@ use crate::encode::{EncodeParts, Encodes};
 use crate::fetch::Fetcher;
 use crate::fleet::{Fleet, FleetSettings};
 use crate::items::Materials;
+use crate::items::preparing::Preparing;
 use crate::observe::Observer;
 use crate::orchestrate::{LoadedAdapters, Orchestrator};
 use crate::request_machine::policy::EncodePolicy;
@@ -78,6 +79,7 @@ async fn run_to_drain(config: ProxyConfig, drain: Drain, metrics: MetricsRegistr
             fetcher: Fetcher::new(config.fetch, limits.clone())?,
             limits: limits.clone(),
             tenant_salt: config.tenant_salt.into(),
+            preparing: Preparing::default(),
         },
         rows,
         observer: Observer::new(&metrics),

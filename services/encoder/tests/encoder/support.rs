@@ -13,7 +13,7 @@ use triptych_core::{ContentKey, DType, ModelName, WorkerId};
 use triptych_ec::fault::{Faults, Faulty};
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::peer::PeerCacheSettings;
-use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, LoraSettings, TowerChoice};
+use triptych_encoder::{BatchLimits, EncoderConfig, EncoderError, ItemHook, LoraSettings, TowerChoice};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_models::{LoadFormat, ModelSource};
@@ -96,12 +96,31 @@ impl TowersOf {
 /// A worker that holds some towers of a model.
 pub async fn start_towers(towers: TowersOf) -> Worker {
     let models = vec![source("cogagent_chat", "towers")];
-    start_serving((models, towers.0), 8, Drain::new(), Advertised::Nowhere).await
+    start_serving((models, towers.0), 8, Drain::new(), Advertised::Nowhere, Preprocessing::default()).await
+}
+
+/// The threads that preprocess, and what they call first with each item.
+pub struct Preprocessing {
+    pub threads: usize,
+    pub hook: Option<ItemHook>,
+}
+
+impl Default for Preprocessing {
+    fn default() -> Self {
+        Self { threads: 4, hook: None }
+    }
+}
+
+/// A worker that preprocesses in this way.
+pub async fn start_preprocessing(preprocessing: Preprocessing) -> Worker {
+    let models = vec![source("qwen2_vl_two_images", "vl")];
+    start_serving((models, TowerChoice::default()), 64, Drain::new(), Advertised::Nowhere, preprocessing).await
 }
 
 async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {
     let models = vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")];
-    start_serving((models, TowerChoice::default()), max_jobs, drain, advertised).await
+    let all = (models, TowerChoice::default());
+    start_serving(all, max_jobs, drain, advertised, Preprocessing::default()).await
 }
 
 async fn start_serving(
@@ -109,6 +128,7 @@ async fn start_serving(
     max_jobs: usize,
     drain: Drain,
     advertised: Advertised,
+    preprocessing: Preprocessing,
 ) -> Worker {
     let (metrics, faults) = (MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
@@ -132,13 +152,13 @@ async fn start_serving(
         batch: BatchLimits::default(),
         cores: None,
         max_jobs,
-        preprocess_threads: 4,
+        preprocess_threads: preprocessing.threads,
         rows_budget_bytes: 16 << 20,
         advertise,
         peer_cache: PeerCacheSettings::default(),
         journal: StartJournal::without_file(),
         watchdog: Watchdog::default(),
-        fault: None,
+        fault: preprocessing.hook,
     };
     let running = tokio::spawn(triptych_encoder::run(config, drain.clone(), metrics.clone()));
     Worker { address, drain, metrics, faults, store, running }

@@ -1,9 +1,10 @@
 //! Requests that come before their items are encoded: the readable prefix is prefilled, the rest waits.
 
-use crate::support::{Pd, VL, about, start};
+use crate::support::{Pd, VL, about, start, start_with, words};
 use triptych_core::{EncoderOutput, Extent};
 use triptych_ec::store::EcStore;
 use triptych_ec::store::lease::Acquired;
+use triptych_pd::EngineSettings;
 use triptych_proto::v1;
 use triptych_proto::v1::{part, prompt};
 
@@ -75,6 +76,26 @@ async fn images_that_come_one_after_the_other_are_prefilled_as_they_come() {
     assert!(!response.is_finished());
     pd.put(&outputs[1]).await;
     assert_eq!(response.await.unwrap().unwrap().tokens[0].len(), 6);
+    pd.until_idle("vl").await;
+}
+
+/// Of eight places the last is for requests that wait for no encoder.
+#[tokio::test]
+async fn requests_whose_images_are_being_encoded_leave_room_for_text() {
+    let pd = start_with(EngineSettings { max_requests: 8, ..EngineSettings::default() }).await;
+    let mut waiting = Vec::new();
+    for seed in 1..=7 {
+        let output = image(&pd, seed).await;
+        waiting.push(pd.client().generate(text_first(std::slice::from_ref(&output))).await.unwrap());
+    }
+    let one_more = image(&pd, 8).await;
+    let refused = pd.generate(text_first(std::slice::from_ref(&one_more))).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
+    assert_eq!(pd.generate(words("hello", 2)).await.unwrap().tokens[0].len(), 2);
+    // An image that is encoded waits for nobody either.
+    let ready = pd.stored_image(9).await;
+    assert!(pd.generate(about(&[ready], 2)).await.is_ok());
+    drop(waiting);
     pd.until_idle("vl").await;
 }
 

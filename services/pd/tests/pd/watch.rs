@@ -50,6 +50,20 @@ async fn the_first_state_is_complete_and_changes_follow() {
 }
 
 #[tokio::test]
+async fn a_worker_that_has_read_a_prompt_tells_what_a_token_of_it_takes() {
+    let pd = start().await;
+    let mut states = watch(&pd).await;
+    let first = states.message().await.unwrap().unwrap();
+    assert!(first.load.is_some_and(|load| load.prefill_costs.is_empty()));
+    pd.generate(words("a prompt", 2)).await.unwrap();
+    let told = until(&mut states, |s| s.load.as_ref().is_some_and(|l| !l.prefill_costs.is_empty())).await;
+    let costs = told.load.unwrap().prefill_costs;
+    let models = pd.client().describe(v1::DescribeRequest {}).await.unwrap().into_inner().models;
+    assert!(costs.iter().all(|cost| models.iter().any(|model| model.name == cost.model)), "{costs:?}");
+    assert!(costs.iter().all(|cost| cost.token_us.is_finite() && cost.token_us >= 0.0), "{costs:?}");
+}
+
+#[tokio::test]
 async fn a_request_that_waits_for_its_item_shows_as_tokens_to_prefill() {
     let pd = start().await;
     let image = pd.stored_image(1).await;

@@ -214,14 +214,14 @@ impl World<'_> {
         able: &[usize],
         choose: impl FnOnce(&[EncoderLoad<'_>], Option<&ContentKey>, &mut StdRng) -> Option<Choice>,
     ) -> Option<ChosenWorker> {
-        let now = self.now();
+        let (now, prefill) = (self.now(), self.proxy.prefill_time());
         let Proxy { views, ids, rng, in_flight, model, encoders, .. } = &mut self.proxy;
         let in_flight = in_flight.get_mut(&id)?;
         let output = in_flight.output;
         let item = ItemSize { model, encoder: output.encoder(), bytes: output.sized.bytes };
         let load = |w: &usize| match encoders.contains(w) {
             true => views[*w].encoder_load(&ids[*w], item, now),
-            false => views[*w].colocated_load(&ids[*w], item, now),
+            false => views[*w].colocated_load(&ids[*w], item, prefill, now),
         };
         let loads: Vec<_> = able.iter().map(load).collect();
         let choice = choose(&loads, Some(&output.key), rng)?;

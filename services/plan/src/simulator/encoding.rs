@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use triptych_core::{RequestId, TowerIdx};
 use triptych_encoder::n_in_batch;
-use triptych_encoder::order::JobOwner;
+use triptych_encoder::order::{JobOwner, take_next};
 
 impl World<'_> {
     /// A job is at its encoder.
@@ -65,14 +65,18 @@ impl World<'_> {
         self.transfer(Transfer::Publish(id), spread);
     }
 
-    /// Preprocesses the next items, while there are threads.
+    /// Preprocesses the next items in order, while there are threads.
     fn preprocess(&mut self, w: usize) {
         loop {
             let Some(encoder) = &mut self.workers[w].encoder else { return };
             if encoder.n_preprocessing >= encoder.preprocess_threads {
                 return;
             }
-            let Some(id) = encoder.raw.pop_front() else { return };
+            let ticket = |id: &JobId| self.jobs.get(id).and_then(|job| job.ticket.as_ref());
+            let order = encoder.spec.batch.order;
+            let ranks = encoder.raw.iter().find_map(ticket).map(|job| job.ranks(order));
+            let rank = |id: &JobId| ranks.as_ref()?.of(ticket(id)?);
+            let Some(id) = take_next(&mut encoder.raw, rank) else { return };
             let now = self.queue.now();
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.times.queue += now - job.since;

@@ -13,6 +13,7 @@ use triptych_proxy::decisions::Admission;
 use triptych_proxy::decisions::elastic::{WorkSplit, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::score::is_within_bound;
+use triptych_proxy::decisions::size::PrefillTime;
 use triptych_proxy::decisions::view::{ItemSize, View};
 use triptych_proxy::request_machine::action::AttemptId;
 use triptych_proxy::request_machine::deaths::Deaths;
@@ -84,6 +85,11 @@ impl Proxy {
 
     pub(super) fn of_item(&self, output: Output) -> ItemSize<'_> {
         ItemSize { model: &self.model, encoder: output.encoder(), bytes: output.sized.bytes }
+    }
+
+    /// Time of a prompt token, by the PD workers that have measured it.
+    pub(super) fn prefill_time(&self) -> PrefillTime {
+        PrefillTime::of_workers(self.pds.iter().map(|w| self.views[*w].prefill_us(&self.model)))
     }
 
     /// Gives every worker with both halves its role, as the product does.

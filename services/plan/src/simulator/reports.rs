@@ -31,7 +31,7 @@ impl World<'_> {
         let worker = &mut self.workers[w];
         worker.reports.is_due = false;
         let (state, is_news) = match worker.pd {
-            Some(_) => pd_state(worker),
+            Some(_) => pd_state(self.proxy.model.as_str(), worker),
             None => encoder_state(worker, now),
         };
         if worker.pd.is_none() && state.load.is_some() && load::is_busy(&state) {
@@ -89,12 +89,12 @@ fn encoder_state(worker: &Worker, now: Nanos) -> (v1::WorkerState, bool) {
 }
 
 /// A PD worker's report, and whether it is worth sending.
-fn pd_state(worker: &mut Worker) -> (v1::WorkerState, bool) {
+fn pd_state(model: &str, worker: &mut Worker) -> (v1::WorkerState, bool) {
     let Worker { pd: Some(pd), encoder, reports, .. } = worker else { return Default::default() };
     let beside = encoder.as_ref().map(|encoder| encoder.load.report()).unwrap_or_default();
     let load = watch::load(
         watch::RequestSlots { used: pd.n_requests, total: pd.spec.engine.max_requests },
-        &[pd.stats],
+        &[(model, pd.stats)],
         beside,
     );
     let Reports { reported, rows_changed, keys, .. } = reports;

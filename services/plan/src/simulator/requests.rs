@@ -120,6 +120,7 @@ impl World<'_> {
         self.proxy.divide(now, 0);
         let request = &self.requests[r];
         let colocated = self.proxy.answering(&self.proxy.colocated);
+        let prefill = self.proxy.prefill_time();
         let Proxy { views, model, rng, ids, roles, .. } = &mut self.proxy;
         let size = |output: Output| ItemSize { model, encoder: output.encoder(), bytes: output.sized.bytes };
         let unplaced = |item: &Item| (item.output.key, (!item.is_stored).then(|| size(item.output)));
@@ -127,11 +128,11 @@ impl World<'_> {
         let open: Vec<_> = colocated.iter().copied().filter(|w| !views[*w].is_full()).collect();
         let placed = match roles {
             Roles::Auto => {
-                let site = |w: &usize| views[*w].placement_site(&ids[*w], &sizes, now);
+                let site = |w: &usize| views[*w].placement_site(&ids[*w], &sizes, prefill, now);
                 place_elastic(&open.iter().map(site).collect::<Vec<_>>(), rng)
             }
             Roles::Fixed => {
-                let load = |w: &usize| views[*w].placement_load(&sizes, now);
+                let load = |w: &usize| views[*w].placement_load(&sizes, prefill, now);
                 choose_placement(&open.iter().map(load).collect::<Vec<_>>(), rng)
             }
         };
@@ -244,6 +245,7 @@ impl World<'_> {
             (item.output.key, bytes)
         };
         let items: Vec<_> = request.items.iter().map(row_bytes).collect();
+        let prefill = proxy.prefill_time();
         let reader = proxy.prefixes.reader(prompt).map(|(id, n)| (id.clone(), n));
         let load = |w: &usize| {
             let read = reader.as_ref().filter(|(id, _)| *id == proxy.ids[*w]).map_or(0, |(_, n)| *n);
@@ -251,7 +253,8 @@ impl World<'_> {
                 Roles::Auto if proxy.colocated.contains(w) => proxy.views[*w].queued_us(now),
                 _ => 0,
             };
-            let load = proxy.views[*w].pd_load(&items, prompt.n_tokens().saturating_sub(read));
+            let own_tokens = prompt.n_tokens().saturating_sub(read);
+            let load = proxy.views[*w].pd_load(&items, own_tokens, prefill);
             PdLoad { encode_us, ..load }
         };
         let loads: Vec<_> = able.iter().map(load).collect();

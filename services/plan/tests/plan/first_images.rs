@@ -1,10 +1,12 @@
 //! Order of a queue of images: what waiting requests gain by it, that nobody starves, and that text passes.
 
-use crate::made::{FAST, Load, apart, image, one, pool};
+use crate::made::{FAST, Load, Prices, apart, curves, image, one, pool};
+use std::sync::Arc;
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::Outcome;
 use triptych_encoder::order::{JobOrder, WORK_WEIGHT};
 use triptych_engine::scheduler::AdmissionOrder;
+use triptych_plan::curves::{CostCurves, Point};
 use triptych_plan::simulator::result::Simulation;
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, PdSpec, PoolRole};
@@ -70,6 +72,23 @@ fn of_eight_that_wait_the_short_ones_do_not_wait_for_the_long_ones() {
         assert!(after.0 <= before.0 * (1.0 - gain) + 1e-9, "{what}: {before:?}, {after:?}");
         assert!(after.1 <= before.1 + 1e-9, "{what}: {before:?}, {after:?}");
     }
+}
+
+/// Large photos for a small encoder: what waits, waits for a thread that preprocesses.
+#[test]
+fn items_are_preprocessed_in_the_same_order() {
+    let prices = Prices { encode_token: 2.0, prefill_token: 2.0, spread: 1.0, ..FAST };
+    let point = |of: f64| Point { of, p50_us: 50_000.0, p95_us: 50_000.0 };
+    let preprocess = vec![point(1e4), point(1e6)];
+    let mut cluster = apart(1, 1, prices);
+    for pool in &mut cluster.pools {
+        pool.curves = Arc::new(CostCurves { preprocess: preprocess.clone(), ..curves(prices) });
+    }
+    let sizes = [8, 1, 1, 1, 1, 1, 1, 1];
+    let offered: Vec<_> = sizes.iter().zip(0..).map(|(n, i)| images(i, i, *n)).collect();
+    let [before, after] = both_orders(&cluster, &offered).map(mean_and_median);
+    print_row("8 images, then seven of one, 50 ms to preprocess and 1 ms to encode", [before, after]);
+    assert!(after.0 < before.0 * 0.6, "{before:?}, {after:?}");
 }
 
 /// Requests of 1 to 4 images at 70 % of what the encoder can do: the mean falls, and the slowest do not pay for it.

@@ -1,14 +1,15 @@
 //! Quotas of a tenant: requests and bytes a second, requests and bytes at once.
 //!
 //! A refusal names the quota, and the pause after which it has room. The number of accounts is bounded; idle ones are
-//! evicted first.
+//! evicted first. Requests with items leave a part of what may be held at once to the tenant's requests of text alone, which
+//! would else be refused for as long as its images wait.
 
 use super::rate::{RateBucket, RateExceeded};
 use super::shared::{SharedQuotas, SharedTake};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use triptych_core::{Failure, FailureClass};
@@ -22,6 +23,10 @@ const MAX_ACCOUNTS: usize = 10_000;
 const SOON: Duration = Duration::from_secs(1);
 /// Words for the rate of items that have to be encoded.
 const NEW_ITEMS: &str = "KiB of new items a second";
+/// Part of the requests and bytes at once that requests with items leave to others: an eighth.
+const LEFT_FOR_TEXT: usize = 8;
+/// Bytes up to which a request is one of text alone, as far as memory is counted.
+const TEXT_BYTES: usize = 1 << 20;
 /// Unit of the byte rates.
 const KIB: usize = 1 << 10;
 
@@ -127,7 +132,11 @@ impl Account {
             .n_in_flight
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n.saturating_add(1)));
         match entered {
-            Ok(_) => Ok(RequestSlot { account: Arc::clone(self), bytes: AtomicUsize::new(0) }),
+            Ok(_) => Ok(RequestSlot {
+                account: Arc::clone(self),
+                bytes: AtomicUsize::new(0),
+                may_have_items: AtomicBool::new(false),
+            }),
             Err(_) => Err(over("requests at once", limit, SOON)),
         }
     }
@@ -215,19 +224,40 @@ impl Drop for SessionPlace {
 pub struct RequestSlot {
     account: Arc<Account>,
     bytes: AtomicUsize,
+    /// True once it may have items, as it then may to its end.
+    may_have_items: AtomicBool,
 }
 
 impl RequestSlot {
-    /// Counts bytes that the request holds in memory until its end.
+    /// Asks whether the request may have items, which an encoder has to read.
+    ///
+    /// # Errors
+    /// Overloaded, when only the places of requests without items are left.
+    pub fn with_items(&self) -> Result<(), Failure> {
+        let Some(limit) = self.account.quota.in_flight.map(|n| n.get() as usize) else { return Ok(()) };
+        let most = limit - limit / LEFT_FOR_TEXT;
+        let n_in_flight = self.account.n_in_flight.load(Ordering::Relaxed);
+        if !self.may_have_items.load(Ordering::Relaxed) && n_in_flight > most {
+            return Err(over("requests with images, audio or video at once", most, SOON));
+        }
+        self.may_have_items.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts bytes that the request holds in memory until its end. A large one leaves a part to small ones, unless it is the
+    /// only one.
     ///
     /// # Errors
     /// Overloaded, with the quota and a pause.
     pub fn hold_bytes(&self, n: usize) -> Result<(), Failure> {
         let limit_mib = self.account.quota.body_mib.map(|mib| mib.get() as usize);
         let limit = limit_mib.map_or(usize::MAX, |mib| mib.saturating_mul(KIB * KIB));
+        let own = self.bytes.load(Ordering::Relaxed);
+        let left = if own.saturating_add(n) > TEXT_BYTES { limit / LEFT_FOR_TEXT } else { 0 };
         let held = &self.account.body_bytes;
         let taken = held.try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-            held.checked_add(n).filter(|sum| *sum <= limit)
+            let most = if held > own { limit - left } else { limit };
+            held.checked_add(n).filter(|sum| *sum <= most)
         });
         match taken {
             Ok(_) => {
@@ -322,6 +352,25 @@ mod tests {
         tokio::time::advance(Duration::from_secs(2)).await;
         account.enter().unwrap().hold_bytes(1 << 20).unwrap();
         assert_eq!(account.body_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn requests_with_items_leave_a_part_to_those_of_text() {
+        let quota = Quota { in_flight: n(8), body_mib: n(16), ..Quota::default() };
+        let account = Arc::new(Account::new(quota, MAX_BODY));
+        let mut slots: Vec<_> = (0..7).map(|_| account.enter().unwrap()).collect();
+        slots.iter().for_each(|slot| slot.with_items().unwrap());
+        let text = account.enter().unwrap();
+        let failure = text.with_items().unwrap_err();
+        assert!(failure.message.contains("7 requests with images"), "{failure}");
+        assert!(slots[0].with_items().is_ok(), "what it was allowed it stays allowed");
+        slots.drain(2..);
+        slots[0].hold_bytes(14 << 20).unwrap();
+        let failure = slots[1].hold_bytes(2 << 20).unwrap_err();
+        assert!(failure.message.contains("16 MiB in memory"), "{failure}");
+        text.hold_bytes(1 << 20).unwrap();
+        drop((slots.remove(1), text));
+        slots[0].hold_bytes(2 << 20).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

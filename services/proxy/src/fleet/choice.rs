@@ -7,7 +7,7 @@ use super::lease::Given;
 use super::prefix::Prefixes;
 use super::roles::{ElasticRole, Roles};
 use super::score::{self, Choice, PdLoad, Reason};
-use super::size::{Forecast, Size};
+use super::size::{Forecast, PrefillTime, Size};
 use super::state::FleetState;
 use super::view::{ItemSize, Sent};
 use super::worker::Worker;
@@ -118,10 +118,10 @@ impl FleetState {
                     Size::Item { key, bytes, placement } => (key.as_ref(), *bytes, placement.as_ref()),
                     Size::Request { .. } => (None, 0, None),
                 };
-                let (now, item) = (now(), item_of(want, bytes)?);
+                let (now, item, prefill) = (now(), item_of(want, bytes)?, prefill_time(able, want));
                 let load = |(known, worker): &Able<'a>| match known.role {
                     Role::Encoder => worker.view().encoder_load(&known.id, item, now),
-                    Role::Pd => worker.view().colocated_load(&known.id, item, now),
+                    Role::Pd => worker.view().colocated_load(&known.id, item, prefill, now),
                 };
                 let loads: Vec<_> = able.iter().map(load).collect();
                 let home = able.iter().position(|(known, _)| Some(&known.id) == placement);
@@ -136,7 +136,7 @@ impl FleetState {
                     Size::Request { items, prompt, .. } => (items.as_slice(), prompt),
                     Size::Item { .. } => (&[][..], &nothing),
                 };
-                let now = now();
+                let (now, prefill) = (now(), prefill_time(able, want));
                 // Where roles are fixed each worker encodes for itself.
                 let takes_encodes = |known: &Known| self.roles == Roles::Auto && known.encodes;
                 let prefixes = self.prefixes.lock();
@@ -147,7 +147,8 @@ impl FleetState {
                         let read = reader.filter(|(id, _)| **id == known.id).map_or(0, |(_, n)| n);
                         let view = worker.view();
                         let encode_us = if takes_encodes(known) { view.queued_us(now) } else { 0 };
-                        PdLoad { encode_us, ..view.pd_load(items, prompt.n_tokens().saturating_sub(read)) }
+                        let own_tokens = prompt.n_tokens().saturating_sub(read);
+                        PdLoad { encode_us, ..view.pd_load(items, own_tokens, prefill) }
                     })
                     .collect();
                 score::choose_pd(&loads, &mut *rng)
@@ -176,6 +177,12 @@ fn prefer(able: &mut Vec<Able<'_>>, holders: &[WorkerId]) {
     if able.iter().any(holds) {
         able.retain(holds);
     }
+}
+
+/// Time of a prompt token of the model that is wanted, by those of the workers that have measured it.
+pub(super) fn prefill_time(able: &[Able<'_>], want: &Want) -> PrefillTime {
+    let (Want::Encoder { model, .. } | Want::Pd { model, .. }) = want;
+    PrefillTime::of_workers(able.iter().map(|(_, worker)| worker.view().prefill_us(model)))
 }
 
 /// The item of some work, if it is one.

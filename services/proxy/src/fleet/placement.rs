@@ -8,7 +8,7 @@
 
 use super::Fleet;
 use super::catalog::{Catalog, Want};
-use super::choice::{Able, item_of, now};
+use super::choice::{Able, item_of, now, prefill_time};
 use super::elastic::place_elastic;
 use super::reservation::Reservation;
 use super::roles::Roles;
@@ -95,7 +95,7 @@ impl FleetState {
         }
         self.divide(catalog, 0);
         let (able, _) = self.able(catalog, pd, &[])?;
-        let now = now();
+        let (now, prefill) = (now(), prefill_time(&able, pd));
         let sizes = items.iter().map(|item| {
             let size = item.bytes.and_then(|bytes| item_of(&item.want, bytes));
             (item.key, size)
@@ -109,13 +109,14 @@ impl FleetState {
         let mut rng = self.rng.lock();
         let placed = match self.roles {
             Roles::Auto => {
-                let sites =
-                    open.iter().map(|(known, worker)| worker.view().placement_site(&known.id, &sizes, now));
+                let sites = open.iter().map(|(known, worker)| {
+                    worker.view().placement_site(&known.id, &sizes, prefill, now)
+                });
                 let sites: Vec<_> = sites.collect();
                 place_elastic(&sites, &mut *rng)
             }
             Roles::Fixed => {
-                let load = |(_, worker): &&Able<'_>| worker.view().placement_load(&sizes, now);
+                let load = |(_, worker): &&Able<'_>| worker.view().placement_load(&sizes, prefill, now);
                 let loads: Vec<_> = open.iter().map(load).collect();
                 choose_placement(&loads, &mut *rng)
             }

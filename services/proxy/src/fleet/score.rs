@@ -7,6 +7,7 @@
 //! are the workers with encoders at which a request could be placed ([`choose_placement`]).
 
 use super::roles::ElasticRole;
+use super::size::PrefillTime;
 use rand::Rng;
 use rand::seq::index;
 use triptych_core::{ContentKey, WorkerId};
@@ -14,10 +15,9 @@ use triptych_core::{ContentKey, WorkerId};
 /// Up to this many PD workers all are compared.
 pub const COMPARE_ALL: usize = 8;
 
-/// Time to prefill a prompt token, in microseconds. Only ratios between the five constants matter, and those within a
-/// factor of a few: they say how many bytes to load weigh as much as a request that waits.
-pub const PREFILL_US: u64 = 250;
-/// Time to load a MiB of encoder output that a worker does not hold.
+/// Time to load a MiB of encoder output that a worker does not hold, in microseconds. Only ratios between the constants matter,
+/// and to the time of a prompt token, and those within a factor of a few: they say how many bytes to load weigh as much as a
+/// request that waits.
 const LOAD_US_PER_MIB: u64 = 500;
 /// Cost of a request that waits before this one.
 const WAITING_US: u64 = 10_000;
@@ -174,6 +174,8 @@ pub struct PdLoad {
     pub waiting_tokens: u64,
     /// Prompt tokens of this request that it has to prefill.
     pub own_tokens: u64,
+    /// Time of a prompt token.
+    pub prefill: PrefillTime,
     /// Bytes of this request's items that it has to load.
     pub own_bytes: u64,
     /// Time of the encodes on its cores, in microseconds.
@@ -186,7 +188,7 @@ impl PdLoad {
     /// Time of this request itself there, in microseconds: outputs that it holds already are free.
     fn own_us(&self) -> u64 {
         let load = (self.own_bytes >> 10).saturating_mul(LOAD_US_PER_MIB) >> 10;
-        load.saturating_add(self.own_tokens.saturating_mul(PREFILL_US))
+        load.saturating_add(self.prefill.of_tokens(self.own_tokens))
     }
 
     /// Roughly the time to this request's first token, in microseconds.
@@ -194,7 +196,7 @@ impl PdLoad {
         let p = self.kv_usage.clamp(0.0, FULL);
         let pressure = (PRESSURE_US * p / (1.0 - p)) as u64;
         [
-            self.waiting_tokens.saturating_mul(PREFILL_US),
+            self.prefill.of_tokens(self.waiting_tokens),
             self.waiting.saturating_mul(WAITING_US),
             self.running.saturating_mul(RUNNING_US),
             pressure,

@@ -77,6 +77,37 @@ impl Curve {
     }
 }
 
+/// Time of a prompt token of a model, as its workers measured it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefillTime {
+    token_us: f64,
+}
+
+/// Shortest and longest time of a prompt token that is believed, in microseconds: of a small model on a large GPU, and of a
+/// large one on a small CPU.
+const TOKEN_US: (f64, f64) = (0.1, 100_000.0);
+
+impl PrefillTime {
+    /// For models of which nobody has measured it yet: of a decoder of two billion weights on sixteen cores.
+    pub const UNMEASURED: Self = Self { token_us: 250.0 };
+
+    /// The median of what workers report, in microseconds: one that is wrong, or lies, moves it little. What is no time is
+    /// no report.
+    pub fn of_workers(reported: impl IntoIterator<Item = Option<f64>>) -> Self {
+        let is_time = |us: &f64| us.is_finite() && *us >= 0.0;
+        let mut all: Vec<f64> = reported.into_iter().flatten().filter(is_time).collect();
+        all.sort_by(f64::total_cmp);
+        let median = all.get(all.len().saturating_sub(1) / 2);
+        median.map_or(Self::UNMEASURED, |us| Self { token_us: us.clamp(TOKEN_US.0, TOKEN_US.1) })
+    }
+
+    /// Time of so many tokens, in microseconds.
+    pub fn of_tokens(&self, n_tokens: u64) -> u64 {
+        // A cast from a float saturates.
+        (self.token_us * n_tokens as f64) as u64
+    }
+}
+
 /// Forecast of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forecast {
@@ -98,6 +129,26 @@ impl Forecast {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prompt_token_takes_the_median_of_what_workers_report() {
+        let cases: [(&str, &[Option<f64>], u64); 9] = [
+            ("no worker", &[], 250_000),
+            ("none has measured", &[None, None], 250_000),
+            ("one has", &[None, Some(30.0)], 30_000),
+            ("one is slower for a while", &[Some(30.0), Some(31.0), Some(90.0)], 31_000),
+            ("one lies", &[Some(30.0), Some(1e300), Some(31.0), Some(32.0)], 31_000),
+            ("no number", &[Some(f64::NAN), Some(-3.0), Some(f64::INFINITY)], 250_000),
+            ("nothing", &[Some(0.0)], 100),
+            ("too much", &[Some(1e300)], 100_000_000),
+            ("two", &[Some(40.0), Some(20.0)], 20_000),
+        ];
+        for (what, reported, expect) in cases {
+            let time = PrefillTime::of_workers(reported.iter().copied());
+            assert_eq!(time.of_tokens(1000), expect, "{what}");
+        }
+        assert_eq!(PrefillTime::of_workers([Some(1e9)]).of_tokens(u64::MAX), u64::MAX);
+    }
 
     #[test]
     fn costs_are_lines_and_nonsense_is_nothing() {

@@ -371,6 +371,31 @@ async fn a_request_goes_where_its_items_and_its_prompt_are() {
     }
 }
 
+/// One worker has 200 prompt tokens to read, the other a request that runs, which is worth 10 ms.
+#[tokio::test(start_paused = true)]
+async fn tokens_that_wait_weigh_what_workers_measured() {
+    let shared = shared(0, 2);
+    let workers = all(&shared);
+    let cases: [([Option<f64>; 2], usize); 4] =
+        [([None, None], 1), ([Some(30.0), None], 0), ([Some(30.0), Some(30.0)], 0), ([Some(90.0), Some(90.0)], 1)];
+    for (token_us, expect) in cases {
+        for (i, worker) in workers.iter().enumerate() {
+            let cost = |token_us| v1::PrefillCost { model: "vl".into(), token_us };
+            let load = v1::WorkerLoad {
+                waiting_tokens: if i == 0 { 200 } else { 0 },
+                running: i as u32,
+                prefill_costs: token_us[i].map(cost).into_iter().collect(),
+                ..Default::default()
+            };
+            shared.report(worker, v1::WorkerState { load: Some(load), ..Default::default() }, true);
+        }
+        let size =
+            Size::Request { items: Vec::new(), prompt: Prefixes::default(), holders: Vec::new() };
+        let picked = lease(&shared, &decode(), size, &[]).unwrap();
+        assert_eq!(*picked.id(), workers[expect].id, "{token_us:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_leaves_discovery_is_forgotten_at_once_and_gone_when_idle() {
     let shared = shared(2, 1);

@@ -7,8 +7,8 @@ use super::catalog::Health;
 use super::elastic::PlacementSite;
 use super::outlier::{Circuit, Outlier};
 use super::roles::ElasticRole;
-use super::score::{EncoderLoad, EngineLoad, PREFILL_US, PdLoad, PlacementLoad};
-use super::size::{Curve, Forecast, UNKNOWN};
+use super::score::{EncoderLoad, EngineLoad, PdLoad, PlacementLoad};
+use super::size::{Curve, Forecast, PrefillTime, UNKNOWN};
 use crate::request_machine::deaths::Life;
 use bytes::Bytes;
 use std::collections::HashSet;
@@ -18,6 +18,9 @@ use triptych_proto::{convert, v1};
 
 /// Resident keys that are remembered of one worker; a worker tells 4096 at first, and its news later.
 const MAX_RESIDENT: usize = 1 << 16;
+/// Measured costs of one kind that are remembered of one worker: it has one for each model, and as an encoder for each modality
+/// and tower.
+const MAX_COSTS: usize = 256;
 
 /// An item to be encoded, as far as its cost depends on it.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +130,9 @@ impl View {
                 self.resident.insert(key);
             }
         }
-        let Some(load) = state.load else { return 0 };
+        let Some(mut load) = state.load else { return 0 };
+        load.costs.truncate(MAX_COSTS);
+        load.prefill_costs.truncate(MAX_COSTS);
         // Of a watch that begins nobody knows when the work was done.
         let before = self.load().filter(|_| !first).map_or(load.step_work_us, |load| load.step_work_us);
         let worked_us = load.step_work_us.saturating_sub(before);
@@ -184,6 +189,15 @@ impl View {
         let wire = (i32::from(v1::Modality::from(encoder.modality)), u32::from(encoder.tower.0));
         let mut costs = self.load()?.costs.iter();
         costs.find(|c| (c.modality, c.tower_index) == wire && c.model == model.as_str()).map(Curve::from)
+    }
+
+    /// Its time of a prompt token in microseconds, if it has measured that. Of a name that it does not tell of, as of an
+    /// adapter, the longest of those that it does.
+    pub fn prefill_us(&self, model: &ModelName) -> Option<f64> {
+        let costs = &self.load()?.prefill_costs;
+        let own = costs.iter().find(|cost| cost.model == model.as_str());
+        let longest = || costs.iter().max_by(|a, b| a.token_us.total_cmp(&b.token_us));
+        own.or_else(longest).map(|cost| cost.token_us)
     }
 
     /// True if it would refuse one more.
@@ -275,12 +289,18 @@ impl View {
     }
 
     /// As a PD worker that holds the encoder, with this item.
-    pub fn colocated_load<'a>(&self, id: &'a WorkerId, item: ItemSize<'_>, now: Instant) -> EncoderLoad<'a> {
-        EncoderLoad { engine: Some(self.engine_load()), ..self.encoder_load(id, item, now) }
+    pub fn colocated_load<'a>(
+        &self,
+        id: &'a WorkerId,
+        item: ItemSize<'_>,
+        prefill: PrefillTime,
+        now: Instant,
+    ) -> EncoderLoad<'a> {
+        EncoderLoad { engine: Some(self.engine_load(prefill)), ..self.encoder_load(id, item, now) }
     }
 
     /// As a PD worker with a request of these items, of whose prompt it has to read so many tokens.
-    pub fn pd_load(&self, items: &[(ContentKey, u64)], own_tokens: u64) -> PdLoad {
+    pub fn pd_load(&self, items: &[(ContentKey, u64)], own_tokens: u64, prefill: PrefillTime) -> PdLoad {
         let (running, waiting, waiting_tokens) = self.requests();
         let own_bytes = items.iter().filter(|(key, _)| !self.resident.contains(key)).map(|(_, bytes)| bytes);
         PdLoad {
@@ -289,6 +309,7 @@ impl View {
             waiting,
             waiting_tokens,
             own_tokens,
+            prefill,
             own_bytes: own_bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes)),
             encode_us: 0,
             is_full: self.is_full(),
@@ -296,11 +317,17 @@ impl View {
     }
 
     /// As the placement of a request with these items: for workers on which steps and forwards take turns on the same cores.
-    pub fn placement_load(&self, items: &[UnplacedOutput<'_>], now: Instant) -> PlacementLoad {
+    pub fn placement_load(
+        &self,
+        items: &[UnplacedOutput<'_>],
+        prefill: PrefillTime,
+        now: Instant,
+    ) -> PlacementLoad {
         let missing = self.missing_us(items);
         let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let before = self.queued_us(now).saturating_add(self.reserved_us);
-        let score_us = self.pd_load(&[], 0).score_us().saturating_add(before).saturating_add(own);
+        let answer_us = self.pd_load(&[], 0, prefill).score_us();
+        let score_us = answer_us.saturating_add(before).saturating_add(own);
         PlacementLoad { score_us, n_held: self.n_held(items) }
     }
 
@@ -309,19 +336,21 @@ impl View {
         &self,
         id: &'a WorkerId,
         items: &[UnplacedOutput<'_>],
+        prefill: PrefillTime,
         now: Instant,
     ) -> PlacementSite<'a> {
         let missing = self.missing_us(items);
         let cost_us = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let queued_us = self.queued_us(now).saturating_add(self.reserved_us);
-        let encode =
-            EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine: Some(self.engine_load()) };
-        PlacementSite { answer_us: self.pd_load(&[], 0).score_us(), encode, n_held: self.n_held(items) }
+        let engine = Some(self.engine_load(prefill));
+        let encode = EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine };
+        let answer_us = self.pd_load(&[], 0, prefill).score_us();
+        PlacementSite { answer_us, encode, n_held: self.n_held(items) }
     }
 
-    fn engine_load(&self) -> EngineLoad {
+    fn engine_load(&self, prefill: PrefillTime) -> EngineLoad {
         let (running, _, waiting_tokens) = self.requests();
-        EngineLoad { running, waiting_us: waiting_tokens.saturating_mul(PREFILL_US), role: self.role }
+        EngineLoad { running, waiting_us: prefill.of_tokens(waiting_tokens), role: self.role }
     }
 
     /// Outputs that would be encoded here, and their costs in microseconds: not those that it holds or the store has.

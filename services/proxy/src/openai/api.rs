@@ -63,6 +63,14 @@ pub(super) struct AdmittedCall {
     pub(super) resumption: Resumption,
 }
 
+impl AdmittedCall {
+    /// Asks whether it may have items, before its body is read to the end.
+    pub(super) fn with_items(&self) -> Result<(), HttpError> {
+        let asked = self.permit.with_items().and_then(|()| self.caller.with_items());
+        asked.map_err(|failure| HttpError { closes: true, ..failure.into() })
+    }
+}
+
 impl HttpApi {
     /// Wraps the parts.
     pub fn new(parts: HttpApiParts) -> Self {

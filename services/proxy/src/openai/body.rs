@@ -1,5 +1,6 @@
 //! Reads request bodies with a limit on size, on silence, and on time: a declared length over the limit is refused
-//! before a byte is read, and a body that trickles is given up.
+//! before a byte is read, and a body that trickles is given up. One that is so large that it has items takes its place as such
+//! before it is read: uploads may take long.
 
 use super::api::{AdmittedCall, HttpApi};
 use super::error::HttpError;
@@ -13,7 +14,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use triptych_core::{Failure, FailureClass};
 
-/// Bodies above this size in bytes are parsed on a blocking thread.
+/// Bodies above this size in bytes are parsed on a blocking thread, and count as such with items.
 const INLINE_BYTES: usize = 1 << 20;
 
 /// Largest number of values in a JSON body. A prompt of token ids fits; many small values cannot take much memory.
@@ -49,12 +50,12 @@ impl From<BodyError> for HttpError {
     }
 }
 
-/// Refuses a declared length over the limit.
-pub(super) fn check_declared(headers: &HeaderMap, limit: usize) -> Result<(), BodyError> {
+/// Refuses a declared length over the limit; returns it, 0 without one.
+pub(super) fn check_declared(headers: &HeaderMap, limit: usize) -> Result<u64, BodyError> {
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    match declared {
-        Some(len) if len > limit as u64 => Err(BodyError::TooLarge { len, limit }),
-        _ => Ok(()),
+    match declared.unwrap_or(0) {
+        len if len > limit as u64 => Err(BodyError::TooLarge { len, limit }),
+        len => Ok(len),
     }
 }
 
@@ -101,15 +102,19 @@ where
     A: DeserializeOwned + Send + 'static,
     B: DeserializeOwned + Send + 'static,
 {
-    check_declared(headers, api.limits.max_body_bytes)?;
+    let declared = check_declared(headers, api.limits.max_body_bytes)?;
     let mut bytes = BytesMut::new();
     let mut pieces = std::pin::pin!(pieces(api, call, body));
-    while let Some(piece) = pieces.next().await {
+    loop {
+        if declared.max(bytes.len() as u64) > INLINE_BYTES as u64 {
+            call.with_items()?;
+        }
+        let Some(piece) = pieces.next().await else { break };
         bytes.extend_from_slice(&piece?);
     }
     if bytes.len() > INLINE_BYTES {
         let both = move || Ok::<_, Failure>((parse(&bytes)?, parse(&bytes)?));
-        Ok(tokio::task::spawn_blocking(both).await.map_err(Failure::internal)??)
+        Ok(api.orchestrator.materials.preparing.run(both).await??)
     } else {
         Ok((parse(&bytes)?, parse(&bytes)?))
     }

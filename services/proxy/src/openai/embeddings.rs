@@ -97,8 +97,8 @@ async fn encoded(
         let requests = asked.requests(chat, &call)?;
         Ok::<_, HttpError>((asked, requests, call.permit))
     };
-    let (asked, requests, _permit) = read.await.inspect_err(|e| api.refused(id, e))?;
-    let rows = |request: Request| api.orchestrator.rows(request, RowsOf::OneTower);
+    let (asked, requests, permit) = read.await.inspect_err(|e| api.refused(id, e))?;
+    let rows = |request: Request| api.orchestrator.rows(request, RowsOf::OneTower, &permit);
     let found: Vec<Rows> =
         stream::iter(requests).map(rows).buffered(AT_ONCE).try_collect().await.map_err(in_own_names)?;
     Ok((found, id, asked))

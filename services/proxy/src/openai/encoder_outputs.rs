@@ -44,9 +44,9 @@ pub(super) async fn create(
         }
         Ok::<_, HttpError>((request, call.permit))
     };
-    let (request, _permit) = read.await.inspect_err(|e| api.refused(id, e))?;
+    let (request, permit) = read.await.inspect_err(|e| api.refused(id, e))?;
     let secret = request.tenant_secret(&api.orchestrator.materials.tenant_salt);
-    let rows = api.orchestrator.rows(request, RowsOf::EachTower).await?;
+    let rows = api.orchestrator.rows(request, RowsOf::EachTower, &permit).await?;
     let [item, ..] = &rows.items()[..] else {
         return Err(Failure::internal("an item without an output").into());
     };

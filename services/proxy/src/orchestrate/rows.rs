@@ -3,6 +3,7 @@
 use super::aborted_by_operator;
 use super::supply::Supply;
 use super::work::{Orchestrator, Work};
+use crate::admission::Permit;
 use crate::fleet::catalog::Route;
 use crate::request::{Item, Request};
 use crate::request_machine::event::RequestEvent;
@@ -61,12 +62,17 @@ impl Orchestrator {
     /// # Errors
     /// [`Failure`] if the request is refused, has no item that an encoder of its model reads or more than one; of the
     /// encode; if the time is up.
-    pub async fn rows(self: &Arc<Self>, mut request: Request, of: RowsOf) -> Result<Rows, Failure> {
+    pub async fn rows(
+        self: &Arc<Self>,
+        mut request: Request,
+        of: RowsOf,
+        permit: &Permit,
+    ) -> Result<Rows, Failure> {
         let refused = |failure: &Failure, request: &Request| {
             self.observer.refused(failure);
             self.request_log.refused(request.id, request.api, failure);
         };
-        let admitted = self.admit(&mut request).and_then(|(route, _)| {
+        let admitted = self.admit(&mut request, permit).and_then(|(route, _)| {
             check_item(&request, &route.served.name)?;
             check_towers(&request, &route, of)?;
             Ok(route)

@@ -108,6 +108,54 @@ async fn an_overloaded_proxy_answers_with_retry_after() {
     assert_eq!(cluster.proxy.post(CHAT, &body).await.0, 200);
 }
 
+/// Of eight places seven are for requests with images: those that wait for an encoder do not keep out text.
+#[tokio::test]
+async fn a_queue_of_images_leaves_room_for_text() {
+    let cluster = Cluster::with(|config| config.max_in_flight = 8).await;
+    cluster.encoder.script((0..7).map(|_| crate::fakes::EncodeStep::Hold));
+    let proxy = &cluster.proxy;
+    let image = |i: u8| crate::support::question(&[&[i; 100]]);
+    let text = async || crate::support::ask(proxy, crate::support::question(&[])).await;
+    let running = async || proxy.metric("triptych_requests_running{}").await;
+    let waiting = futures::future::join_all((0..7).map(|i| crate::support::ask(proxy, image(i))));
+    let others = async {
+        crate::support::eventually("seven wait", async || running().await == 7.0).await;
+        let refused = crate::support::ask(proxy, image(7)).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        assert!(refused.message().contains("7 requests"), "{refused}");
+        assert!(text().await.is_ok());
+        let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
+        assert_eq!(proxy.post(CHAT, &body).await.0, 200);
+        cluster.encoder.release(7);
+    };
+    let (answers, ()) = futures::join!(waiting, others);
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert!(crate::support::ask(proxy, image(7)).await.is_ok());
+}
+
+/// So do uploads: a body is known to have items by its declared length, or by what came of it.
+#[tokio::test]
+async fn slow_uploads_leave_room_for_text() {
+    let cluster = Cluster::with(|config| config.max_in_flight = 8).await;
+    let proxy = &cluster.proxy;
+    let running = async || proxy.metric("triptych_requests_running{}").await;
+    let large = head(CHAT, "content-length: 2000000");
+    let mut uploads = Vec::new();
+    for n in 1..=7 {
+        let mut upload = TcpStream::connect(proxy.http).await.unwrap();
+        upload.write_all(&large).await.unwrap();
+        uploads.push(upload);
+        crate::support::eventually("its body is awaited", async || running().await == f64::from(n)).await;
+    }
+    assert!(exchange(proxy.http, &large).await.starts_with("HTTP/1.1 429 "));
+    let mut undeclared = head(CHAT, "transfer-encoding: chunked");
+    undeclared.extend_from_slice(b"180000\r\n");
+    undeclared.resize(undeclared.len() + 0x18_0000, b' ');
+    assert!(exchange(proxy.http, &undeclared).await.starts_with("HTTP/1.1 429 "));
+    let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(proxy.post(CHAT, &body).await.0, 200);
+}
+
 #[tokio::test]
 async fn an_http_client_that_goes_away_ends_its_request() {
     let cluster = Cluster::start().await;

@@ -63,7 +63,7 @@ pub struct ProxyArgs {
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
-    /// Requests admitted at once; one more is refused as retryable
+    /// Requests admitted at once; one more is refused as retryable. The last eighth is for requests without images, audio or video
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_IN_FLIGHT", default_value_t = 512)]
     pub max_in_flight: usize,
     /// Secret that goes into every content key: clusters with different ones never share an encoder output

@@ -62,6 +62,7 @@ const IDLE: PdLoad = PdLoad {
     waiting: 0,
     waiting_tokens: 0,
     own_tokens: 400,
+    prefill: PrefillTime::UNMEASURED,
     own_bytes: 4 << 20,
     encode_us: 0,
     is_full: false,
@@ -78,6 +79,7 @@ fn a_pd_worker_that_holds_what_is_needed_is_chosen_until_it_is_too_busy() {
         (PdLoad { waiting: 20, ..holder }, IDLE, Reason::Best),
         (PdLoad { kv_usage: 0.95, ..holder }, IDLE, Reason::Best),
         (PdLoad { waiting_tokens: 1000, ..holder }, IDLE, Reason::Best),
+        (PdLoad { waiting_tokens: 1000, prefill: PrefillTime::of_workers([Some(1.0)]), ..holder }, IDLE, Reason::Favourite),
         (PdLoad { is_full: true, ..holder }, IDLE, Reason::Only),
         // Both are busy: the one that holds is less so.
         (PdLoad { kv_usage: 0.95, ..holder }, PdLoad { kv_usage: 0.97, ..IDLE }, Reason::Favourite),
@@ -163,7 +165,7 @@ proptest! {
 
     #[test]
     fn no_load_overflows(own in any::<u64>(), waiting in any::<u64>(), kv in -1.0f64..2.0) {
-        let load = PdLoad { kv_usage: kv, running: own, waiting, waiting_tokens: own, own_tokens: own, own_bytes: own, encode_us: own, is_full: false };
+        let load = PdLoad { kv_usage: kv, running: own, waiting, waiting_tokens: own, own_tokens: own, prefill: PrefillTime::UNMEASURED, own_bytes: own, encode_us: own, is_full: false };
         let encoder = EncoderLoad { id: &WorkerId::new("e"), queued_us: own, cost_us: waiting, is_full: false, engine: Some(EngineLoad { running: own, waiting_us: own, ..EngineLoad::default() }) };
         prop_assert!(load.score_us() >= load.own_us());
         prop_assert!(encoder.total_us() >= encoder.completion_us() && encoder.completion_us() >= own);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::fleet::catalog::Health;
 use std::time::{Duration, Instant};
-use triptych_core::ContentKey;
+use triptych_core::{ContentKey, ModelName};
 use triptych_proto::v1;
 
 fn worker() -> Worker {
@@ -58,6 +58,24 @@ async fn requests_sent_since_the_report_wait_and_take_room() {
     let broken = v1::WorkerLoad { kv_usage: f32::NAN, cross_kv_usage: f32::INFINITY, ..Default::default() };
     worker.view().take_report(report(broken), false, Instant::now());
     assert!((worker.view().kv_usage() - 1.0).abs() < 1e-6);
+}
+
+#[tokio::test]
+async fn the_time_of_a_prompt_token_is_that_of_its_model_as_reported_last() {
+    let worker = worker();
+    let cost = |model: &str, token_us| v1::PrefillCost { model: model.into(), token_us };
+    let told = |costs: Vec<v1::PrefillCost>| {
+        let load = v1::WorkerLoad { prefill_costs: costs, ..Default::default() };
+        worker.view().take_report(report(load), false, Instant::now());
+        ["small", "large", "adapter"].map(|name| worker.view().prefill_us(&ModelName::new(name)))
+    };
+    assert_eq!(told(Vec::new()), [None; 3]);
+    let both = vec![cost("small", 30.0), cost("large", 900.0)];
+    assert_eq!(told(both), [Some(30.0), Some(900.0), Some(900.0)]);
+    let many: Vec<_> = (0..100_000).map(|i| cost(&i.to_string(), 1.0)).collect();
+    assert_eq!(told(many), [Some(1.0); 3]);
+    let n_kept = worker.view().report.as_ref().map(|report| report.load.prefill_costs.len());
+    assert!(n_kept.is_some_and(|n| n < 1000), "{n_kept:?}");
 }
 
 #[tokio::test]

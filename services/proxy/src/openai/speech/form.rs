@@ -98,6 +98,7 @@ pub(super) async fn read(
         Failure::invalid("the body must be multipart/form-data with a boundary, and a field named file")
     })?;
     check_declared(request.headers(), api.limits.max_body_bytes)?;
+    call.with_items()?;
     let mut form = Multipart::new(pieces(api, call, request.into_body()), boundary);
     let mut fields = Fields::default();
     for _ in 0..MAX_FIELDS {
