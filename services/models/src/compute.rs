@@ -198,7 +198,7 @@ impl Compute {
             Self::Cuda(b) => model.load_encoder(id, b),
             Self::Timed(b, times) => {
                 let encoder = model.load_encoder(id, &b.for_encoders())?;
-                Ok(Box::new(timed::TimedEncoder::new(&*encoder, *times)))
+                Ok(Box::new(timed::TimedEncoder::new(&*encoder, id.tower, *times)))
             }
             #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_encoder(id, b),

@@ -319,7 +319,7 @@ impl<'a> World<'a> {
         }
         for task in w.cores.ended(now) {
             match task {
-                Task::Preprocess(job) => self.preprocessed(worker, job),
+                Task::Preprocess(job, _) => self.preprocessed(worker, job),
                 Task::Forward(tower) => self.forwarded(worker, tower),
                 Task::Step(_) => self.stepped(worker),
                 Task::Front => {}
