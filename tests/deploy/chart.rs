@@ -202,6 +202,10 @@ fn the_planner_of_towers_knows_the_pool_of_each() {
     let args = planner.expect("a planner")["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     let pools = "\"--encoder-deployment\",\"low=r-triptych-cog-low,high=r-triptych-cog-high\"";
     assert!(args.contains(pools), "{args}");
+    let low = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name").ends_with("-cog-low"));
+    let env = &low.expect("a pool")["spec"]["template"]["spec"]["containers"][0]["env"];
+    let memory = serde_json::json!({"name": "TRIPTYCH_MEMORY_MIB", "value": "12000"});
+    assert!(env.as_array().is_some_and(|env| env.contains(&memory)), "{env}");
     let role = of_kind(documents, "Role").find(|role| text(role, "/metadata/name").ends_with("-planner"));
     let names = &role.expect("a role")["rules"][0]["resourceNames"];
     assert_eq!(names, &serde_json::json!(["r-triptych-cog-low", "r-triptych-cog-high", "r-triptych-cog-pd"]));

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Concurrent jobs for one key share one encode; a job whose output is cached skips it. The cost of jobs is
-//! learned, and reported to watchers of the worker's load.
+//! learned, and reported to watchers of the worker's load. Where its memory is stated, preprocessed items and forwards wait for room
+//! in bytes, and what would never fit is refused.
 //!
 //! It loads encoder weights only, knows no decoder and no prompt, and never keeps an item's bytes past
 //! preprocessing. Jobs are idempotent by content key: the same job twice publishes the same object.
@@ -23,6 +24,8 @@ mod fences;
 
 mod pool;
 mod batcher;
+mod room;
+mod memory;
 
 pub mod load;
 pub mod cost;

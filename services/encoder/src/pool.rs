@@ -3,8 +3,11 @@
 use crate::load::{JobLoad, LoadTracker};
 use crate::meters::EncoderMeters;
 use crate::order::JobOwner;
+use crate::room::{ByteRoom, TakenBytes};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -24,6 +27,8 @@ pub struct PreprocessPool {
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
+    /// Room for jobs, and the most bytes that one has taken so far.
+    room: Option<(ByteRoom, AtomicUsize)>,
     meters: Arc<EncoderMeters>,
     load: LoadTracker,
     /// The start, from which arrivals of jobs count.
@@ -35,6 +40,7 @@ pub struct PreprocessPool {
 }
 
 /// Sizes of the pool, and the bound on jobs.
+#[derive(Default)]
 pub struct PoolConfig {
     /// Items preprocessed at once; 0: the machine's cores.
     pub threads: usize,
@@ -42,6 +48,8 @@ pub struct PoolConfig {
     pub max_jobs: usize,
     /// Limits on items.
     pub limits: Limits,
+    /// Room for jobs whose items are preprocessed; `None`: as much as they take.
+    pub room: Option<ByteRoom>,
     /// Watches the threads.
     pub watchdog: Watchdog,
     /// Called on a thread of the pool with each item. `None` outside tests, which plant faults with it.
@@ -56,6 +64,8 @@ pub struct JobPermit {
     _permit: OwnedSemaphorePermit,
     meters: Arc<EncoderMeters>,
     load: JobLoad,
+    /// Its part of the room for jobs, from preprocessing on.
+    room: Mutex<Option<TakenBytes>>,
 }
 
 impl JobPermit {
@@ -63,6 +73,16 @@ impl JobPermit {
     pub fn load(&self) -> &JobLoad {
         &self.load
     }
+}
+
+/// An item to preprocess.
+pub struct RawItem {
+    /// Its kind.
+    pub modality: Modality,
+    /// Its file.
+    pub bytes: Bytes,
+    /// Options of its processing.
+    pub options: ItemOptions,
 }
 
 impl Drop for JobPermit {
@@ -74,7 +94,7 @@ impl Drop for JobPermit {
 impl PreprocessPool {
     /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
     pub fn new(config: PoolConfig, meters: Arc<EncoderMeters>, tasks: TaskTracker) -> Self {
-        let PoolConfig { threads, max_jobs, limits, watchdog, fault } = config;
+        let PoolConfig { threads, max_jobs, limits, room, watchdog, fault } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         Self {
@@ -82,6 +102,7 @@ impl PreprocessPool {
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
+            room: room.map(|room| (room, AtomicUsize::new(0))),
             load: LoadTracker::new(max_jobs, meters.backlog()),
             began: Instant::now(),
             meters,
@@ -120,7 +141,7 @@ impl PreprocessPool {
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
         let load = self.load.admit(model, encoder, bytes, owner);
-        Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
+        Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load, room: Mutex::default() }))
     }
 
     /// Preprocesses one item; returns the input and the time of the work itself.
@@ -129,13 +150,41 @@ impl PreprocessPool {
     /// The item's own fault, or Internal if the preprocessor panicked.
     pub async fn preprocess(
         &self,
+        permit: &JobPermit,
         with: Arc<dyn Preprocess>,
-        modality: Modality,
-        item: Bytes,
-        options: ItemOptions,
+        RawItem { modality, bytes, options }: RawItem,
     ) -> Result<(EncoderInput, Duration), Failure> {
         let read = move |item: &[u8], limits: &Limits| with.preprocess(modality, item, &options, limits);
-        self.read(item, read).await
+        self.read(permit, bytes, read).await
+    }
+
+    /// Says what a job takes once its item is known: so much of the room is its own until its output is published.
+    ///
+    /// # Errors
+    /// TooLarge for one that there is no room for.
+    pub fn sized(&self, permit: &JobPermit, n_bytes: usize) -> Result<(), Failure> {
+        let Some((room, most)) = &self.room else { return Ok(()) };
+        let capacity = room.capacity();
+        if n_bytes > capacity {
+            let [needs, has] = [n_bytes, capacity].map(|bytes| bytes.div_ceil(1 << 20));
+            let text =
+                format!("the item and its rows take {needs} MiB of memory, this encoder has room for {has}");
+            let detail = "larger items need more --memory-mib, or less --rows-mib";
+            return Err(Failure::new(FailureClass::TooLarge, text).with_detail(detail));
+        }
+        most.fetch_max(n_bytes, Ordering::Relaxed);
+        if let Some(taken) = &mut *permit.room.lock() {
+            taken.resize(n_bytes);
+        }
+        Ok(())
+    }
+
+    /// Waits until there is room for another job. How large its item becomes is not known yet: it is taken to be the largest so far.
+    async fn wait_for_room(&self, permit: &JobPermit) {
+        let Some((room, most)) = &self.room else { return };
+        let expected = most.load(Ordering::Relaxed).min(room.capacity());
+        let taken = room.take(expected).await;
+        *permit.room.lock() = Some(taken);
     }
 
     /// Reads one item on a thread of the pool; returns what was read and the time of the work itself.
@@ -144,9 +193,11 @@ impl PreprocessPool {
     /// As [`Self::preprocess`].
     pub async fn read<T: Send + 'static>(
         &self,
+        permit: &JobPermit,
         item: Bytes,
         read: impl FnOnce(&[u8], &Limits) -> Result<T, ItemError> + Send + 'static,
     ) -> Result<(T, Duration), Failure> {
+        self.wait_for_room(permit).await;
         let threads = self.threads.clone().acquire_owned().await;
         let permit = threads.map_err(|_| Failure::unavailable("the encoder is stopping"))?;
         let (limits, watchdog, fault) = (self.limits.clone(), self.watchdog.clone(), self.fault.clone());
@@ -161,5 +212,41 @@ impl PreprocessPool {
             Ok((input, start.elapsed()))
         });
         work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use triptych_runtime::MetricsRegistry;
+
+    fn pool(room: usize) -> PreprocessPool {
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+        let config = PoolConfig { threads: 4, max_jobs: 4, room: Some(ByteRoom::new(room)), ..PoolConfig::default() };
+        PreprocessPool::new(config, meters, TaskTracker::new())
+    }
+
+    fn admit(pool: &PreprocessPool) -> Arc<JobPermit> {
+        pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap()
+    }
+
+    /// A job waits before it is preprocessed, and its room is free with its permit: when its output is published.
+    #[tokio::test]
+    async fn jobs_are_preprocessed_while_there_is_room_for_one_as_large_as_the_largest() {
+        let pool = pool(100);
+        let [first, second, third] = [(); 3].map(|()| admit(&pool));
+        pool.wait_for_room(&first).now_or_never().expect("nothing is known yet");
+        pool.sized(&first, 60).unwrap();
+        assert!(pool.wait_for_room(&second).now_or_never().is_none(), "60 more would be too much");
+        pool.sized(&first, 40).unwrap();
+        pool.wait_for_room(&second).now_or_never().expect("60 of the 60 that are left");
+        pool.sized(&second, 10).unwrap();
+        assert!(pool.wait_for_room(&third).now_or_never().is_none());
+        drop(first);
+        pool.wait_for_room(&third).now_or_never().expect("room of a job that is done");
+        let refused = pool.sized(&third, 200 << 20).unwrap_err();
+        assert_eq!(refused.class, FailureClass::TooLarge);
+        assert!(refused.message.contains("take 200 MiB of memory, this encoder has room for 1"), "{refused:?}");
     }
 }

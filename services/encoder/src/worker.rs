@@ -6,6 +6,7 @@ use crate::fences::FenceTable;
 use crate::job::EncoderWorkerState;
 use crate::load::LoadTracker;
 use crate::loader::{LoadSettings, WithoutEncoder};
+use crate::memory::{MemorySettings, WorkerMemory};
 use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::served::ServedEncoders;
@@ -79,6 +80,8 @@ pub struct EncoderConfig {
     /// Budget for the cache of published rows, in bytes. A cached item is not encoded again, and is published
     /// again if the store lost it. Default 256 MiB; 0: no cache.
     pub rows_budget_bytes: usize,
+    /// Memory to divide among weights, activations, jobs and cached rows, in bytes; `None`: each takes what it takes.
+    pub memory_bytes: Option<usize>,
     /// `host:port` at which PD workers reach this worker to read outputs from its memory. `None`: they read from
     /// the store only, and a job is done when the store has its output.
     pub advertise: Option<String>,
@@ -116,6 +119,9 @@ pub struct EmbeddedConfig {
     pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
+    /// Memory to divide among weights, activations, jobs and cached rows; `None`: each takes what it takes. A process with a server
+    /// of its own divides it.
+    pub memory: Option<MemorySettings>,
     /// Compute arbiter shared with the engines of the process; `None`: no engines.
     pub arbiter: Option<ComputeArbiter>,
     /// Share of the host's cores; `None`: all of them.
@@ -202,6 +208,13 @@ async fn run_to_drain(
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
+    let memory = config.memory_bytes.map(|total| MemorySettings {
+        total,
+        rows: config.rows_budget_bytes,
+        compute: config.compute,
+        dtype: config.dtype.clone(),
+        towers: config.towers.clone(),
+    });
     let parts = EmbeddedConfig {
         worker_id: config.worker_id,
         models: config.models,
@@ -214,6 +227,7 @@ async fn run_to_drain(
         limits: config.limits,
         graphs: config.graphs,
         batch: config.batch,
+        memory,
         arbiter: None,
         cores: config.cores,
         max_jobs: config.max_jobs,
@@ -247,10 +261,14 @@ impl EmbeddedConfig {
             without,
             lora: self.lora.clone(),
             towers: self.towers,
+            is_bounded: self.memory.is_some(),
         };
-        let (sources, loader) = (self.models, settings.clone());
-        let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));
-        let models = tokio::select! {
+        let (sources, loader, memory) = (self.models, settings.clone(), self.memory);
+        let loading = tokio::task::spawn_blocking(move || {
+            let memory = memory.map(|memory| WorkerMemory::new(memory, &sources)).transpose()?;
+            Ok::<_, EncoderError>((loader.load_all(&sources)?, memory))
+        });
+        let (models, memory) = tokio::select! {
             loaded = loading => loaded??,
             // The loading thread is not in the drain group: draining need not wait for weights that are then
             // dropped.
@@ -260,8 +278,14 @@ impl EmbeddedConfig {
             }
         };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
-        let batcher =
-            BatcherConfig { limits: self.batch, arbiter, cores: self.cores, watchdog: self.watchdog.clone() };
+        let batcher = BatcherConfig {
+            limits: self.batch,
+            arbiter,
+            cores: self.cores,
+            watchdog: self.watchdog.clone(),
+            room: memory.as_ref().map(|memory| memory.forwards.clone()),
+        };
+        let room = memory.as_ref().map(|memory| memory.jobs.clone());
         let served = ServedEncoders::of("encoder");
         for model in models {
             let (name, model) = model.start(&batcher, &meters).await?;
@@ -271,6 +295,7 @@ impl EmbeddedConfig {
         let updates = ModelUpdates {
             root: self.model_updates,
             loader: Arc::new(settings.of_named_models()),
+            memory,
             batcher,
             meters: meters.clone(),
             one_at_a_time: Mutex::default(),
@@ -279,6 +304,7 @@ impl EmbeddedConfig {
             threads: self.preprocess_threads,
             max_jobs: self.max_jobs,
             limits: self.limits.clone(),
+            room,
             watchdog: self.watchdog,
             fault: self.fault,
         };

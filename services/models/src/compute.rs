@@ -10,7 +10,7 @@ use crate::packed;
 use triptych_core::EncoderId;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
-pub use triptych_kernels::cpu::limit_threads;
+pub use triptych_kernels::cpu::{KEPT_BYTES, limit_threads};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use triptych_kernels::cuda::{self, CudaBackend, CudaConfig};
 #[cfg(feature = "reference")]

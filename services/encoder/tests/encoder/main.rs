@@ -4,6 +4,7 @@
 mod adapters;
 mod jobs;
 mod load;
+mod memory;
 mod shared;
 mod support;
 mod towers;

@@ -23,6 +23,9 @@ use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
+/// Bytes of cached rows.
+const ROWS_BYTES: usize = 16 << 20;
+
 /// No wait takes longer; generous, since test machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,6 +87,7 @@ pub async fn start_at(max_jobs: usize, advertised: Advertised) -> Worker {
 }
 
 /// A worker of a model with two towers, `towers`.
+#[derive(Clone)]
 pub struct TowersOf(TowerChoice);
 
 impl TowersOf {
@@ -99,14 +103,35 @@ pub async fn start_towers(towers: TowersOf) -> Worker {
     start_serving((models, towers.0), 8, Drain::new(), Advertised::Nowhere).await
 }
 
+/// A worker of one model within a stated memory.
+pub async fn start_within(memory_bytes: usize, model: ModelSource, towers: TowersOf) -> Worker {
+    let sized = Sized { max_jobs: 8, memory_bytes: Some(memory_bytes) };
+    start_sized((vec![model], towers.0), sized, Drain::new(), Advertised::Nowhere).await
+}
+
+/// Bounds of a worker.
+struct Sized {
+    max_jobs: usize,
+    memory_bytes: Option<usize>,
+}
+
 async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {
     let models = vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")];
     start_serving((models, TowerChoice::default()), max_jobs, drain, advertised).await
 }
 
 async fn start_serving(
-    (models, towers): (Vec<ModelSource>, TowerChoice),
+    models: (Vec<ModelSource>, TowerChoice),
     max_jobs: usize,
+    drain: Drain,
+    advertised: Advertised,
+) -> Worker {
+    start_sized(models, Sized { max_jobs, memory_bytes: None }, drain, advertised).await
+}
+
+async fn start_sized(
+    (models, towers): (Vec<ModelSource>, TowerChoice),
+    Sized { max_jobs, memory_bytes }: Sized,
     drain: Drain,
     advertised: Advertised,
 ) -> Worker {
@@ -133,7 +158,8 @@ async fn start_serving(
         cores: None,
         max_jobs,
         preprocess_threads: 4,
-        rows_budget_bytes: 16 << 20,
+        rows_budget_bytes: ROWS_BYTES,
+        memory_bytes,
         advertise,
         peer_cache: PeerCacheSettings::default(),
         journal: StartJournal::without_file(),

@@ -203,6 +203,8 @@ fn encoders(
         limits: config.limits.clone(),
         graphs,
         batch: BatchLimits::default(),
+        // Its part is within the worker's own division.
+        memory: None,
         arbiter: config.arbiter.clone(),
         cores: config.cores.clone(),
         max_jobs: MAX_JOBS,
