@@ -41,6 +41,7 @@ mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
 pub use error::EncoderError;
+pub use memory::{EncoderMemory, MemorySettings};
 pub use pool::ItemHook;
 pub use towers::TowerChoice;
 pub use triptych_models::lora::LoraSettings;

@@ -38,6 +38,28 @@ pub struct MemorySettings {
     pub towers: TowerChoice,
 }
 
+/// Bound on the memory of encoders.
+#[derive(Clone)]
+pub enum EncoderMemory {
+    /// Each part takes what it takes.
+    Unbounded,
+    /// A worker's memory, which is divided.
+    Divided(MemorySettings),
+    /// Bytes for activations of all forwards that run at once: the process divides its memory itself.
+    Forwards(usize),
+}
+
+/// Rooms that encoders share; `None`: without a bound.
+#[derive(Default)]
+pub struct Rooms {
+    /// Room for activations.
+    pub forwards: Option<ByteRoom>,
+    /// Room for jobs.
+    pub jobs: Option<ByteRoom>,
+    /// Their division, where it is the encoders' own.
+    pub divided: Option<WorkerMemory>,
+}
+
 /// Bytes that one model takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncoderNeeds {
@@ -125,6 +147,26 @@ pub fn job_bytes(input: &EncoderInput, hidden: usize, dtype: DType) -> usize {
 /// Bytes of so many values of rows as they are computed and as they are published.
 pub fn rows_bytes(n_values: usize, dtype: DType) -> usize {
     n_values.saturating_mul(size_of::<f32>() + dtype.size())
+}
+
+impl EncoderMemory {
+    /// Rooms for models.
+    ///
+    /// # Errors
+    /// As [`MemorySettings::plan`].
+    pub fn rooms(self, sources: &[ModelSource]) -> Result<Rooms, EncoderError> {
+        Ok(match self {
+            Self::Unbounded => Rooms::default(),
+            Self::Forwards(n_bytes) => {
+                Rooms { forwards: Some(ByteRoom::new(n_bytes)), ..Rooms::default() }
+            }
+            Self::Divided(settings) => {
+                let memory = WorkerMemory::new(settings, sources)?;
+                let (forwards, jobs) = (Some(memory.forwards.clone()), Some(memory.jobs.clone()));
+                Rooms { forwards, jobs, divided: Some(memory) }
+            }
+        })
+    }
 }
 
 impl MemorySettings {

@@ -6,7 +6,7 @@ use crate::fences::FenceTable;
 use crate::job::EncoderWorkerState;
 use crate::load::LoadTracker;
 use crate::loader::{LoadSettings, WithoutEncoder};
-use crate::memory::{MemorySettings, WorkerMemory};
+use crate::memory::{EncoderMemory, MemorySettings, Rooms};
 use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::served::ServedEncoders;
@@ -119,9 +119,8 @@ pub struct EmbeddedConfig {
     pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
-    /// Memory to divide among weights, activations, jobs and cached rows; `None`: each takes what it takes. A process with a server
-    /// of its own divides it.
-    pub memory: Option<MemorySettings>,
+    /// Bound on its memory.
+    pub memory: EncoderMemory,
     /// Compute arbiter shared with the engines of the process; `None`: no engines.
     pub arbiter: Option<ComputeArbiter>,
     /// Share of the host's cores; `None`: all of them.
@@ -208,13 +207,16 @@ async fn run_to_drain(
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
-    let memory = config.memory_bytes.map(|total| MemorySettings {
-        total,
-        rows: config.rows_budget_bytes,
-        compute: config.compute,
-        dtype: config.dtype.clone(),
-        towers: config.towers.clone(),
-    });
+    let divided = |total| {
+        EncoderMemory::Divided(MemorySettings {
+            total,
+            rows: config.rows_budget_bytes,
+            compute: config.compute,
+            dtype: config.dtype.clone(),
+            towers: config.towers.clone(),
+        })
+    };
+    let memory = config.memory_bytes.map_or(EncoderMemory::Unbounded, divided);
     let parts = EmbeddedConfig {
         worker_id: config.worker_id,
         models: config.models,
@@ -261,14 +263,14 @@ impl EmbeddedConfig {
             without,
             lora: self.lora.clone(),
             towers: self.towers,
-            is_bounded: self.memory.is_some(),
+            is_bounded: !matches!(self.memory, EncoderMemory::Unbounded),
         };
         let (sources, loader, memory) = (self.models, settings.clone(), self.memory);
         let loading = tokio::task::spawn_blocking(move || {
-            let memory = memory.map(|memory| WorkerMemory::new(memory, &sources)).transpose()?;
-            Ok::<_, EncoderError>((loader.load_all(&sources)?, memory))
+            let rooms = memory.rooms(&sources)?;
+            Ok::<_, EncoderError>((loader.load_all(&sources)?, rooms))
         });
-        let (models, memory) = tokio::select! {
+        let (models, Rooms { forwards, jobs, divided }) = tokio::select! {
             loaded = loading => loaded??,
             // The loading thread is not in the drain group: draining need not wait for weights that are then
             // dropped.
@@ -283,9 +285,8 @@ impl EmbeddedConfig {
             arbiter,
             cores: self.cores,
             watchdog: self.watchdog.clone(),
-            room: memory.as_ref().map(|memory| memory.forwards.clone()),
+            room: forwards,
         };
-        let room = memory.as_ref().map(|memory| memory.jobs.clone());
         let served = ServedEncoders::of("encoder");
         for model in models {
             let (name, model) = model.start(&batcher, &meters).await?;
@@ -295,7 +296,7 @@ impl EmbeddedConfig {
         let updates = ModelUpdates {
             root: self.model_updates,
             loader: Arc::new(settings.of_named_models()),
-            memory,
+            memory: divided,
             batcher,
             meters: meters.clone(),
             one_at_a_time: Mutex::default(),
@@ -304,7 +305,7 @@ impl EmbeddedConfig {
             threads: self.preprocess_threads,
             max_jobs: self.max_jobs,
             limits: self.limits.clone(),
-            room,
+            room: jobs,
             watchdog: self.watchdog,
             fault: self.fault,
         };

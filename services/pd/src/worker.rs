@@ -41,6 +41,8 @@ pub fn run(
 async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let memory = memory_settings(&config)?;
     let plan = divided(memory.as_ref(), &config.models)?;
+    // An encoder that foretells nothing takes what it takes.
+    let room = plan.as_ref().map(|plan| plan.encodes).filter(|n_bytes| *n_bytes > 0);
     let cache_bytes = plan.as_ref().map_or(config.ec_cache_bytes, |plan| plan.rows.max(1));
     let loader = DecoderLoader::new(&config, plan.as_ref());
     let readiness = Readiness::new(drain.clone());
@@ -60,7 +62,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     );
     let Some(loaded) = load_all(&loader, config.models, &drain).await? else { return Ok(()) };
     let encodes = config.colocated.is_some();
-    let colocated = colocated_services(config.colocated, &loads).await?;
+    let colocated = colocated_services(config.colocated, &loads, room).await?;
     let died = CancellationToken::new();
     let starter = EngineStarter {
         max_live: config.engine.max_live(),
@@ -168,10 +170,11 @@ fn memory_settings(config: &PdConfig) -> Result<Option<MemorySettings>, PdError>
 async fn colocated_services(
     make: Option<MakeColocated>,
     loads: &EcLoads,
+    room: Option<usize>,
 ) -> Result<ColocatedServices, PdError> {
     match make {
         None => Ok(ColocatedServices::default()),
-        Some(make) => make(loads.worker()).await.map_err(PdError::Colocated),
+        Some(make) => make(loads.worker(), room).await.map_err(PdError::Colocated),
     }
 }
 
