@@ -8,6 +8,7 @@
 //! forward. A panic in a forward is our bug; the items of that batch are encoded one by one then, and it fails the one
 //! that causes it.
 
+use crate::bound::{BoundedEncoder, ForwardBound};
 use crate::load::JobRanks;
 use crate::meters::EncoderMeters;
 use crate::order::JobOrder;
@@ -22,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use triptych_core::graph_stats::GraphStats;
 use triptych_core::timeline::COMPUTE;
-use triptych_core::{AdapterId, Failure, FailureClass};
+use triptych_core::{AdapterId, Failure};
 use triptych_models::ModelError;
 use triptych_models::compute::limit_threads;
 use triptych_models::encoder::Encoder;
@@ -63,23 +64,6 @@ pub struct BatcherConfig {
     pub watchdog: Watchdog,
     /// Room for activations, which all encoders of the worker share; `None`: as much as they take.
     pub room: Option<ByteRoom>,
-}
-
-/// Most bytes of activations that a forward over an item has at once.
-pub type Forecast = Box<dyn FnMut(&EncoderInput) -> Result<usize, ModelError> + Send>;
-
-/// An encoder, with a forecast of what its forwards take where their room is bounded.
-pub struct BoundedEncoder {
-    /// The encoder.
-    pub encoder: Box<dyn Encoder>,
-    /// The forecast; `None`: nothing is foretold.
-    pub forecast: Option<Forecast>,
-}
-
-impl From<Box<dyn Encoder>> for BoundedEncoder {
-    fn from(encoder: Box<dyn Encoder>) -> Self {
-        Self { encoder, forecast: None }
-    }
 }
 
 /// Rows of an item and the times of its job.
@@ -168,7 +152,7 @@ impl Batcher {
         let guard = ended.clone().drop_guard();
         let mut batches = BatcherThread {
             encoder,
-            bound: forecast.zip(room),
+            bound: ForwardBound::new(forecast, room),
             limits,
             arbiter,
             cores,
@@ -236,8 +220,8 @@ fn gone() -> Failure {
 
 struct BatcherThread {
     encoder: Box<dyn Encoder>,
-    /// What a forward takes, and the room for it.
-    bound: Option<(Forecast, ByteRoom)>,
+    /// Bound on what a forward takes.
+    bound: Option<ForwardBound>,
     limits: BatchLimits,
     arbiter: Option<EncoderRegistration>,
     cores: Option<CoreShare>,
@@ -276,7 +260,7 @@ impl BatcherThread {
             self.waiting.retain(|job| !job.reply.is_closed());
             self.drop_unused_adapters();
             self.sort();
-            let most = self.bound.as_ref().map_or(usize::MAX, |(_, room)| room.capacity());
+            let most = self.bound.as_ref().map_or(usize::MAX, ForwardBound::most);
             let batch = take_batch(&mut self.waiting, self.limits, most);
             if !batch.is_empty() {
                 self.encode(batch);
@@ -296,10 +280,13 @@ impl BatcherThread {
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Encode(job) => match self.activations_of(&job.item.input) {
-                Ok(activations) => self.waiting.push_back(BatchJob { activations, ..job }),
-                Err(failure) => reply(vec![job], &failure),
-            },
+            Order::Encode(job) => {
+                let bound = self.bound.as_mut();
+                match bound.map_or(Ok(0), |bound| bound.of_item(&job.item.input)) {
+                    Ok(activations) => self.waiting.push_back(BatchJob { activations, ..job }),
+                    Err(failure) => reply(vec![job], &failure),
+                }
+            }
             Order::Load(adapter, part, done) => {
                 *self.adapters.entry(part.id).or_default() += 1;
                 let loaded = self.encoder.load_adapter(&adapter);
@@ -308,23 +295,6 @@ impl BatcherThread {
             }
             Order::Tidy => {}
         }
-    }
-
-    /// Most bytes of activations of an item; 0 without a bound on them.
-    fn activations_of(&mut self, input: &EncoderInput) -> Result<usize, Failure> {
-        let Some((forecast, room)) = &mut self.bound else { return Ok(0) };
-        let n_bytes = match catch_unwind(AssertUnwindSafe(|| forecast(input))) {
-            Ok(foretold) => foretold.map_err(Failure::internal)?,
-            Err(_) => return Err(Failure::internal("the forecast of a forward panicked")),
-        };
-        let most = room.capacity();
-        if n_bytes <= most {
-            return Ok(n_bytes);
-        }
-        let [needs, has] = [n_bytes, most].map(|bytes| bytes.div_ceil(1 << 20));
-        let text = format!("an encode of the item takes {needs} MiB of memory, this encoder has room for {has}");
-        let detail = "larger items need more --memory-mib, a smaller --precision, or fewer --towers";
-        Err(Failure::new(FailureClass::TooLarge, text).with_detail(detail))
     }
 
     /// Drops adapters whose last part was dropped.
@@ -362,7 +332,7 @@ impl BatcherThread {
 
     fn encode(&mut self, batch: Vec<BatchJob>) {
         let activations = batch.iter().map(|job| job.activations).fold(0, usize::saturating_add);
-        let room = self.bound.as_ref().map(|(_, room)| room.take_blocking(activations));
+        let room = self.bound.as_ref().map(|bound| bound.take(activations));
         for permit in batch.iter().filter_map(|job| job.permit.upgrade()) {
             permit.load().started();
         }
@@ -599,38 +569,6 @@ mod tests {
         let ended: Vec<_> =
             answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
         assert_eq!(ended, [true, false, true]);
-    }
-
-    /// Fake, with ten bytes of activations for a token, and room for 100.
-    fn bounded() -> BoundedEncoder {
-        let forecast: Forecast = Box::new(|input| {
-            assert_ne!(input.n_tokens, 7, "a fault of ours");
-            Ok(input.n_tokens as usize * 10)
-        });
-        BoundedEncoder { encoder: Box::new(Fake), forecast: Some(forecast) }
-    }
-
-    #[tokio::test]
-    async fn an_item_whose_activations_never_fit_is_refused_and_others_wait_for_room() {
-        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let config = PoolConfig { threads: 1, max_jobs: 4, ..PoolConfig::default() };
-        let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
-        let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
-        let room = ByteRoom::new(100);
-        let config = BatcherConfig { room: Some(room.clone()), ..BatcherConfig::default() };
-        let batcher = Batcher::spawn("test".into(), bounded(), config, meters);
-        let refused = batcher.encode(item(11), &permit).await.unwrap_err();
-        assert_eq!(refused.class, FailureClass::TooLarge, "{refused:?}");
-        assert!(refused.message.contains("takes 1 MiB of memory, this encoder has room for 1"), "{refused:?}");
-        assert_eq!(batcher.encode(item(7), &permit).await.unwrap_err().class, FailureClass::Internal);
-        // Another encoder of the worker has half of the room.
-        let held = room.take(50).await;
-        let mut waiting = std::pin::pin!(batcher.encode(item(6), &permit));
-        assert!(futures::poll!(&mut waiting).is_pending());
-        drop(held);
-        assert_eq!(waiting.await.unwrap().rows.len(), 6);
-        // An item that fails its batch is encoded alone, in the room that the batch gave back.
-        assert!(batcher.encode(item(10), &permit).await.is_ok());
     }
 
     #[tokio::test]

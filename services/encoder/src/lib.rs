@@ -24,6 +24,7 @@ mod fences;
 
 mod pool;
 mod batcher;
+mod bound;
 mod room;
 mod memory;
 

@@ -1,7 +1,8 @@
 //! Encoders from their directories to threads of their own. Loading blocks: the caller gives it a thread.
 
 use crate::adapters::ServedAdapters;
-use crate::batcher::{Batcher, BatcherConfig, BoundedEncoder, Forecast};
+use crate::batcher::{Batcher, BatcherConfig};
+use crate::bound::{BoundedEncoder, Forecast};
 use crate::error::EncoderError;
 use crate::meters::EncoderMeters;
 use crate::served::{ServedEncoder, ServedTower};

@@ -1,7 +1,7 @@
 //! The division of a stated amount of memory (`--memory-mib`) of an encoder worker among weights, activations, jobs and cached
 //! outputs, from headers of the models' files, before a weight is read.
 //!
-//! Forwards share the room for activations ([`crate::batcher`]); jobs share the room for items that are preprocessed and for rows
+//! Forwards share the room for activations ([`crate::bound`]); jobs share the room for items that are preprocessed and for rows
 //! that are not published yet ([`crate::pool`]). Mapped files, the program itself, adapters and what the allocator keeps are within a
 //! reserve.
 

@@ -1,7 +1,7 @@
 //! Room in bytes that forwards or jobs of a worker share: who takes some waits until there is enough.
 //!
 //! Whoever wants more than there is gets it alone, so that nobody waits for ever; what must not run at all is refused before
-//! ([`crate::batcher`], [`crate::pool`]).
+//! ([`crate::bound`], [`crate::pool`]).
 
 use parking_lot::{Condvar, Mutex};
 use std::pin::pin;

@@ -5,7 +5,7 @@ use crate::error::EncoderError;
 use crate::fences::FenceTable;
 use crate::job::EncoderWorkerState;
 use crate::load::LoadTracker;
-use crate::loader::{LoadSettings, WithoutEncoder};
+use crate::loader::{LoadSettings, LoadedModel, WithoutEncoder};
 use crate::memory::{EncoderMemory, MemorySettings, Rooms};
 use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
@@ -265,20 +265,8 @@ impl EmbeddedConfig {
             towers: self.towers,
             is_bounded: !matches!(self.memory, EncoderMemory::Unbounded),
         };
-        let (sources, loader, memory) = (self.models, settings.clone(), self.memory);
-        let loading = tokio::task::spawn_blocking(move || {
-            let rooms = memory.rooms(&sources)?;
-            Ok::<_, EncoderError>((loader.load_all(&sources)?, rooms))
-        });
-        let (models, Rooms { forwards, jobs, divided }) = tokio::select! {
-            loaded = loading => loaded??,
-            // The loading thread is not in the drain group: draining need not wait for weights that are then
-            // dropped.
-            () = drain.stopping() => {
-                tracing::info!("stopped while weights were loaded");
-                return Ok(None);
-            }
-        };
+        let loading = load_all(settings.clone(), self.memory, self.models, &drain).await?;
+        let Some((models, Rooms { forwards, jobs, divided })) = loading else { return Ok(None) };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
         let batcher = BatcherConfig {
             limits: self.batch,
@@ -331,6 +319,28 @@ impl EmbeddedConfig {
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
             .max_encoding_message_size(1 << 20);
         Ok(Some((service, load, state)))
+    }
+}
+
+/// Divides the memory, then loads models; `None` if the process was stopped meanwhile.
+async fn load_all(
+    loader: LoadSettings,
+    memory: EncoderMemory,
+    sources: Vec<ModelSource>,
+    drain: &Drain,
+) -> Result<Option<(Vec<LoadedModel>, Rooms)>, EncoderError> {
+    let loading = tokio::task::spawn_blocking(move || {
+        let rooms = memory.rooms(&sources)?;
+        Ok::<_, EncoderError>((loader.load_all(&sources)?, rooms))
+    });
+    tokio::select! {
+        loaded = loading => Ok(Some(loaded??)),
+        // The loading thread is not in the drain group: draining need not wait for weights that are then
+        // dropped.
+        () = drain.stopping() => {
+            tracing::info!("stopped while weights were loaded");
+            Ok(None)
+        }
     }
 }
 

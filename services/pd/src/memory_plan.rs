@@ -188,6 +188,11 @@ impl MemoryPlan {
         all.map(|(caches, own)| (*caches, own.saturating_add(caches.sum()))).collect()
     }
 
+    /// Room for forwards of the encoders here; `None`: nothing is foretold of them.
+    pub fn room_of_encodes(&self) -> Option<usize> {
+        Some(self.encodes).filter(|n_bytes| *n_bytes > 0)
+    }
+
     /// Bytes of all parts.
     pub fn sum(&self) -> usize {
         let caches = self.models.iter().map(|caches| caches.sum()).fold(0, usize::saturating_add);

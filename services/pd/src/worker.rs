@@ -41,8 +41,7 @@ pub fn run(
 async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let memory = memory_settings(&config)?;
     let plan = divided(memory.as_ref(), &config.models)?;
-    // An encoder that foretells nothing takes what it takes.
-    let room = plan.as_ref().map(|plan| plan.encodes).filter(|n_bytes| *n_bytes > 0);
+    let room = plan.as_ref().and_then(MemoryPlan::room_of_encodes);
     let cache_bytes = plan.as_ref().map_or(config.ec_cache_bytes, |plan| plan.rows.max(1));
     let loader = DecoderLoader::new(&config, plan.as_ref());
     let readiness = Readiness::new(drain.clone());
