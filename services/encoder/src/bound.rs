@@ -60,7 +60,8 @@ impl ForwardBound {
             return Ok(n_bytes);
         }
         let [needs, has] = [n_bytes, most].map(|bytes| bytes.div_ceil(1 << 20));
-        let text = format!("an encode of the item takes {needs} MiB of memory, this encoder has room for {has}");
+        let text =
+            format!("an encode of the item takes {needs} MiB of memory, this encoder has room for {has}");
         let detail = "larger items need more --memory-mib, a smaller --precision, or fewer --towers";
         Err(Failure::new(FailureClass::TooLarge, text).with_detail(detail))
     }
@@ -120,7 +121,10 @@ mod tests {
         let batcher = Batcher::spawn("test".into(), bounded(), config, meters);
         let refused = batcher.encode(item(11), &permit).await.unwrap_err();
         assert_eq!(refused.class, FailureClass::TooLarge, "{refused:?}");
-        assert!(refused.message.contains("takes 1 MiB of memory, this encoder has room for 1"), "{refused:?}");
+        assert!(
+            refused.message.contains("takes 1 MiB of memory, this encoder has room for 1"),
+            "{refused:?}"
+        );
         assert_eq!(batcher.encode(item(7), &permit).await.unwrap_err().class, FailureClass::Internal);
         // Another encoder of the worker has half of the room.
         let held = room.take(50).await;

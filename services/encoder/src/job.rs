@@ -223,8 +223,7 @@ impl EncoderWorkerState {
             return Err(Failure::invalid(text));
         }
         let hidden = job.tower.batcher.hidden();
-        let read =
-            self.pool.read(&permit, item, move |item, limits| embeddings::read(item, hidden, limits));
+        let read = self.pool.read(&permit, item, move |item, limits| embeddings::read(item, hidden, limits));
         let (given, preprocess) = read.await?;
         permit.load().sized(given.n_tokens);
         self.pool.sized(&permit, rows_bytes(given.rows.len(), job.model.dtype))?;

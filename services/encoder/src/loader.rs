@@ -128,7 +128,8 @@ impl LoadSettings {
         precision: Precision,
     ) -> Result<Option<Forecast>, ModelError> {
         let foretold = self.is_bounded.then(|| model.memory_forecast(tower, precision)).transpose()?;
-        let boxed = |mut memory: MemoryForecast| -> Forecast { Box::new(move |input| memory.item_bytes(input)) };
+        let boxed =
+            |mut memory: MemoryForecast| -> Forecast { Box::new(move |input| memory.item_bytes(input)) };
         Ok(foretold.flatten().map(boxed))
     }
 

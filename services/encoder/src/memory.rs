@@ -157,9 +157,7 @@ impl EncoderMemory {
     pub fn rooms(self, sources: &[ModelSource]) -> Result<Rooms, EncoderError> {
         Ok(match self {
             Self::Unbounded => Rooms::default(),
-            Self::Forwards(n_bytes) => {
-                Rooms { forwards: Some(ByteRoom::new(n_bytes)), ..Rooms::default() }
-            }
+            Self::Forwards(n_bytes) => Rooms { forwards: Some(ByteRoom::new(n_bytes)), ..Rooms::default() },
             Self::Divided(settings) => {
                 let memory = WorkerMemory::new(settings, sources)?;
                 let (forwards, jobs) = (Some(memory.forwards.clone()), Some(memory.jobs.clone()));

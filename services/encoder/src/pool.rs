@@ -223,7 +223,8 @@ mod tests {
 
     fn pool(room: usize) -> PreprocessPool {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let config = PoolConfig { threads: 4, max_jobs: 4, room: Some(ByteRoom::new(room)), ..PoolConfig::default() };
+        let config =
+            PoolConfig { threads: 4, max_jobs: 4, room: Some(ByteRoom::new(room)), ..PoolConfig::default() };
         PreprocessPool::new(config, meters, TaskTracker::new())
     }
 
@@ -247,6 +248,9 @@ mod tests {
         pool.wait_for_room(&third).now_or_never().expect("room of a job that is done");
         let refused = pool.sized(&third, 200 << 20).unwrap_err();
         assert_eq!(refused.class, FailureClass::TooLarge);
-        assert!(refused.message.contains("take 200 MiB of memory, this encoder has room for 1"), "{refused:?}");
+        assert!(
+            refused.message.contains("take 200 MiB of memory, this encoder has room for 1"),
+            "{refused:?}"
+        );
     }
 }

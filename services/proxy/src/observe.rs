@@ -22,8 +22,10 @@ mod load {
         metric("request_text_tokens", "Prompt tokens of a request, without those of its items");
     pub const REQUEST_OUTPUT_TOKENS: Metric =
         metric("request_output_tokens", "Generated tokens of a request");
-    pub const ITEM_TOKENS: Metric =
-        metric("item_tokens", "Encoder output tokens of an item, by modality; of several towers the first one's");
+    pub const ITEM_TOKENS: Metric = metric(
+        "item_tokens",
+        "Encoder output tokens of an item, by modality; of several towers the first one's",
+    );
 }
 
 /// Metrics of requests and items.

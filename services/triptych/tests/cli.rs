@@ -245,7 +245,11 @@ fn towers_are_shown_with_the_activations_of_each_and_a_worker_within_less_memory
     }
     let ec = format!("disk:{}", tempfile::tempdir().expect("a folder").path().join("ec").display());
     let worker = ["encoder", "--grpc", "127.0.0.1:0", "--ec", &ec, "--model", &dir, "--memory-mib", "50"];
-    refuses(&worker, 2, &["--memory-mib 50: weights take", "cached outputs (--rows-mib) 256", "or more are needed"]);
+    refuses(
+        &worker,
+        2,
+        &["--memory-mib 50: weights take", "cached outputs (--rows-mib) 256", "or more are needed"],
+    );
 }
 
 #[test]

@@ -26,9 +26,12 @@ async fn needed(model: ModelSource, towers: &TowersOf) -> (usize, String) {
 async fn a_worker_with_too_little_memory_says_what_it_needs_and_starts_with_that() {
     let [both, low] = ["", "low"].map(TowersOf::named);
     let (of_both, text) = needed(cogagent(), &both).await;
-    for part in
-        ["--memory-mib 1: weights take ", "activations of an image", "what 2 threads keep 128", "(--rows-mib) 16"]
-    {
+    for part in [
+        "--memory-mib 1: weights take ",
+        "activations of an image",
+        "what 2 threads keep 128",
+        "(--rows-mib) 16",
+    ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     let (of_low, text) = needed(cogagent(), &low).await;

@@ -113,7 +113,9 @@ impl Model {
 impl InputShape {
     fn of(input: &EncoderInput) -> Self {
         let sizes = match &input.features {
-            Features::Patches(values) | Features::Mel(values) | Features::Samples(values) => vec![values.len()],
+            Features::Patches(values) | Features::Mel(values) | Features::Samples(values) => {
+                vec![values.len()]
+            }
             Features::Tiles { patches, rows } => vec![patches.len(), rows.places.len(), rows.weights.len()],
             Features::Views { patches, sides, rows } => {
                 let sides = sides.iter().map(|side| *side as usize);

@@ -128,7 +128,8 @@ impl StageInterference {
 impl Interference {
     /// The times of a stage. Where a tower has none of its own, those of the first stand for it.
     pub fn of(&self, stage: Stage) -> Option<&StageInterference> {
-        let more = |tower: TowerIdx| usize::from(tower.0).checked_sub(1).and_then(|i| self.more_towers.get(i));
+        let more =
+            |tower: TowerIdx| usize::from(tower.0).checked_sub(1).and_then(|i| self.more_towers.get(i));
         match stage {
             Stage::Preprocess(tower) => more(tower).map_or(&self.preprocess, |own| &own.preprocess).as_ref(),
             Stage::Encode(tower) => more(tower).map_or(&self.encode, |own| &own.encode).as_ref(),

@@ -66,7 +66,8 @@ impl Controller {
     pub fn observe(&mut self, now: Instant, current: Replicas, needed: Replicas) -> Decision {
         let rules = self.rules;
         let [current, wanted, least, most] = [current, needed, rules.least, rules.most].map(Replicas::pools);
-        let between = |((n, least), most): ((&usize, &usize), &usize)| (*n).clamp(*least, (*most).max(*least));
+        let between =
+            |((n, least), most): ((&usize, &usize), &usize)| (*n).clamp(*least, (*most).max(*least));
         let wanted: Vec<usize> = wanted.iter().zip(&least).zip(&most).map(between).collect();
         self.n_needed.resize(current.len(), 0);
         let pools = current.iter().zip(&wanted).zip(&least);
@@ -90,10 +91,9 @@ impl Controller {
         if longest < u64::from(rules.observations.max(1)) {
             return keep(match longest {
                 0 => "the replicas fit the load".to_owned(),
-                n => format!(
-                    "{n} consecutive observations need a change, {} are required",
-                    rules.observations
-                ),
+                n => {
+                    format!("{n} consecutive observations need a change, {} are required", rules.observations)
+                }
             });
         }
         let to = self.stepped(&current, &wanted);

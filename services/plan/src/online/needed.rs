@@ -31,9 +31,8 @@ pub fn needed(question: &Question<'_>, rate: f64, most: Replicas) -> Result<Opti
     };
     let most_of = most.pools();
     let least = least_work(&candidate(Replicas::new(1, 1)), &means, most_of.len());
-    let at_least = |(seconds, most): (&f64, &usize)| {
-        ((rate * seconds / FULL).ceil() as usize).clamp(1, (*most).max(1))
-    };
+    let at_least =
+        |(seconds, most): (&f64, &usize)| ((rate * seconds / FULL).ceil() as usize).clamp(1, (*most).max(1));
     let mut pools: Vec<usize> = least.iter().zip(&most_of).map(at_least).collect();
     for _ in 0..MOST_TRIES {
         let replicas = Replicas::of_pools(&pools);

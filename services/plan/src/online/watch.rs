@@ -226,7 +226,8 @@ impl Watch<'_> {
 fn fields_of(replicas: Replicas, towers: &[String]) -> Value {
     let counts = replicas.encoders.counts();
     let by_tower = || towers.iter().zip(counts).map(|(name, n)| (name.clone(), json!(n))).collect();
-    let encoders = if towers.is_empty() { json!(replicas.encoders.total()) } else { Value::Object(by_tower()) };
+    let encoders =
+        if towers.is_empty() { json!(replicas.encoders.total()) } else { Value::Object(by_tower()) };
     json!({"encoders": encoders, "pds": replicas.pds})
 }
 

@@ -234,7 +234,8 @@ mod tests {
                 blocks: None,
                 slo: None,
             });
-            let outputs = Output::all_of(&item, &[Sized::default(); 2], &costs);
+            let sizes = [Sized::default(); 2];
+            let outputs = Output::all_of(&item, &sizes, &costs);
             request.items = outputs.map(|output| Item::new(0, output, false)).collect();
             assert_eq!(request.found(0, sources[0]), None, "the other output is to come");
             assert_eq!(request.n_failed(), 1);

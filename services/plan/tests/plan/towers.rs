@@ -78,7 +78,10 @@ fn an_item_has_an_output_of_each_tower_and_requests_share_both() {
     let apart = run(&split(&APART, SLOW), offered());
     assert_eq!(n_encoded(&apart), [1, 1, 0]);
     assert_eq!((apart.items.n(), apart.items.encoded, apart.items.shared), (2, 1, 1), "an item counts once");
-    assert_eq!(apart.outcomes.iter().map(|o| (o.items.n, o.items.n_found)).collect::<Vec<_>>(), [(1, 0), (1, 1)]);
+    assert_eq!(
+        apart.outcomes.iter().map(|o| (o.items.n, o.items.n_found)).collect::<Vec<_>>(),
+        [(1, 0), (1, 1)]
+    );
     assert_eq!(n_encoded(&run(&split(&TOGETHER, SLOW), offered())), [2, 0]);
 }
 
@@ -89,7 +92,8 @@ fn each_tower_is_slowed_by_what_was_measured_of_it() {
         (cluster.proxy.cores, cluster.records_spans) = (FrontCores::Workers, true);
         for pool in &mut cluster.pools {
             let mut curves = (*pool.curves).clone();
-            let beside = |us| StageInterference { beside_compute_us: Some(us), ..StageInterference::of_alone(1.0) };
+            let beside =
+                |us| StageInterference { beside_compute_us: Some(us), ..StageInterference::of_alone(1.0) };
             let mut interference = Interference { neighbour_cores: 1, ..Interference::default() };
             interference.set(Stage::Encode(TowerIdx(0)), beside(1.2));
             if let Some(us) = of_high {

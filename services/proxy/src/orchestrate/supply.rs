@@ -267,11 +267,7 @@ fn ready_item(outputs: &[SuppliedItem]) -> Option<ReadyItem> {
         return None;
     }
     let first = &outputs.first()?.encoded.as_ref()?.item;
-    Some(ReadyItem {
-        modality: first.modality,
-        source: source_of(outputs)?,
-        n_tokens: first.n_tokens,
-    })
+    Some(ReadyItem { modality: first.modality, source: source_of(outputs)?, n_tokens: first.n_tokens })
 }
 
 /// News of an item.

@@ -93,7 +93,8 @@ struct EncoderPools {
 impl WatchArgs {
     /// The pools of encoder workers, of a model with these towers, in their order.
     fn encoder_pools(&self, towers: &[&str]) -> Result<EncoderPools, CliError> {
-        let (of_towers, plain): (Vec<_>, Vec<_>) = self.encoder_deployment.iter().partition(|name| name.contains('='));
+        let (of_towers, plain): (Vec<_>, Vec<_>) =
+            self.encoder_deployment.iter().partition(|name| name.contains('='));
         let base = plain.first().map_or("encoder", |name| name.as_str());
         let of_towers: Vec<_> = of_towers.iter().filter_map(|name| name.split_once('=')).collect();
         let alike = match &self.encoders {
@@ -110,7 +111,9 @@ impl WatchArgs {
         let unknown = of_towers.iter().find(|(tower, _)| !towers.contains(tower));
         let fault = match (towers, unknown) {
             ([] | [_], _) => Some("the curves are of one encoder: give a number and a NAME".to_owned()),
-            (_, Some((tower, _))) => Some(format!("no tower is named {tower:?}, they are {}", towers.join(" and "))),
+            (_, Some((tower, _))) => {
+                Some(format!("no tower is named {tower:?}, they are {}", towers.join(" and ")))
+            }
             (_, None) => self.encoders.fault_of(towers),
         };
         if let Some(fault) = fault {
@@ -165,16 +168,20 @@ impl WatchArgs {
     }
 }
 
+/// The pools of encoder workers, of the model that the curves are of.
+fn pools_of_curves(args: &WatchArgs, question: &QuestionArgs) -> Result<EncoderPools, CliError> {
+    let inputs = question.read()?;
+    let encoders = inputs.curves.first().into_iter().flat_map(|curves| curves.encoders());
+    args.encoder_pools(&encoders.map(|encoder| encoder.name).collect::<Vec<_>>())
+}
+
 /// Watches until it is stopped.
 ///
 /// # Errors
 /// [`CliError::Setting`] for settings that cannot work. Later trouble is reported, and the watch goes on.
 pub async fn run(args: &WatchArgs, question: &QuestionArgs, json: bool) -> Result<(), CliError> {
     args.rules(1)?;
-    // A file that cannot be read is an error before the first observation.
-    let inputs = question.read()?;
-    let towers: Vec<_> = inputs.curves.first().into_iter().flat_map(|c| c.encoders()).map(|e| e.name).collect();
-    let EncoderPools { towers, workers, deployments } = args.encoder_pools(&towers)?;
+    let EncoderPools { towers, workers, deployments } = pools_of_curves(args, question)?;
     let settings = WatchSettings {
         url: args.watch.clone().unwrap_or_default(),
         interval: Duration::from_secs(args.interval_s),

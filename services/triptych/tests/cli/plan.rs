@@ -5,8 +5,8 @@ use super::{refuses, tree, triptych};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use triptych_plan::curves::sample::{curves, two_towers};
 use triptych_plan::curves::{CostCurves, ItemsAt};
 use triptych_plan::planner::Residuals;
@@ -349,9 +349,11 @@ fn a_watch_sets_the_pool_of_each_tower() {
     let curves = curves.to_str().expect("plain");
     let url = metrics();
     let touch = format!("touch {}", dir.path().join("{pool}-{replicas}").display());
-    let base = ["plan", "--curves", curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--json", "--watch", &url];
+    let base =
+        ["plan", "--curves", curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--json", "--watch", &url];
     let how = ["--interval-s", "1", "--observations", "2", "--for-observations", "1", "--max-step", "1"];
-    let pools = ["--encoders", "high:4,low:1", "--apply-command", &touch, "--encoder-deployment", "low=a,high=b"];
+    let pools =
+        ["--encoders", "high:4,low:1", "--apply-command", &touch, "--encoder-deployment", "low=a,high=b"];
     let output = triptych(&[&base[..], &how, &pools].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
