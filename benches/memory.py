@@ -2,7 +2,7 @@
 
 Configurations are those of `tests/golden/real_widths` (two layers of each kind), with weights of zeros in files that take no room, and
 the tokenizer and processor of a golden model of the family. An encoder worker and a PD worker start, and their anonymous memory is
-read once they are ready. What is kept of weights, caches and states alone, to the byte, is a test: `services/models/tests/memory.rs`.
+read once they are ready. Of a model of several towers an encoder worker of each starts as well. What is kept of weights, caches and states alone, to the byte, is a test: `services/models/tests/memory.rs`.
 
     python3 benches/memory.py --binary target/release/triptych [--only NAME...]
 """
@@ -60,6 +60,8 @@ CASES = (
     ("lighton_ocr_1b", "lighton_ocr_qwen3", {"patch_size": 14, "size": {"longest_edge": 1540}}),
     ("qwen2_audio_7b", "qwen2_audio_odd_heads", MEL),
     ("voxtral_mini_3b", "voxtral_odd_heads", MEL),
+    ("cogagent_18b", "cogagent_chat", {}),
+    ("moonshine_base", "moonshine_small_f32", {}),
 )
 
 
@@ -90,14 +92,16 @@ def write_model(folder, case, golden, changed):
     write_zeros(folder / "model.safetensors", given["shapes"])
 
 
-def foretold_stages(binary, folder):
-    """Roles of the stages that there are, with foretold bytes of weights, and of activations of an encoder's example."""
+def foretold_workers(binary, folder):
+    """Roles and towers of the workers that there are, with foretold bytes of weights, and of activations of an encoder's example."""
     command = [binary, "models", "--json", f"m={folder}"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]
-    for stage, role in (("encoder", "encoder"), ("decoder", "pd")):
-        if told["stages"][stage]:
-            activations = told["example"]["activation_bytes"][PRECISION] if role == "encoder" else 0
-            yield role, told["stages"][stage]["loaded_bytes"][PRECISION], activations
+    loaded = lambda stage: stage["loaded_bytes"][PRECISION]
+    if told["stages"]["encoder"]:
+        yield "encoder", "", loaded(told["stages"]["encoder"]), told["example"]["activation_bytes"][PRECISION]
+    for tower in told["towers"]:
+        yield "encoder", tower["name"], loaded(tower["stage"]), tower["activation_bytes"][PRECISION]
+    yield "pd", "", loaded(told["stages"]["decoder"]), 0
 
 
 def free_port():
@@ -106,12 +110,13 @@ def free_port():
         return held.getsockname()[1]
 
 
-def worker_bytes(binary, role, folder, store):
+def worker_bytes(binary, role, tower, folder, store):
     """Anonymous memory of a worker that is ready."""
     grpc, admin = free_port(), free_port()
+    towers = ["--towers", tower] if tower else []
     process = subprocess.Popen(
         [binary, role, "--model", f"m={folder}", "--precision", PRECISION, "--grpc", f"127.0.0.1:{grpc}",
-         "--admin", f"127.0.0.1:{admin}", "--ec", f"disk:{store}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+         "--admin", f"127.0.0.1:{admin}", "--ec", f"disk:{store}", *towers], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(READY_S * 5):
             time.sleep(0.2)
@@ -135,8 +140,9 @@ def workers_of(binary, case, golden, changed):
         folder, store = pathlib.Path(root) / "model", pathlib.Path(root) / "store"
         folder.mkdir()
         write_model(folder, case, golden, changed)
-        for role, foretold, activations in foretold_stages(binary, folder):
-            yield role, foretold, activations, worker_bytes(binary, role, folder, store)
+        for role, tower, foretold, activations in foretold_workers(binary, folder):
+            measured = worker_bytes(binary, role, tower, folder, store)
+            yield f"{role} {tower}".strip(), foretold, activations, measured
 
 
 def mib(n):

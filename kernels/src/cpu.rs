@@ -57,7 +57,7 @@ mod scratch;
 pub use causal_conv::CpuCausalConv;
 pub use conv::CpuDepthwise;
 pub use delta::CpuDecay;
-pub use kept::{Kept, Room};
+pub use kept::{KEPT_BYTES, Kept, Room};
 pub use kv::CpuKvCache;
 pub use linear::CpuLinear;
 pub use matrix::CpuTensor;

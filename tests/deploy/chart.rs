@@ -195,6 +195,22 @@ fn encoder_pools_of_a_tower_hold_it_alone_and_others_hold_all() {
     assert_eq!((towers("my-cogagent-pd"), towers("my-qwen2-vl-encoder")), (None, None));
 }
 
+#[test]
+fn the_planner_of_towers_knows_the_pool_of_each() {
+    let documents = &rendered()["planner-towers"];
+    let planner = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name").ends_with("-planner"));
+    let args = planner.expect("a planner")["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    let pools = "\"--encoder-deployment\",\"low=r-triptych-cog-low,high=r-triptych-cog-high\"";
+    assert!(args.contains(pools), "{args}");
+    let low = of_kind(documents, "Deployment").find(|d| text(d, "/metadata/name").ends_with("-cog-low"));
+    let env = &low.expect("a pool")["spec"]["template"]["spec"]["containers"][0]["env"];
+    let memory = serde_json::json!({"name": "TRIPTYCH_MEMORY_MIB", "value": "12000"});
+    assert!(env.as_array().is_some_and(|env| env.contains(&memory)), "{env}");
+    let role = of_kind(documents, "Role").find(|role| text(role, "/metadata/name").ends_with("-planner"));
+    let names = &role.expect("a role")["rules"][0]["resourceNames"];
+    assert_eq!(names, &serde_json::json!(["r-triptych-cog-low", "r-triptych-cog-high", "r-triptych-cog-pd"]));
+}
+
 /// The file of values for vLLM, with settings over it: what helm says of them.
 fn refused(set: &[&str]) -> String {
     let mut helm = template(values().get("vllm").map(PathBuf::as_path), true);

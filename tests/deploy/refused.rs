@@ -66,6 +66,8 @@ fn invalid_values_are_refused_with_the_name_of_the_field() {
         (planner("encoderPool: e, pdPool: p"), "planner.curves.existingConfigMap"),
         (planner("encoderPool: p, pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPool"),
         (planner("encoderPool: e, pdPool: a, curves: {existingConfigMap: c}"), "pool a"),
+        (planner("encoderPools: [e], pdPool: p, curves: {existingConfigMap: c}"), "one of the model's towers"),
+        (planner("encoderPools: [p], pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPools"),
         ("planner: {interval: 5}".into(), "interval"),
         (pool(", engine: {kvMib: 0}"), "kvMib"),
         (pool(", resources: {limits: {memory: 4GB}}"), "memory"),

@@ -114,6 +114,7 @@ fn encoder(parts: Parts) -> EncoderConfig {
         max_jobs: 64,
         preprocess_threads: 2,
         rows_budget_bytes: 16 << 20,
+        memory_bytes: None,
         advertise: None,
         peer_cache: PeerCacheSettings::default(),
         journal: parts.journal,

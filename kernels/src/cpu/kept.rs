@@ -11,6 +11,9 @@ pub(super) const WORTH_KEEPING: usize = 16 << 10;
 /// Values that a thread keeps at most: 64 MiB.
 pub(super) const KEPT_VALUES: usize = 16 << 20;
 
+/// Bytes that a thread keeps at most.
+pub const KEPT_BYTES: usize = KEPT_VALUES * size_of::<f32>();
+
 /// Memory of one tensor, or its size alone.
 pub trait Room {
     /// Values that there is room for.

@@ -1,14 +1,19 @@
 //! Batches of waiting items, one thread for each encoder: takes items in the order of [`crate::order`] up to a budget of
 //! output tokens, and runs them as one forward. It takes what waits: no item waits for others to fill a batch up.
 //!
+//! Where the worker's memory is stated, what a forward takes is foretold: a batch ends before it would not fit, an item that never
+//! does is refused, and forwards of several encoders wait for each other's room.
+//!
 //! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
 //! forward. A panic in a forward is our bug; the items of that batch are encoded one by one then, and it fails the one
 //! that causes it.
 
+use crate::bound::{BoundedEncoder, ForwardBound};
 use crate::load::JobRanks;
 use crate::meters::EncoderMeters;
 use crate::order::JobOrder;
 use crate::pool::JobPermit;
+use crate::room::ByteRoom;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,6 +62,8 @@ pub struct BatcherConfig {
     pub cores: Option<CoreShare>,
     /// Watches the forwards.
     pub watchdog: Watchdog,
+    /// Room for activations, which all encoders of the worker share; `None`: as much as they take.
+    pub room: Option<ByteRoom>,
 }
 
 /// Rows of an item and the times of its job.
@@ -110,6 +117,8 @@ struct BatchJob {
     /// Marked as started when the forward begins; dangling when the caller is gone.
     permit: Weak<JobPermit>,
     since: Instant,
+    /// Most bytes of its activations; 0 without a bound on them.
+    activations: usize,
     reply: oneshot::Sender<Result<ForwardResult, Failure>>,
 }
 
@@ -127,11 +136,12 @@ impl Batcher {
     /// Starts the thread.
     pub fn spawn(
         name: String,
-        encoder: Box<dyn Encoder>,
+        encoder: impl Into<BoundedEncoder>,
         config: BatcherConfig,
         meters: Arc<EncoderMeters>,
     ) -> Self {
-        let BatcherConfig { limits, arbiter, cores, watchdog } = config;
+        let BatcherConfig { limits, arbiter, cores, watchdog, room } = config;
+        let BoundedEncoder { encoder, forecast } = encoder.into();
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.
         let (orders, inbox) = mpsc::channel(limits.max_items.clamp(1, 1024));
@@ -142,6 +152,7 @@ impl Batcher {
         let guard = ended.clone().drop_guard();
         let mut batches = BatcherThread {
             encoder,
+            bound: ForwardBound::new(forecast, room),
             limits,
             arbiter,
             cores,
@@ -178,10 +189,12 @@ impl Batcher {
     /// Encodes one item in the next batch that it fits.
     ///
     /// # Errors
-    /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed.
+    /// [`Failure`] Unavailable when the thread is gone, Internal when the forward failed, TooLarge for an item that there is no room
+    /// for.
     pub async fn encode(&self, item: BatchItem, permit: &Arc<JobPermit>) -> Result<ForwardResult, Failure> {
         let (reply, answer) = oneshot::channel();
-        let job = BatchJob { item, permit: Arc::downgrade(permit), since: Instant::now(), reply };
+        let (permit, since) = (Arc::downgrade(permit), Instant::now());
+        let job = BatchJob { item, permit, since, activations: 0, reply };
         self.orders.send(Order::Encode(job)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
@@ -207,6 +220,8 @@ fn gone() -> Failure {
 
 struct BatcherThread {
     encoder: Box<dyn Encoder>,
+    /// Bound on what a forward takes.
+    bound: Option<ForwardBound>,
     limits: BatchLimits,
     arbiter: Option<EncoderRegistration>,
     cores: Option<CoreShare>,
@@ -245,7 +260,8 @@ impl BatcherThread {
             self.waiting.retain(|job| !job.reply.is_closed());
             self.drop_unused_adapters();
             self.sort();
-            let batch = take_batch(&mut self.waiting, self.limits);
+            let most = self.bound.as_ref().map_or(usize::MAX, ForwardBound::most);
+            let batch = take_batch(&mut self.waiting, self.limits, most);
             if !batch.is_empty() {
                 self.encode(batch);
             }
@@ -264,7 +280,13 @@ impl BatcherThread {
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Encode(job) => self.waiting.push_back(job),
+            Order::Encode(job) => {
+                let bound = self.bound.as_mut();
+                match bound.map_or(Ok(0), |bound| bound.of_item(&job.item.input)) {
+                    Ok(activations) => self.waiting.push_back(BatchJob { activations, ..job }),
+                    Err(failure) => reply(vec![job], &failure),
+                }
+            }
             Order::Load(adapter, part, done) => {
                 *self.adapters.entry(part.id).or_default() += 1;
                 let loaded = self.encoder.load_adapter(&adapter);
@@ -309,6 +331,8 @@ impl BatcherThread {
     }
 
     fn encode(&mut self, batch: Vec<BatchJob>) {
+        let activations = batch.iter().map(|job| job.activations).fold(0, usize::saturating_add);
+        let room = self.bound.as_ref().map(|bound| bound.take(activations));
         for permit in batch.iter().filter_map(|job| job.permit.upgrade()) {
             permit.load().started();
         }
@@ -317,6 +341,8 @@ impl BatcherThread {
         let span = tracing::trace_span!(target: COMPUTE, "forward", items = batch.len(), tokens = n_tokens);
         let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&batch))));
         let encode = start.elapsed();
+        // Items that are encoded one by one take it again.
+        drop(room);
         self.meters.batch(batch.len(), n_tokens, encode);
         self.report_graphs();
         let rows = match result {
@@ -364,8 +390,15 @@ pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> us
     sizes.take(limits.max_items.max(1)).enumerate().map_while(fits).count()
 }
 
-fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits) -> Vec<BatchJob> {
+/// Takes the next batch, with at most so many bytes of activations unless one item has more.
+fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits, most_bytes: usize) -> Vec<BatchJob> {
     let n = n_in_batch(waiting.iter().map(|job| job.item.input.n_tokens as usize), limits);
+    let mut n_bytes = 0_usize;
+    let fits = |(i, job): &(usize, &BatchJob)| {
+        n_bytes = n_bytes.saturating_add(job.activations);
+        *i == 0 || n_bytes <= most_bytes
+    };
+    let n = waiting.iter().take(n).enumerate().take_while(fits).count();
     waiting.drain(..n).collect()
 }
 
@@ -397,6 +430,7 @@ mod tests {
             item: item(n),
             permit: Weak::new(),
             since: Instant::now(),
+            activations: n as usize * 10,
             reply: oneshot::channel().0,
         };
         sizes.iter().map(job).collect()
@@ -408,7 +442,15 @@ mod tests {
         let cases: [(&[u32], usize); 6] =
             [(&[], 0), (&[11, 1], 1), (&[4, 6, 1], 2), (&[1, 1, 1, 1], 3), (&[10], 1), (&[9, 2], 1)];
         for (sizes, expect) in cases {
-            assert_eq!(take_batch(&mut queue(sizes), limits).len(), expect, "{sizes:?}");
+            assert_eq!(take_batch(&mut queue(sizes), limits, usize::MAX).len(), expect, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_ends_before_its_activations_do_not_fit() {
+        let limits = BatchLimits { max_tokens: 100, ..BatchLimits::default() };
+        for (most, expect) in [(99, 2), (40, 1), (100, 3), (1, 1)] {
+            assert_eq!(take_batch(&mut queue(&[4, 5, 1]), limits, most).len(), expect, "{most} bytes");
         }
     }
 
@@ -504,6 +546,7 @@ mod tests {
         let (adapters, unused) = (HashMap::new(), Arc::default());
         let mut thread = BatcherThread {
             encoder,
+            bound: None,
             limits,
             arbiter,
             cores,
@@ -519,7 +562,7 @@ mod tests {
             .map(|n| {
                 let (reply, answer) = oneshot::channel();
                 let (permit, since) = (Weak::new(), Instant::now());
-                (BatchJob { item: item(n), permit, since, reply }, answer)
+                (BatchJob { item: item(n), permit, since, activations: 0, reply }, answer)
             })
             .into_iter()
             .unzip();

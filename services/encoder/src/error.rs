@@ -31,6 +31,9 @@ pub enum EncoderError {
         /// Cause.
         message: String,
     },
+    /// Memory that does not hold the models.
+    #[error("{0}")]
+    Memory(String),
     /// End of the gRPC server.
     #[error(transparent)]
     Serve(#[from] ServeError),

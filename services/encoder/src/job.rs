@@ -2,6 +2,7 @@
 
 use crate::batcher::{BatchItem, LoadedPart};
 use crate::fences::FenceTable;
+use crate::memory::{job_bytes, rows_bytes};
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool, RawItem};
 use crate::served::{ServedEncoder, ServedEncoders, ServedTower};
@@ -178,9 +179,10 @@ impl EncoderWorkerState {
         let options = convert::options(request.options.unwrap_or_default(), form)?;
         let (preprocess, modality) = (job.tower.preprocess.clone(), job.encoder.modality);
         let raw = RawItem { modality, bytes: request.item, options };
-        let preprocessed = self.pool.preprocess(preprocess, raw, permit.load());
+        let preprocessed = self.pool.preprocess(&permit, preprocess, raw);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;
         permit.load().sized(input.n_tokens);
+        self.pool.sized(&permit, job_bytes(&input, job.tower.batcher.hidden(), job.model.dtype))?;
         let item = job.item(input.n_tokens, input.extent.clone())?;
         let n_tokens = input.n_tokens;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
@@ -221,9 +223,10 @@ impl EncoderWorkerState {
             return Err(Failure::invalid(text));
         }
         let hidden = job.tower.batcher.hidden();
-        let read = self.pool.read(item, permit.load(), move |item, limits| embeddings::read(item, hidden, limits));
+        let read = self.pool.read(&permit, item, move |item, limits| embeddings::read(item, hidden, limits));
         let (given, preprocess) = read.await?;
         permit.load().sized(given.n_tokens);
+        self.pool.sized(&permit, rows_bytes(given.rows.len(), job.model.dtype))?;
         let item = job.item(given.n_tokens, given.extent)?;
         state.send_modify(|progress| progress.announced = Some(item.clone()));
         let output = self.seal(item, given.rows, Arc::clone(&permit)).await?;

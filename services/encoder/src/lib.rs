@@ -9,7 +9,8 @@
 //! Jobs that wait for a thread, or for a forward, go in one order ([`order`]): by request, the least work left first.
 //!
 //! Concurrent jobs for one key share one encode; a job whose output is cached skips it. The cost of jobs is
-//! learned, and reported to watchers of the worker's load.
+//! learned, and reported to watchers of the worker's load. Where its memory is stated, preprocessed items and forwards wait for room
+//! in bytes, and what would never fit is refused.
 //!
 //! It loads encoder weights only, knows no decoder and no prompt, and never keeps an item's bytes past
 //! preprocessing. Jobs are idempotent by content key: the same job twice publishes the same object.
@@ -26,6 +27,9 @@ mod fences;
 mod thread_turns;
 mod pool;
 mod batcher;
+mod bound;
+mod room;
+mod memory;
 
 pub mod load;
 pub mod cost;
@@ -41,6 +45,7 @@ mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
 pub use error::EncoderError;
+pub use memory::{EncoderMemory, MemorySettings};
 pub use pool::ItemHook;
 pub use towers::TowerChoice;
 pub use triptych_models::lora::LoraSettings;

@@ -2,6 +2,7 @@
 
 use crate::adapters::ServedAdapters;
 use crate::batcher::{Batcher, BatcherConfig};
+use crate::bound::{BoundedEncoder, Forecast};
 use crate::error::EncoderError;
 use crate::meters::EncoderMeters;
 use crate::served::{ServedEncoder, ServedTower};
@@ -10,10 +11,11 @@ use crate::warm::warm_up;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use triptych_core::{DType, EncoderId, Fingerprint, RowTypes};
-use triptych_models::compute::{Compute, ComputeConfig};
+use triptych_core::{DType, EncoderId, Fingerprint, RowTypes, TowerIdx};
+use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::encoder::{Encoder, EncoderGraphConfig};
 use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
+use triptych_models::model::MemoryForecast;
 use triptych_models::{Model, ModelError, ModelSource};
 
 /// A model with loaded weights, before its threads are started.
@@ -35,7 +37,7 @@ struct LoadedTower {
     name: &'static str,
     /// Its identity for each kind of items.
     fingerprints: Vec<(EncoderId, Fingerprint)>,
-    encoder: Box<dyn Encoder>,
+    encoder: BoundedEncoder,
 }
 
 /// Treatment of a model that has no encoder.
@@ -62,6 +64,8 @@ pub struct LoadSettings {
     pub lora: LoraSettings,
     /// Towers to hold, of models in which several read the same item.
     pub towers: TowerChoice,
+    /// True if what forwards take is to be foretold.
+    pub is_bounded: bool,
 }
 
 impl LoadSettings {
@@ -106,11 +110,27 @@ impl LoadSettings {
             let fingerprint = |(id, _)| Ok((id, model.fingerprint_in(id, dtype, compute.precision())?));
             let fingerprints = ids.map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
             let encoder = self.load_tower(&model, &compute, fingerprints.first().map(|(id, _)| *id))?;
-            towers.extend(encoder.map(|encoder| LoadedTower { name, fingerprints, encoder }));
+            let Some(encoder) = encoder else { continue };
+            let forecast = self.forecast(&model, tower, compute.precision())?;
+            let encoder = BoundedEncoder { encoder, forecast };
+            towers.push(LoadedTower { name, fingerprints, encoder });
         }
         let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
         let source = source.clone();
         Ok(Some(LoadedModel { source, model, towers, dtype, modules, adapters: Vec::new() }))
+    }
+
+    /// What a tower's forwards take, if it is to be foretold.
+    fn forecast(
+        &self,
+        model: &Model,
+        tower: TowerIdx,
+        precision: Precision,
+    ) -> Result<Option<Forecast>, ModelError> {
+        let foretold = self.is_bounded.then(|| model.memory_forecast(tower, precision)).transpose()?;
+        let boxed =
+            |mut memory: MemoryForecast| -> Forecast { Box::new(move |input| memory.item_bytes(input)) };
+        Ok(foretold.flatten().map(boxed))
     }
 
     /// Loads an encoder and lets it run once.

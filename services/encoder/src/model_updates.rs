@@ -27,7 +27,8 @@ impl ModelHost for EncoderWorkerState {
     fn unload_model(self: Arc<Self>, order: UnloadOrder) -> BoxFuture<'static, Result<(), Failure>> {
         Box::pin(async move {
             let _one = self.updates.one_at_a_time.lock().await;
-            self.take_out(&order.name, order.drain).await.map(drop)
+            self.take_out(&order.name, order.drain).await?;
+            self.divide_among_rest().await
         })
     }
 }
@@ -55,9 +56,13 @@ impl EncoderWorkerState {
             None => None,
         };
         if !serves {
+            self.divide_among_rest().await?;
             return Ok(false);
         }
         let loaded = self.serve(source).await;
+        if loaded.is_err() {
+            self.divide_among_rest().await?;
+        }
         if let (Err(failure), Some(old)) = (&loaded, replaced) {
             tracing::error!(%failure, dir = %old.dir.display(), "a model could not be loaded; the one before is loaded again");
             if let Err(worse) = self.serve(old).await {
@@ -83,7 +88,12 @@ impl EncoderWorkerState {
     /// Loads a model and serves it.
     async fn serve(&self, source: ModelSource) -> Result<(), Failure> {
         let loader = Arc::clone(&self.updates.loader);
-        let load = move || loader.load_all(std::slice::from_ref(&source));
+        let memory = self.updates.memory.clone();
+        let all: Vec<_> = self.sources().chain([source.clone()]).collect();
+        let load = move || {
+            memory.map(|memory| memory.divide(&all)).transpose()?;
+            loader.load_all(std::slice::from_ref(&source))
+        };
         let loaded = spawn_blocking(load).await.map_err(Failure::internal)?;
         let loaded = loaded.map_err(|e| {
             let source = std::error::Error::source(&e).map(|cause| format!(": {cause}"));
@@ -96,6 +106,19 @@ impl EncoderWorkerState {
             self.models.insert(name, Arc::new(served));
         }
         Ok(())
+    }
+
+    /// Directories of the models that are served.
+    fn sources(&self) -> impl Iterator<Item = ModelSource> + use<> {
+        self.models.all().into_iter().map(|(_, model)| model.source.clone())
+    }
+
+    /// Divides a stated memory among the models that are left.
+    async fn divide_among_rest(&self) -> Result<(), Failure> {
+        let Some(memory) = self.updates.memory.clone() else { return Ok(()) };
+        let rest: Vec<_> = self.sources().collect();
+        let divided = spawn_blocking(move || memory.divide(&rest)).await.map_err(Failure::internal)?;
+        divided.map_err(Failure::internal)
     }
 
     /// Takes a model from jobs to come, waits for those that run, and gives its memory back. Returns its directory.

@@ -4,9 +4,12 @@
 use crate::load::{JobLoad, LoadTracker};
 use crate::meters::EncoderMeters;
 use crate::order::{JobOrder, JobOwner};
+use crate::room::{ByteRoom, TakenBytes};
 use crate::thread_turns::ThreadTurns;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
@@ -26,6 +29,8 @@ pub struct PreprocessPool {
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
+    /// Room for jobs, and the most bytes that one has taken so far.
+    room: Option<(ByteRoom, AtomicUsize)>,
     meters: Arc<EncoderMeters>,
     load: LoadTracker,
     /// The start, from which arrivals of jobs count.
@@ -37,6 +42,7 @@ pub struct PreprocessPool {
 }
 
 /// Sizes of the pool, and the bound on jobs.
+#[derive(Default)]
 pub struct PoolConfig {
     /// Items preprocessed at once; 0: the machine's cores.
     pub threads: usize,
@@ -46,6 +52,8 @@ pub struct PoolConfig {
     pub order: JobOrder,
     /// Limits on items.
     pub limits: Limits,
+    /// Room for jobs whose items are preprocessed; `None`: as much as they take.
+    pub room: Option<ByteRoom>,
     /// Watches the threads.
     pub watchdog: Watchdog,
     /// Called on a thread of the pool with each item. `None` outside tests, which plant faults with it.
@@ -70,6 +78,8 @@ pub struct JobPermit {
     _permit: OwnedSemaphorePermit,
     meters: Arc<EncoderMeters>,
     load: JobLoad,
+    /// Its part of the room for jobs, from preprocessing on.
+    room: Mutex<Option<TakenBytes>>,
 }
 
 impl JobPermit {
@@ -88,7 +98,7 @@ impl Drop for JobPermit {
 impl PreprocessPool {
     /// A pool of `threads` threads behind a bound of `max_jobs` jobs.
     pub fn new(config: PoolConfig, meters: Arc<EncoderMeters>, tasks: TaskTracker) -> Self {
-        let PoolConfig { threads, max_jobs, order, limits, watchdog, fault } = config;
+        let PoolConfig { threads, max_jobs, order, limits, room, watchdog, fault } = config;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         let load = LoadTracker::new(max_jobs, meters.backlog());
@@ -97,6 +107,7 @@ impl PreprocessPool {
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
+            room: room.map(|room| (room, AtomicUsize::new(0))),
             load,
             began: Instant::now(),
             meters,
@@ -135,7 +146,7 @@ impl PreprocessPool {
         let permit = self.jobs.clone().try_acquire_owned().map_err(full)?;
         self.meters.admitted();
         let load = self.load.admit(model, encoder, bytes, owner);
-        Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load }))
+        Ok(Arc::new(JobPermit { _permit: permit, meters: self.meters.clone(), load, room: Mutex::default() }))
     }
 
     /// Preprocesses the item of a job; returns the input and the time of the work itself.
@@ -144,13 +155,42 @@ impl PreprocessPool {
     /// The item's own fault, or Internal if the preprocessor panicked.
     pub async fn preprocess(
         &self,
+        permit: &JobPermit,
         with: Arc<dyn Preprocess>,
         item: RawItem,
-        job: &JobLoad,
     ) -> Result<(EncoderInput, Duration), Failure> {
         let RawItem { modality, bytes, options } = item;
         let read = move |item: &[u8], limits: &Limits| with.preprocess(modality, item, &options, limits);
-        self.read(bytes, job, read).await
+        self.read(permit, bytes, read).await
+    }
+
+    /// Says what a job takes once its item is known: so much of the room is its own until its output is published.
+    ///
+    /// # Errors
+    /// TooLarge for one that there is no room for.
+    pub fn sized(&self, permit: &JobPermit, n_bytes: usize) -> Result<(), Failure> {
+        let Some((room, most)) = &self.room else { return Ok(()) };
+        let capacity = room.capacity();
+        if n_bytes > capacity {
+            let [needs, has] = [n_bytes, capacity].map(|bytes| bytes.div_ceil(1 << 20));
+            let text =
+                format!("the item and its rows take {needs} MiB of memory, this encoder has room for {has}");
+            let detail = "larger items need more --memory-mib, or less --rows-mib";
+            return Err(Failure::new(FailureClass::TooLarge, text).with_detail(detail));
+        }
+        most.fetch_max(n_bytes, Ordering::Relaxed);
+        if let Some(taken) = &mut *permit.room.lock() {
+            taken.resize(n_bytes);
+        }
+        Ok(())
+    }
+
+    /// Waits until there is room for another job. How large its item becomes is not known yet: it is taken to be the largest so far.
+    async fn wait_for_room(&self, permit: &JobPermit) {
+        let Some((room, most)) = &self.room else { return };
+        let expected = most.load(Ordering::Relaxed).min(room.capacity());
+        let taken = room.take(expected).await;
+        *permit.room.lock() = Some(taken);
     }
 
     /// Reads the item of a job on a thread of the pool, when it is its turn; returns what was read and the time of the work
@@ -160,11 +200,13 @@ impl PreprocessPool {
     /// As [`Self::preprocess`].
     pub async fn read<T: Send + 'static>(
         &self,
+        permit: &JobPermit,
         item: Bytes,
-        job: &JobLoad,
         read: impl FnOnce(&[u8], &Limits) -> Result<T, ItemError> + Send + 'static,
     ) -> Result<(T, Duration), Failure> {
-        let turn = self.threads.take(job).await?;
+        let turn = self.threads.take(&permit.load).await?;
+        // In the order of the turns: the next job needs as much room.
+        self.wait_for_room(permit).await;
         let (limits, watchdog, fault) = (self.limits.clone(), self.watchdog.clone(), self.fault.clone());
         let work = self.tasks.spawn_blocking(move || {
             let (_turn, _watched) = (turn, watchdog.begin("the preprocessing of an item"));
@@ -177,5 +219,45 @@ impl PreprocessPool {
             Ok((input, start.elapsed()))
         });
         work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use triptych_runtime::MetricsRegistry;
+
+    fn pool(room: usize) -> PreprocessPool {
+        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+        let config =
+            PoolConfig { threads: 4, max_jobs: 4, room: Some(ByteRoom::new(room)), ..PoolConfig::default() };
+        PreprocessPool::new(config, meters, TaskTracker::new())
+    }
+
+    fn admit(pool: &PreprocessPool) -> Arc<JobPermit> {
+        pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap()
+    }
+
+    /// A job waits before it is preprocessed, and its room is free with its permit: when its output is published.
+    #[tokio::test]
+    async fn jobs_are_preprocessed_while_there_is_room_for_one_as_large_as_the_largest() {
+        let pool = pool(100);
+        let [first, second, third] = [(); 3].map(|()| admit(&pool));
+        pool.wait_for_room(&first).now_or_never().expect("nothing is known yet");
+        pool.sized(&first, 60).unwrap();
+        assert!(pool.wait_for_room(&second).now_or_never().is_none(), "60 more would be too much");
+        pool.sized(&first, 40).unwrap();
+        pool.wait_for_room(&second).now_or_never().expect("60 of the 60 that are left");
+        pool.sized(&second, 10).unwrap();
+        assert!(pool.wait_for_room(&third).now_or_never().is_none());
+        drop(first);
+        pool.wait_for_room(&third).now_or_never().expect("room of a job that is done");
+        let refused = pool.sized(&third, 200 << 20).unwrap_err();
+        assert_eq!(refused.class, FailureClass::TooLarge);
+        assert!(
+            refused.message.contains("take 200 MiB of memory, this encoder has room for 1"),
+            "{refused:?}"
+        );
     }
 }

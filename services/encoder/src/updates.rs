@@ -2,6 +2,7 @@
 
 use crate::batcher::BatcherConfig;
 use crate::loader::LoadSettings;
+use crate::memory::WorkerMemory;
 use crate::meters::EncoderMeters;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub struct ModelUpdates {
     pub root: Option<PathBuf>,
     /// Settings of loading.
     pub loader: Arc<LoadSettings>,
+    /// The division of a stated memory; `None`: none is stated.
+    pub memory: Option<WorkerMemory>,
     /// Settings of the threads.
     pub batcher: BatcherConfig,
     /// Metrics.

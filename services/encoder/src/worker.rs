@@ -5,7 +5,8 @@ use crate::error::EncoderError;
 use crate::fences::FenceTable;
 use crate::job::EncoderWorkerState;
 use crate::load::LoadTracker;
-use crate::loader::{LoadSettings, WithoutEncoder};
+use crate::loader::{LoadSettings, LoadedModel, WithoutEncoder};
+use crate::memory::{EncoderMemory, MemorySettings, Rooms};
 use crate::meters::EncoderMeters;
 use crate::pool::{ItemHook, PoolConfig, PreprocessPool};
 use crate::served::ServedEncoders;
@@ -79,6 +80,8 @@ pub struct EncoderConfig {
     /// Budget for the cache of published rows, in bytes. A cached item is not encoded again, and is published
     /// again if the store lost it. Default 256 MiB; 0: no cache.
     pub rows_budget_bytes: usize,
+    /// Memory to divide among weights, activations, jobs and cached rows, in bytes; `None`: each takes what it takes.
+    pub memory_bytes: Option<usize>,
     /// `host:port` at which PD workers reach this worker to read outputs from its memory. `None`: they read from
     /// the store only, and a job is done when the store has its output.
     pub advertise: Option<String>,
@@ -116,6 +119,8 @@ pub struct EmbeddedConfig {
     pub graphs: Option<EncoderGraphConfig>,
     /// Bounds of a batch.
     pub batch: BatchLimits,
+    /// Bound on its memory.
+    pub memory: EncoderMemory,
     /// Compute arbiter shared with the engines of the process; `None`: no engines.
     pub arbiter: Option<ComputeArbiter>,
     /// Share of the host's cores; `None`: all of them.
@@ -202,6 +207,16 @@ async fn run_to_drain(
         ..ConnectorSettings::default()
     };
     let (_, connector) = connect(config.store.clone(), meters.clone(), settings);
+    let divided = |total| {
+        EncoderMemory::Divided(MemorySettings {
+            total,
+            rows: config.rows_budget_bytes,
+            compute: config.compute,
+            dtype: config.dtype.clone(),
+            towers: config.towers.clone(),
+        })
+    };
+    let memory = config.memory_bytes.map_or(EncoderMemory::Unbounded, divided);
     let parts = EmbeddedConfig {
         worker_id: config.worker_id,
         models: config.models,
@@ -214,6 +229,7 @@ async fn run_to_drain(
         limits: config.limits,
         graphs: config.graphs,
         batch: config.batch,
+        memory,
         arbiter: None,
         cores: config.cores,
         max_jobs: config.max_jobs,
@@ -247,21 +263,18 @@ impl EmbeddedConfig {
             without,
             lora: self.lora.clone(),
             towers: self.towers,
+            is_bounded: !matches!(self.memory, EncoderMemory::Unbounded),
         };
-        let (sources, loader) = (self.models, settings.clone());
-        let loading = tokio::task::spawn_blocking(move || loader.load_all(&sources));
-        let models = tokio::select! {
-            loaded = loading => loaded??,
-            // The loading thread is not in the drain group: draining need not wait for weights that are then
-            // dropped.
-            () = drain.stopping() => {
-                tracing::info!("stopped while weights were loaded");
-                return Ok(None);
-            }
-        };
+        let loading = load_all(settings.clone(), self.memory, self.models, &drain).await?;
+        let Some((models, Rooms { forwards, jobs, divided })) = loading else { return Ok(None) };
         let arbiter = self.arbiter.as_ref().map(ComputeArbiter::encoder);
-        let batcher =
-            BatcherConfig { limits: self.batch, arbiter, cores: self.cores, watchdog: self.watchdog.clone() };
+        let batcher = BatcherConfig {
+            limits: self.batch,
+            arbiter,
+            cores: self.cores,
+            watchdog: self.watchdog.clone(),
+            room: forwards,
+        };
         let served = ServedEncoders::of("encoder");
         for model in models {
             let (name, model) = model.start(&batcher, &meters).await?;
@@ -271,6 +284,7 @@ impl EmbeddedConfig {
         let updates = ModelUpdates {
             root: self.model_updates,
             loader: Arc::new(settings.of_named_models()),
+            memory: divided,
             batcher,
             meters: meters.clone(),
             one_at_a_time: Mutex::default(),
@@ -280,6 +294,7 @@ impl EmbeddedConfig {
             max_jobs: self.max_jobs,
             order: self.batch.order,
             limits: self.limits.clone(),
+            room: jobs,
             watchdog: self.watchdog,
             fault: self.fault,
         };
@@ -305,6 +320,28 @@ impl EmbeddedConfig {
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
             .max_encoding_message_size(1 << 20);
         Ok(Some((service, load, state)))
+    }
+}
+
+/// Divides the memory, then loads models; `None` if the process was stopped meanwhile.
+async fn load_all(
+    loader: LoadSettings,
+    memory: EncoderMemory,
+    sources: Vec<ModelSource>,
+    drain: &Drain,
+) -> Result<Option<(Vec<LoadedModel>, Rooms)>, EncoderError> {
+    let loading = tokio::task::spawn_blocking(move || {
+        let rooms = memory.rooms(&sources)?;
+        Ok::<_, EncoderError>((loader.load_all(&sources)?, rooms))
+    });
+    tokio::select! {
+        loaded = loading => Ok(Some(loaded??)),
+        // The loading thread is not in the drain group: draining need not wait for weights that are then
+        // dropped.
+        () = drain.stopping() => {
+            tracing::info!("stopped while weights were loaded");
+            Ok(None)
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use crate::packed;
 use triptych_core::EncoderId;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
-pub use triptych_kernels::cpu::limit_threads;
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+pub use triptych_kernels::cpu::{KEPT_BYTES, limit_threads};
 use triptych_kernels::cuda::{self, CudaBackend, CudaConfig};
 #[cfg(feature = "reference")]
 use triptych_kernels::reference::ReferenceBackend;
@@ -198,7 +198,7 @@ impl Compute {
             Self::Cuda(b) => model.load_encoder(id, b),
             Self::Timed(b, times) => {
                 let encoder = model.load_encoder(id, &b.for_encoders())?;
-                Ok(Box::new(timed::TimedEncoder::new(&*encoder, *times)))
+                Ok(Box::new(timed::TimedEncoder::new(&*encoder, id.tower, *times)))
             }
             #[cfg(feature = "reference")]
             Self::Reference(b) => model.load_encoder(id, b),

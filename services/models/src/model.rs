@@ -7,7 +7,7 @@ mod inventory;
 mod modules;
 mod tower;
 
-pub use activations::activation_bytes;
+pub use activations::{MemoryForecast, activation_bytes};
 pub use footprint::{Footprint, FootprintBackend};
 pub use inventory::{
     BytesByPrecision, EncoderInventory, ExampleItem, ExpertsInventory, Inventory, KvBehindWindow, KvBytes,

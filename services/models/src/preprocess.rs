@@ -76,6 +76,25 @@ pub enum Features {
     Tokens(Vec<u32>),
 }
 
+impl Features {
+    /// Bytes in memory.
+    pub fn n_bytes(&self) -> usize {
+        let of_rows = |rows: &TileRows| size_of_val(&*rows.places) + size_of_val(&*rows.weights);
+        match self {
+            Self::Patches(values)
+            | Self::Mel(values)
+            | Self::Samples(values)
+            | Self::MaskedMel { mel: values, .. } => size_of_val(&**values),
+            Self::Tiles { patches, rows } => size_of_val(&**patches) + of_rows(rows),
+            Self::Views { patches, sides, rows } => {
+                size_of_val(&**patches) + size_of_val(&**sides) + of_rows(rows)
+            }
+            Self::Captioned { patches, tokens } => size_of_val(&**patches) + size_of_val(&**tokens),
+            Self::Tokens(tokens) => size_of_val(&**tokens),
+        }
+    }
+}
+
 /// Output rows taken of tiles. A place counts the rows of all tiles, one tile's after another's, and after them the learned
 /// rows.
 #[derive(Clone, Debug, PartialEq)]

@@ -31,6 +31,8 @@ mod qwen_vl;
 mod drawn;
 #[path = "support/golden.rs"]
 mod golden;
+#[path = "support/planes.rs"]
+mod planes;
 #[path = "golden_models/real_widths.rs"]
 mod real_widths;
 #[path = "golden_models/text.rs"]

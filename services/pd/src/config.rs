@@ -78,8 +78,9 @@ pub struct PdConfig {
     pub fault: Option<SequenceHook>,
 }
 
-/// Makes the colocated services over the connector whose rows they share.
-pub type MakeColocated = Box<dyn FnOnce(WorkerRole) -> ColocatedFuture + Send>;
+/// Makes the colocated services over the connector whose rows they share, with so many bytes for activations of encoders; `None`:
+/// they take what they take.
+pub type MakeColocated = Box<dyn FnOnce(WorkerRole, Option<usize>) -> ColocatedFuture + Send>;
 /// Result of [`MakeColocated`].
 pub type ColocatedFuture =
     BoxFuture<'static, Result<ColocatedServices, Box<dyn std::error::Error + Send + Sync>>>;

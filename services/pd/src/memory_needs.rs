@@ -80,9 +80,11 @@ impl MemorySettings {
         let chunk = self.engine.token_budget.max(max_rows.unwrap_or(0));
         // A row of f32 has four bytes a value.
         let row = encoder.map_or(0, |e| (e.row.f32 / size_of::<f32>()).saturating_mul(dtype.size()) + 4);
+        let encodes = self.encodes(&model)?;
         Ok(ModelNeeds {
             weights: bytes_in(inventory.decoder.loaded, precision).saturating_add(encoder_weights),
-            activations: self.activations(&model)?,
+            activations: self.step(&model).saturating_add(encodes),
+            encodes,
             self_block: block(inventory.kv.per_token) / groups.n_groups(),
             self_blocks: groups.n_blocks(model.max_context(), chunk),
             cross_block: inventory.kv.cross_per_row.map_or(0, block),
@@ -93,8 +95,8 @@ impl MemorySettings {
         })
     }
 
-    /// Bytes of the activations of the largest step, and of the largest batch of an encoder here.
-    fn activations(&self, model: &Model) -> Result<usize, ModelError> {
+    /// Bytes of the activations of the largest step.
+    fn step(&self, model: &Model) -> usize {
         let decoder = &model.spec().decoder;
         let logits = self.engine.max_sequences.saturating_mul(decoder.vocab).saturating_mul(2);
         let step = self.engine.token_budget.saturating_mul(values_of_a_row(&decoder.stack));
@@ -105,13 +107,17 @@ impl MemorySettings {
             }
             ItemsSpec::Embedded { .. } => 0,
         };
-        let encoded = match self.encodes {
-            true => bytes_in(model.encoder_activations(ENCODED_ROWS)?, self.compute.precision),
-            false => 0,
-        };
         let projected = PROJECTED_ROWS.saturating_mul(projected);
         let values = [logits, step, projected].into_iter().fold(0, usize::saturating_add);
-        Ok(values.saturating_mul(size_of::<f32>()).saturating_add(encoded))
+        values.saturating_mul(size_of::<f32>())
+    }
+
+    /// Bytes of the activations of the largest batch of an encoder here; forwards of several wait for each other.
+    fn encodes(&self, model: &Model) -> Result<usize, ModelError> {
+        match self.encodes {
+            true => Ok(bytes_in(model.encoder_activations(ENCODED_ROWS)?, self.compute.precision)),
+            false => Ok(0),
+        }
     }
 }
 

@@ -18,8 +18,10 @@ const RESERVE_SHARE: usize = 16;
 pub struct ModelNeeds {
     /// Bytes of its weights, of colocated encoders too.
     pub weights: usize,
-    /// Bytes of activations of the largest step.
+    /// Bytes of activations of the largest step, and of the largest batch of its encoders here.
     pub activations: usize,
+    /// Of them those of that batch.
+    pub encodes: usize,
     /// Bytes of a block of self-attention KV.
     pub self_block: usize,
     /// Bytes of a block of cross-attention KV; 0 without.
@@ -60,6 +62,8 @@ pub struct MemoryPlan {
     pub weights: usize,
     /// Activations of all models: each has an engine.
     pub activations: usize,
+    /// Of them those of forwards of the encoders here.
+    pub encodes: usize,
     /// Encoder outputs.
     pub rows: usize,
     /// Caches of each model, in order.
@@ -172,15 +176,21 @@ impl MemoryPlan {
                 host_kv: host,
             }
         });
+        let encodes = sum(&|m| m.encodes);
         let own = models.iter().map(|model| model.weights.saturating_add(model.activations)).collect();
         let models = caches.collect();
-        Ok(Self { total, reserve, weights, activations, rows: rows + more_rows, models, own })
+        Ok(Self { total, reserve, weights, activations, encodes, rows: rows + more_rows, models, own })
     }
 
     /// Caches of each model, and the bytes of all that is its own: weights, activations, caches.
     pub fn caches(&self) -> Vec<(ModelCaches, usize)> {
         let all = self.models.iter().zip(&self.own);
         all.map(|(caches, own)| (*caches, own.saturating_add(caches.sum()))).collect()
+    }
+
+    /// Room for forwards of the encoders here; `None`: nothing is foretold of them.
+    pub fn room_of_encodes(&self) -> Option<usize> {
+        Some(self.encodes).filter(|n_bytes| *n_bytes > 0)
     }
 
     /// Bytes of all parts.
@@ -223,6 +233,7 @@ mod tests {
         ModelNeeds {
             weights: 100 * MIB,
             activations: 20 * MIB,
+            encodes: 5 * MIB,
             self_block: 4096 * KV_BLOCK_TOKENS,
             self_blocks: 2048 / KV_BLOCK_TOKENS,
             cross_block: 0,
@@ -237,6 +248,7 @@ mod tests {
     fn every_part_holds_one_request_and_the_rest_is_shared_out() {
         let plan = MemoryPlan::divide(512 * MIB, &[decoder()], SetSizes::default()).unwrap();
         assert_eq!((plan.reserve, plan.weights, plan.activations), (64 * MIB, 100 * MIB, 20 * MIB));
+        assert_eq!(plan.encodes, 5 * MIB, "within the activations");
         // 318 MiB are left beside 8 MiB of KV and 2 MiB of rows of one request.
         assert_eq!(plan.rows, 2 * MIB + 318 * MIB / 8);
         assert_eq!(plan.models[0].host_kv, 318 * MIB / 16);
@@ -269,6 +281,7 @@ mod tests {
             |((weights, activations, self_block), (cross, state), max_context, max_rows, row)| ModelNeeds {
                 weights,
                 activations,
+                encodes: activations / 3,
                 self_block,
                 self_blocks: max_context.div_ceil(KV_BLOCK_TOKENS),
                 cross_block: cross.unwrap_or(0),

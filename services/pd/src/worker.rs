@@ -41,6 +41,7 @@ pub fn run(
 async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) -> Result<(), PdError> {
     let memory = memory_settings(&config)?;
     let plan = divided(memory.as_ref(), &config.models)?;
+    let room = plan.as_ref().and_then(MemoryPlan::room_of_encodes);
     let cache_bytes = plan.as_ref().map_or(config.ec_cache_bytes, |plan| plan.rows.max(1));
     let loader = DecoderLoader::new(&config, plan.as_ref());
     let readiness = Readiness::new(drain.clone());
@@ -60,7 +61,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     );
     let Some(loaded) = load_all(&loader, config.models, &drain).await? else { return Ok(()) };
     let encodes = config.colocated.is_some();
-    let colocated = colocated_services(config.colocated, &loads).await?;
+    let colocated = colocated_services(config.colocated, &loads, room).await?;
     let died = CancellationToken::new();
     let starter = EngineStarter {
         max_live: config.engine.max_live(),
@@ -168,10 +169,11 @@ fn memory_settings(config: &PdConfig) -> Result<Option<MemorySettings>, PdError>
 async fn colocated_services(
     make: Option<MakeColocated>,
     loads: &EcLoads,
+    room: Option<usize>,
 ) -> Result<ColocatedServices, PdError> {
     match make {
         None => Ok(ColocatedServices::default()),
-        Some(make) => make(loads.worker()).await.map_err(PdError::Colocated),
+        Some(make) => make(loads.worker(), room).await.map_err(PdError::Colocated),
     }
 }
 

@@ -22,7 +22,7 @@ pub use costs::{BatchShape, Costs, EncoderCosts, Sized, Spread, StepShape};
 pub use file::CurvesError;
 pub use fit::Quality;
 pub(crate) use fit::{FitPoint, least_squares};
-pub use interference::{Interference, Stage, StageInterference};
+pub use interference::{Interference, Stage, StageInterference, TowerInterference};
 pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
 pub use prompt::{ItemsAt, PromptSpec};
@@ -251,7 +251,8 @@ pub struct FrontCost {
     pub misplaced: f64,
 }
 
-/// Factor on the time of each while the other runs on the same threads; 1: no slowdown, 2: fair halves.
+/// Factor on the time of each while the other runs on the same threads; 1: no slowdown, 2: fair halves. Of several towers the
+/// first one's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ColocationSlowdown {

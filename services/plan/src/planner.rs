@@ -39,6 +39,7 @@ pub use model_error::{ModelError, Residual, Residuals};
 pub use progress::{Phase, Progress, Step};
 pub use question::{PlanError, Question};
 pub use search::SearchedCandidate;
+pub use towers::TowerWorkers;
 
 use explore::explore;
 use means::Means;

@@ -132,7 +132,7 @@ pub fn measure(
     })
 }
 
-/// The first encoder beside the engine, and all stages beside neighbours.
+/// The first encoder beside the engine, and the stages of all beside neighbours.
 fn beside(
     model: &Model,
     stages: &mut [EncodeStage],
@@ -140,13 +140,12 @@ fn beside(
     settings: &ProfileSettings,
     progress: Progress<'_>,
 ) -> Result<(ColocationSlowdown, Interference), ProfileError> {
-    let (colocated, items, encoder) = match stages.first_mut() {
-        Some(EncodeStage { encoder, samples, modality, .. }) => {
-            let slowdown = colocation::measure(encoder.as_mut(), decoder, samples, grid, settings)?;
-            (slowdown, Some((*modality, &samples[..])), Some(&mut **encoder as _))
+    let colocated = match stages.first_mut() {
+        Some(EncodeStage { encoder, samples, .. }) => {
+            colocation::measure(encoder.as_mut(), decoder, samples, grid, settings)?
         }
-        None => (ColocationSlowdown::default(), None, None),
+        None => ColocationSlowdown::default(),
     };
-    let worker = interference::Worker { model, items, encoder, decoder, grid };
+    let worker = interference::Worker { model, encoders: stages, decoder, grid };
     Ok((colocated, interference::measure(worker, settings, progress)?))
 }

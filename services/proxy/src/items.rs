@@ -113,8 +113,10 @@ impl Materials {
         } else {
             prepare()?
         };
+        let charged_bytes = bytes.len().div_ceil(wanted.len().max(1));
         let job = |wanted| EncodeJob {
             bytes: bytes.clone(),
+            charged_bytes,
             options: item.options.clone(),
             is_stored: false,
             ..stored_job(request, route, idx, wanted)
@@ -178,6 +180,7 @@ fn stored_job(request: &Request, route: &Route, item: ItemIdx, wanted: Wanted) -
         wanted,
         tower_name: route.tower_name(encoder).into(),
         bytes: Bytes::new(),
+        charged_bytes: 0,
         options: ItemOptions::default(),
         deadline: request.deadline,
         priority: request.priority,

@@ -1,10 +1,9 @@
 //! The proxy's metrics. Labels hold names of served models and fixed values, never client input.
 
-use crate::request_machine::output::Encoded;
 use std::time::Duration;
 use tokio::time::Instant;
 use triptych_core::lifetime::ItemSource;
-use triptych_core::{Failure, ModelName, metrics};
+use triptych_core::{Failure, Modality, ModelName, metrics};
 use triptych_proto::v1;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::metrics::{Counters, Gauges, Histograms, Labels};
@@ -23,7 +22,10 @@ mod load {
         metric("request_text_tokens", "Prompt tokens of a request, without those of its items");
     pub const REQUEST_OUTPUT_TOKENS: Metric =
         metric("request_output_tokens", "Generated tokens of a request");
-    pub const ITEM_TOKENS: Metric = metric("item_tokens", "Encoder output tokens of an item, by modality");
+    pub const ITEM_TOKENS: Metric = metric(
+        "item_tokens",
+        "Encoder output tokens of an item, by modality; of several towers the first one's",
+    );
 }
 
 /// Metrics of requests and items.
@@ -51,8 +53,19 @@ pub struct Observer {
 pub struct Size {
     /// Number of items.
     pub n_items: usize,
-    /// Encoder output tokens of all items.
+    /// Encoder output tokens of all items; of several towers the first one's.
     pub item_tokens: u32,
+}
+
+/// An item of which all outputs are READY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyItem {
+    /// Kind of the item.
+    pub modality: Modality,
+    /// Source of its output; of several towers' that which took longest.
+    pub source: ItemSource,
+    /// Its encoder output tokens; of several towers the first one's.
+    pub n_tokens: u32,
 }
 
 /// Cap of the `items` label, which bounds the number of label values.
@@ -102,12 +115,11 @@ impl Observer {
     }
 
     /// Counts an item by source, once more if it was encoded again because its object was gone.
-    pub fn item(&self, one: &Encoded) {
-        let labels =
-            vec![("source", one.source.as_str().to_owned()), ("modality", one.item.modality.to_string())];
+    pub fn item(&self, one: ReadyItem) {
+        let modality = ("modality", one.modality.to_string());
+        let labels = vec![("source", one.source.as_str().to_owned()), modality.clone()];
         self.item_source.get_or_create(&labels).inc();
-        let modality = vec![("modality", one.item.modality.to_string())];
-        self.item_tokens.get_or_create(&modality).observe(one.item.n_tokens.into());
+        self.item_tokens.get_or_create(&vec![modality]).observe(one.n_tokens.into());
     }
 
     /// Counts the tokens of a completed request; `per_token` if there were at least two.

@@ -189,6 +189,8 @@ Examples:
                 --encoders 2 --pds 2 --apply-command './scale.sh {pool} {replicas}'
   triptych plan --curves one.json --slo ttft=2s,tpot=100ms --watch http://proxy:8080/metrics \\
                 --apply kubernetes:prod --encoder-deployment vl-encoder --pd-deployment vl-pd
+  triptych plan --curves cog.json --slo ttft=2s,tpot=100ms --watch http://proxy:8080/metrics \\
+                --apply kubernetes:prod --encoder-deployment low=cog-low,high=cog-high --pd-deployment cog-pd
   triptych plan fleets --curves one.json --slo ttft=2s,tpot=100ms --output results
   triptych plan validate --curves one.json --slo ttft=2s,tpot=100ms --model ./my-qwen2-vl
 

@@ -14,7 +14,7 @@ mod args;
 mod banner;
 mod child;
 mod cluster;
-mod encoders;
+pub mod encoders;
 pub mod plan;
 pub mod ready;
 mod restarts;

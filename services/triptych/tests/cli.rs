@@ -233,6 +233,26 @@ fn a_model_is_shown_with_its_stages_and_what_they_take() {
 }
 
 #[test]
+fn towers_are_shown_with_the_activations_of_each_and_a_worker_within_less_memory_says_what_it_needs() {
+    let dir = tree("tests/golden/cogagent_chat/model");
+    let model = &facts(&[&dir])[0];
+    let of = |tower: usize| model["towers"][tower]["activation_bytes"]["f32"].as_u64().expect("a number");
+    assert_eq!(model["example"]["activation_bytes"]["f32"], of(0).max(of(1)));
+    let output = triptych(&["models", &dir]);
+    let page = String::from_utf8_lossy(&output.stdout);
+    for tower in ["in low", "in high"] {
+        assert!(page.contains(&format!("at most for an image of 1024 x 768 {tower}")), "{page}");
+    }
+    let ec = format!("disk:{}", tempfile::tempdir().expect("a folder").path().join("ec").display());
+    let worker = ["encoder", "--grpc", "127.0.0.1:0", "--ec", &ec, "--model", &dir, "--memory-mib", "50"];
+    refuses(
+        &worker,
+        2,
+        &["--memory-mib 50: weights take", "cached outputs (--rows-mib) 256", "or more are needed"],
+    );
+}
+
+#[test]
 fn tensors_that_both_stages_read_are_named() {
     let bart = &facts(&[&tree("tests/golden/bart_large_cnn/model")])[0];
     assert_eq!(bart["shared_tensors"], serde_json::json!(["model.shared.weight"]));

@@ -38,6 +38,8 @@
   value: {{ int .pool.maxJobs | quote }}
 - name: TRIPTYCH_ROWS_MIB
   value: {{ int .pool.rowsMib | quote }}
+- name: TRIPTYCH_MEMORY_MIB
+  value: {{ int .pool.memoryMib | quote }}
 {{- with .pool.towers }}
 - name: TRIPTYCH_TOWERS
   value: {{ join "," . | quote }}

@@ -4,6 +4,7 @@
 mod adapters;
 mod jobs;
 mod load;
+mod memory;
 mod order;
 mod shared;
 mod support;

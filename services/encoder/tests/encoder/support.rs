@@ -23,6 +23,9 @@ use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 
+/// Bytes of cached rows.
+const ROWS_BYTES: usize = 16 << 20;
+
 /// No wait takes longer; generous, since test machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,6 +87,7 @@ pub async fn start_at(max_jobs: usize, advertised: Advertised) -> Worker {
 }
 
 /// A worker of a model with two towers, `towers`.
+#[derive(Clone)]
 pub struct TowersOf(TowerChoice);
 
 impl TowersOf {
@@ -96,7 +100,7 @@ impl TowersOf {
 /// A worker that holds some towers of a model.
 pub async fn start_towers(towers: TowersOf) -> Worker {
     let models = vec![source("cogagent_chat", "towers")];
-    start_serving((models, towers.0), 8, Drain::new(), Advertised::Nowhere, Preprocessing::default()).await
+    start_serving((models, towers.0), Bounds::jobs(8), Drain::new(), Advertised::Nowhere).await
 }
 
 /// The threads that preprocess, and what they call first with each item.
@@ -114,21 +118,39 @@ impl Default for Preprocessing {
 /// A worker that preprocesses in this way.
 pub async fn start_preprocessing(preprocessing: Preprocessing) -> Worker {
     let models = vec![source("qwen2_vl_two_images", "vl")];
-    start_serving((models, TowerChoice::default()), 64, Drain::new(), Advertised::Nowhere, preprocessing).await
+    let bounds = Bounds { preprocessing, ..Bounds::jobs(64) };
+    start_serving((models, TowerChoice::default()), bounds, Drain::new(), Advertised::Nowhere).await
+}
+
+/// A worker of one model within a stated memory.
+pub async fn start_within(memory_bytes: usize, model: ModelSource, towers: TowersOf) -> Worker {
+    let bounds = Bounds { memory_bytes: Some(memory_bytes), ..Bounds::jobs(8) };
+    start_serving((vec![model], towers.0), bounds, Drain::new(), Advertised::Nowhere).await
+}
+
+/// Bounds of a worker, and its preprocessing.
+struct Bounds {
+    max_jobs: usize,
+    memory_bytes: Option<usize>,
+    preprocessing: Preprocessing,
+}
+
+impl Bounds {
+    fn jobs(max_jobs: usize) -> Self {
+        Self { max_jobs, memory_bytes: None, preprocessing: Preprocessing::default() }
+    }
 }
 
 async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {
     let models = vec![source("qwen2_vl_two_images", "vl"), source("whisper_multilingual", "speech")];
-    let all = (models, TowerChoice::default());
-    start_serving(all, max_jobs, drain, advertised, Preprocessing::default()).await
+    start_serving((models, TowerChoice::default()), Bounds::jobs(max_jobs), drain, advertised).await
 }
 
 async fn start_serving(
     (models, towers): (Vec<ModelSource>, TowerChoice),
-    max_jobs: usize,
+    Bounds { max_jobs, memory_bytes, preprocessing }: Bounds,
     drain: Drain,
     advertised: Advertised,
-    preprocessing: Preprocessing,
 ) -> Worker {
     let (metrics, faults) = (MetricsRegistry::default(), Faults::default());
     let store = Arc::new(MemoryStore::new(64 << 20, &Limits::default()));
@@ -153,7 +175,8 @@ async fn start_serving(
         cores: None,
         max_jobs,
         preprocess_threads: preprocessing.threads,
-        rows_budget_bytes: 16 << 20,
+        rows_budget_bytes: ROWS_BYTES,
+        memory_bytes,
         advertise,
         peer_cache: PeerCacheSettings::default(),
         journal: StartJournal::without_file(),

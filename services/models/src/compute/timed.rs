@@ -11,7 +11,7 @@ use crate::preprocess::EncoderInput;
 use crate::sampling::{Choice, Choices, ChooseBatch, WholeRows};
 use std::fmt;
 use std::time::{Duration, Instant};
-use triptych_core::EncodedRows;
+use triptych_core::{EncodedRows, TowerIdx};
 
 /// Parts of a forward of the encoder, between which an engine on the same device may run.
 const PARTS: usize = 12;
@@ -34,8 +34,8 @@ pub trait ForwardTimes: Send + Sync {
     /// An engine step.
     fn step(&self, sizes: StepSizes) -> Duration;
 
-    /// A forward of the encoder over items of so many output tokens.
-    fn encode(&self, tokens: &[u32]) -> Duration;
+    /// A forward of a tower, as a rule the only one, over items of so many output tokens.
+    fn encode(&self, tower: TowerIdx, tokens: &[u32]) -> Duration;
 
     /// Projection of so many rows of encoder output.
     fn project(&self, rows: usize) -> Duration;
@@ -160,13 +160,14 @@ impl Decoder for TimedDecoder {
 /// An encoder of another's width.
 pub(super) struct TimedEncoder {
     hidden: usize,
+    tower: TowerIdx,
     times: TimedForwards,
 }
 
 impl TimedEncoder {
-    /// Takes the place of an encoder.
-    pub(super) fn new(encoder: &dyn Encoder, times: TimedForwards) -> Self {
-        Self { hidden: encoder.hidden(), times }
+    /// Takes the place of a tower's encoder.
+    pub(super) fn new(encoder: &dyn Encoder, tower: TowerIdx, times: TimedForwards) -> Self {
+        Self { hidden: encoder.hidden(), tower, times }
     }
 }
 
@@ -181,7 +182,7 @@ impl Encoder for TimedEncoder {
         before: &mut dyn FnMut(usize),
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let tokens: Vec<u32> = batch.iter().map(|input| input.n_tokens).collect();
-        let takes = self.times.0.encode(&tokens) / PARTS as u32;
+        let takes = self.times.0.encode(self.tower, &tokens) / PARTS as u32;
         let n_tokens = tokens.iter().map(|n| *n as usize).sum();
         for share in crate::encoder::shares(n_tokens, PARTS) {
             before(share);

@@ -27,8 +27,17 @@ pub(super) fn example_inputs(
     processors.iter().map(input).collect()
 }
 
+/// Description of the plain item.
+pub(super) fn example_text(spec: &EncoderSpec) -> String {
+    match spec.modality {
+        Modality::Text => format!("a text of {} tokens", n_text_tokens(spec)),
+        Modality::Audio => "30 s of audio".to_owned(),
+        Modality::Image | Modality::Video => "an image of 1024 x 768".to_owned(),
+    }
+}
+
 /// Tokens of the example of an encoder of text.
-pub(super) fn n_text_tokens(spec: &EncoderSpec) -> usize {
+fn n_text_tokens(spec: &EncoderSpec) -> usize {
     match spec.stem {
         StemSpec::Tokens { max_tokens, .. } => max_tokens.min(512),
         _ => 512,

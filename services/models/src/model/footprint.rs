@@ -61,6 +61,12 @@ impl FootprintBackend {
         self.activations.most()
     }
 
+    /// Forgets the forwards so far, whose results are dropped.
+    pub fn restart(&self) {
+        self.activations.take_back();
+        self.activations.restart();
+    }
+
     /// The results of forwards so far are dropped.
     pub fn drop_results(&self) {
         self.activations.take_back();

@@ -4,7 +4,7 @@
 //! itself, and a missing tensor is the same error as in serving. No weight is read.
 
 use super::activations::activation_bytes;
-use super::example::{example_inputs, n_text_tokens};
+use super::example::{example_inputs, example_text};
 use super::{CONFIG, FootprintBackend, Model};
 use crate::decoder::{Decoder, TransformerDecoder};
 use crate::encoder::{Encoder, TransformerEncoder};
@@ -16,7 +16,6 @@ use crate::spec::EncoderSpec;
 use crate::weights::{StoredWeights, WeightFormat, Weights};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use triptych_core::Modality;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_kernels::{Backend, Precision};
 
@@ -48,6 +47,13 @@ impl BytesByPrecision {
     pub fn plus(self, other: Self) -> Self {
         let sum = |of: fn(&Self) -> usize| of(&self).saturating_add(of(&other));
         Self::of([sum(|s| s.f32), sum(|s| s.bf16), sum(|s| s.int8), sum(|s| s.int4)])
+    }
+
+    /// The larger of both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        let larger = |of: fn(&Self) -> usize| of(&self).max(of(&other));
+        Self::of([larger(|s| s.f32), larger(|s| s.bf16), larger(|s| s.int8), larger(|s| s.int4)])
     }
 
     /// From one number for each precision, in the order of [`PRECISIONS`].
@@ -167,6 +173,8 @@ pub struct TowerInventory {
     pub stage: StageInventory,
     /// Bytes of a row of its output in transfer.
     pub row: BytesByPrecision,
+    /// Most bytes of activations that a forward of the example has at once, as [`EncoderInventory::activations`].
+    pub activations: BytesByPrecision,
     /// Rows of the example.
     pub n_rows: usize,
 }
@@ -261,16 +269,18 @@ impl Model {
         let row_of = |hidden| BytesByPrecision::of([4, 2, 2, 2]).times(hidden);
         let inputs = example_inputs(spec, &self.processors);
         let (example, n_rows) = example(spec, &inputs);
-        let activations = self.activations_of(spec, &inputs, 0)?;
-        let tower = |(tower, n_rows): (&EncoderSpec, usize)| {
+        let of_towers = self.activations_of(spec, &inputs, 0)?;
+        let activations = largest(&of_towers);
+        let tower = |((tower, n_rows), activations): ((&EncoderSpec, usize), BytesByPrecision)| {
             let mut hidden = 0;
             let (stage, _) = self.stage(|weights, backend| {
                 hidden = load(tower, weights, backend)?;
                 Ok(())
             })?;
-            Ok(TowerInventory { name: tower.tower_name(), stage, row: row_of(hidden), n_rows })
+            Ok(TowerInventory { name: tower.tower_name(), stage, row: row_of(hidden), activations, n_rows })
         };
-        let several = spec.towers().zip(n_rows).filter(|(tower, _)| tower.extras.tower.is_some());
+        let several = spec.towers().zip(n_rows).zip(of_towers);
+        let several = several.filter(|((tower, _), _)| tower.extras.tower.is_some());
         let towers = several.map(tower).collect::<Result<_, ModelError>>()?;
         Ok((EncoderInventory { stage, activations, row: row_of(hidden), example, towers }, names))
     }
@@ -309,38 +319,44 @@ impl Model {
     /// As [`Model::load_encoder`].
     pub fn encoder_activations(&self, n_rows: usize) -> Result<BytesByPrecision, ModelError> {
         match &self.spec.encoder {
-            Some(spec) => self.activations_of(spec, &example_inputs(spec, &self.processors), n_rows),
+            Some(spec) => {
+                let inputs = example_inputs(spec, &self.processors);
+                Ok(largest(&self.activations_of(spec, &inputs, n_rows)?))
+            }
             None => Ok(BytesByPrecision::default()),
         }
     }
 
+    /// Those of each tower; 0 of one whose processor refuses a plain item.
     fn activations_of(
         &self,
         spec: &EncoderSpec,
         inputs: &[Option<EncoderInput>],
         n_rows: usize,
-    ) -> Result<BytesByPrecision, ModelError> {
+    ) -> Result<Vec<BytesByPrecision>, ModelError> {
         let weights = Weights::survey(&self.source.dir)?;
-        let mut most = [0; PRECISIONS.len()];
-        for (most, precision) in most.iter_mut().zip(PRECISIONS) {
-            for (tower, input) in spec.towers().zip(inputs) {
-                let Some(input) = input else { continue };
-                let of_item = (input.n_tokens as usize).saturating_mul(tower.merged_rows()).max(1);
-                let batch = vec![input; (n_rows / of_item).max(1)];
-                *most = activation_bytes(tower, &weights, precision, &batch)?.max(*most);
+        let of_tower = |(tower, input): (&EncoderSpec, &Option<EncoderInput>)| {
+            let Some(input) = input else { return Ok(BytesByPrecision::default()) };
+            let of_item = (input.n_tokens as usize).saturating_mul(tower.merged_rows()).max(1);
+            let batch = vec![input; (n_rows / of_item).max(1)];
+            let mut most = [0; PRECISIONS.len()];
+            for (most, precision) in most.iter_mut().zip(PRECISIONS) {
+                *most = activation_bytes(tower, &weights, precision, &batch)?;
             }
-        }
-        Ok(BytesByPrecision::of(most))
+            Ok(BytesByPrecision::of(most))
+        };
+        spec.towers().zip(inputs).map(of_tower).collect()
     }
+}
+
+/// The most of several towers.
+fn largest(of_towers: &[BytesByPrecision]) -> BytesByPrecision {
+    of_towers.iter().copied().fold(BytesByPrecision::default(), BytesByPrecision::max)
 }
 
 /// Sizes of a plain item, and the rows of each tower.
 fn example(spec: &EncoderSpec, inputs: &[Option<EncoderInput>]) -> (ExampleItem, Vec<usize>) {
-    let item = match spec.modality {
-        Modality::Text => format!("a text of {} tokens", n_text_tokens(spec)),
-        Modality::Audio => "30 s of audio".to_owned(),
-        Modality::Image | Modality::Video => "an image of 1024 x 768".to_owned(),
-    };
+    let item = example_text(spec);
     let n_rows: Vec<usize> =
         inputs.iter().map(|input| input.as_ref().map_or(0, |input| input.n_tokens as usize)).collect();
     // Of several towers only the last one's.

@@ -66,7 +66,7 @@ fn exact_patches(case: &Case, i: usize) -> Both<Vec<f32>> {
     let towers: Vec<_> = first.towers().collect();
     [0, 1].map(|tower: usize| {
         let name = towers[tower].tower_name();
-        crate::towers::patches(&case.values(&format!("image.{i}.{name}_pixels")), towers[tower])
+        crate::planes::patches(&case.values(&format!("image.{i}.{name}_pixels")), towers[tower])
     })
 }
 

@@ -5,6 +5,7 @@ use crate::case::{
 };
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use crate::pipeline::encoded;
+use crate::planes::tile_patches;
 use serde_json::Value;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role, TextOrTokens};
@@ -39,7 +40,7 @@ fn exact_images(case: &Case) -> Vec<EncoderInput> {
     let patch = patch_side(case);
     let exact = |(i, image): (usize, EncoderInput)| {
         let (shape, pixels) = case.values(&format!("image.{i}.pixel_values"));
-        EncoderInput { features: Features::Patches(patches(&pixels, [shape[2], patch])), ..image }
+        EncoderInput { features: Features::Patches(tile_patches(&pixels, [shape[2], patch])), ..image }
     };
     images(case).into_iter().enumerate().map(exact).collect()
 }
@@ -242,7 +243,7 @@ fn images_become_the_tiles_of_the_reference() {
             let (shape, expected) = case.values(&format!("image.{i}.pixel_values"));
             let tile_rows = (shape[2] / patch).pow(2) + 1;
             assert_eq!(image.n_tokens as usize, n_tiles * tile_rows, "{name} image {i}");
-            let expected = patches(&expected, [shape[2], patch]);
+            let expected = tile_patches(&expected, [shape[2], patch]);
             // Pillow 13, which made the golden files, resizes these down first: some bytes are one away, which the
             // processor's deviation doubles.
             let file = case.json["images"][i]["file"].as_str().expect("a file");
@@ -252,23 +253,6 @@ fn images_become_the_tiles_of_the_reference() {
             assert_within(&format!("{name} image {i}"), max_error(values, &expected), allowed);
         }
     }
-}
-
-/// Tiles `[n_tiles, 3, side, side]` as patches.
-pub fn patches(tiles: &[f32], [side, patch]: [usize; 2]) -> Vec<f32> {
-    let mut values = Vec::with_capacity(tiles.len());
-    for tile in tiles.chunks_exact(3 * side * side) {
-        for place in 0..(side / patch) * (side / patch) {
-            let [top, left] = [place / (side / patch), place % (side / patch)].map(|n| n * patch);
-            for channel in 0..3 {
-                for y in top..top + patch {
-                    let start = channel * side * side + y * side + left;
-                    values.extend_from_slice(&tile[start..start + patch]);
-                }
-            }
-        }
-    }
-    values
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use crate::case::{Case, assert_bf16_close, assert_int8_close, assert_logits_close, cpu, cuda, max_error};
 use crate::greedy::{GreedyCheck, Mix, Sequence, assert_greedy, teacher_forced};
 use crate::pipeline::encoded;
+use crate::planes::patches;
 use std::collections::BTreeMap;
 use triptych_core::limits::Limits;
 use triptych_core::prompt::{Message, MessagePart, Prompt, Role};
@@ -14,7 +15,7 @@ use triptych_kernels::Precision;
 use triptych_models::Model;
 use triptych_models::preprocess::{EncoderInput, Features};
 use triptych_models::prompt::ItemSpan;
-use triptych_models::spec::{EncoderSpec, StemSpec};
+use triptych_models::spec::EncoderSpec;
 
 pub const CASES: [&str; 46] = [
     "llava_clip_llama",
@@ -142,38 +143,6 @@ fn load(name: &str) -> Loaded {
     });
     loaded.items = items.collect();
     loaded
-}
-
-/// Values of an image as the stem reads them, `[n_tiles · n_patches, 3 · n_frames · side · side]`, from planes.
-pub fn patches(pixels: &(Vec<usize>, Vec<f32>), spec: &EncoderSpec) -> Vec<f32> {
-    let side = spec.stem.patch_side().expect("a patch");
-    let square = spec.contiguous_side();
-    let n_frames = match spec.stem {
-        StemSpec::Patches { patch: [_, n_frames, ..], .. } => n_frames,
-        _ => 1,
-    };
-    let (shape, values) = pixels;
-    let [n_tiles, height, width] = [shape[0], shape[2], shape[3]];
-    let mut out = Vec::with_capacity(values.len());
-    for tile in 0..n_tiles {
-        for [y, x] in corners([height / side, width / side], square) {
-            for channel in 0..3 {
-                let plane = &values[(tile * 3 + channel) * height * width..][..height * width];
-                let rows = (y * side..(y + 1) * side).map(|row| &plane[row * width + x * side..][..side]);
-                // A still image is its own next frame.
-                (0..n_frames).for_each(|_| out.extend(rows.clone().flatten()));
-            }
-        }
-    }
-    out
-}
-
-/// Patches of a grid, line by line in squares of `square` a side, which go line by line too.
-fn corners([down, across]: [usize; 2], square: usize) -> impl Iterator<Item = [usize; 2]> {
-    let squares = (0..down / square).flat_map(move |y| (0..across / square).map(move |x| [y, x]));
-    squares.flat_map(move |[y, x]| {
-        (0..square * square).map(move |i| [y * square + i / square, x * square + i % square])
-    })
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Items of the cases at published widths, as `tests/golden/wide.py` draws them.
 
 use crate::drawn::uniform;
-use crate::towers::patches;
+use crate::planes::{patches, tile_patches};
 use serde_json::Value;
 use triptych_core::Extent;
 use triptych_models::preprocess::{EncoderInput, Features, TileRows};
@@ -80,7 +80,7 @@ fn input(json: &Value, encoder: &EncoderSpec) -> EncoderInput {
         }
         "tile" => {
             let StemSpec::Tiles(tiles) = &encoder.stem else { panic!("tiles") };
-            let patches = crate::mllama::patches(&values(&shape), [shape[2], tiles.patch[1]]);
+            let patches = tile_patches(&values(&shape), [shape[2], tiles.patch[1]]);
             (square(tiles.side), known(), Features::Patches(patches))
         }
         "tiles" => {

@@ -49,7 +49,7 @@ impl CostCurves {
             found.push(format!("frontend.misplaced is {}, allowed is 0 to 1", front.misplaced));
         }
         if let Some(interference) = &self.interference {
-            interference.mistakes(&mut found);
+            interference.mistakes(self.n_towers(), &mut found);
         }
         if let Some(factors) = &self.in_service {
             factors.mistakes(&mut found);

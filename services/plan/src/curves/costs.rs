@@ -198,10 +198,13 @@ impl Costs {
         along(&self.curves.load, bytes as f64)
     }
 
-    /// Errors of the sums of terms for forwards of the first encoder and engine steps; the costs themselves pass through what was
-    /// measured.
+    /// Errors of the sums of terms for forwards and engine steps; the costs themselves pass through what was measured. Of several
+    /// towers the largest errors.
     pub fn quality(&self) -> (Quality, Quality) {
-        (self.encoders[0].encode.quality(), self.step.quality())
+        let all = self.encoders.iter().map(|encoder| encoder.encode.quality());
+        let larger =
+            |a: Quality, b: Quality| Quality { median: a.median.max(b.median), worst: a.worst.max(b.worst) };
+        (all.reduce(larger).unwrap_or_default(), self.step.quality())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sets replicas: the scale of a Deployment in Kubernetes, or a command of the operator's.
 
 use super::controller::Replicas;
+use crate::planner::TowerWorkers;
 use std::fmt;
 use std::process::Stdio;
 use std::str::FromStr;
@@ -58,8 +59,8 @@ impl CommandTemplate {
 /// Names of the pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pools {
-    /// Name of the encoder pool.
-    pub encoders: String,
+    /// Names of the encoder pools: of one, or of one for each tower.
+    pub encoders: Vec<String>,
     /// Name of the PD pool.
     pub pds: String,
 }
@@ -107,7 +108,11 @@ impl ReplicaTarget {
             let n = replicas.map_err(|e| MeasureError::Failed(chain(&e)))?;
             Ok::<_, MeasureError>(usize::try_from(n).unwrap_or(usize::MAX))
         };
-        Ok(Some(Replicas { encoders: ask(&pools.encoders).await?, pds: ask(&pools.pds).await? }))
+        let mut encoders = Vec::new();
+        for name in &pools.encoders {
+            encoders.push(ask(name).await?);
+        }
+        Ok(Some(Replicas { encoders: TowerWorkers::new(&encoders), pds: ask(&pools.pds).await? }))
     }
 
     /// Sets the replicas that differ.
@@ -119,9 +124,8 @@ impl ReplicaTarget {
             Self::Nowhere => return Ok(()),
             Self::Kubernetes(_, pools) | Self::Command(_, pools) => pools,
         };
-        for (pool, from, to) in
-            [(&pools.encoders, from.encoders, to.encoders), (&pools.pds, from.pds, to.pds)]
-        {
+        let names = pools.encoders.iter().chain([&pools.pds]);
+        for ((pool, from), to) in names.zip(from.pools()).zip(to.pools()) {
             if from != to {
                 self.set_one(pool, to).await?;
             }
@@ -175,14 +179,15 @@ mod tests {
     async fn a_command_runs_for_each_pool_that_changes_and_its_failure_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("{pool}-{replicas}");
-        let pools = Pools { encoders: "e".into(), pds: "p".into() };
+        let pools = Pools { encoders: vec!["low".into(), "high".into()], pds: "p".into() };
         let touch: CommandTemplate = format!("touch {}", file.display()).parse().unwrap();
         let target = ReplicaTarget::Command(touch, pools.clone());
-        let at = |encoders, pds| Replicas { encoders, pds };
-        target.set(at(1, 2), at(3, 2)).await.unwrap();
-        assert!(dir.path().join("e-3").exists() && !dir.path().join("p-2").exists());
+        let at = |low, high, pds| Replicas { encoders: TowerWorkers::new(&[low, high]), pds };
+        target.set(at(1, 1, 2), at(1, 3, 2)).await.unwrap();
+        let is_set = |name: &str| dir.path().join(name).exists();
+        assert!(is_set("high-3") && !is_set("low-1") && !is_set("p-2"));
         let target = ReplicaTarget::Command("false {pool} {replicas}".parse().unwrap(), pools);
-        let error = target.set(at(1, 2), at(1, 3)).await.unwrap_err().to_string();
+        let error = target.set(at(1, 1, 2), at(1, 1, 3)).await.unwrap_err().to_string();
         assert!(error.contains("false p 3"), "{error}");
     }
 }

@@ -1,13 +1,14 @@
 //! Decides when replicas change. A load fluctuates, and a worker that starts loads its model first, so the controller is slow
 //! on purpose: several consecutive observations must agree, a step is bounded, and a cooldown follows. Time is an argument.
 
+use crate::planner::TowerWorkers;
 use std::time::{Duration, Instant};
 
-/// Workers of each kind.
+/// Workers of each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// Encoder workers.
-    pub encoders: usize,
+    /// Encoder workers: of one pool, or of each tower where those of a model have pools of their own.
+    pub encoders: TowerWorkers,
     /// PD workers.
     pub pds: usize,
 }
@@ -51,31 +52,33 @@ pub enum Decision {
 pub struct Controller {
     rules: Rules,
     /// Consecutive observations that needed more workers of each pool; negative: fewer.
-    n_needed: [i64; 2],
+    n_needed: Vec<i64>,
     changed: Option<Instant>,
 }
 
 impl Controller {
     /// A controller without observations.
     pub fn new(rules: Rules) -> Self {
-        Self { rules, n_needed: [0; 2], changed: None }
+        Self { rules, n_needed: Vec::new(), changed: None }
     }
 
     /// Decides about current and needed replicas.
     pub fn observe(&mut self, now: Instant, current: Replicas, needed: Replicas) -> Decision {
         let rules = self.rules;
-        let least = rules.least.array();
-        let most = rules.most.array();
-        let wanted: Vec<usize> =
-            (0..2).map(|i| needed.array()[i].clamp(least[i], most[i].max(least[i]))).collect();
-        let current = current.array();
-        for i in 0..2 {
-            let towards = self.direction(current[i], wanted[i], least[i]);
-            self.n_needed[i] = match towards {
+        let [current, wanted, least, most] = [current, needed, rules.least, rules.most].map(Replicas::pools);
+        let between =
+            |((n, least), most): ((&usize, &usize), &usize)| (*n).clamp(*least, (*most).max(*least));
+        let wanted: Vec<usize> = wanted.iter().zip(&least).zip(&most).map(between).collect();
+        self.n_needed.resize(current.len(), 0);
+        let pools = current.iter().zip(&wanted).zip(&least);
+        let towards: Vec<i64> =
+            pools.map(|((current, wanted), least)| self.direction(*current, *wanted, *least)).collect();
+        for (n_needed, towards) in self.n_needed.iter_mut().zip(towards) {
+            *n_needed = match towards {
                 0 => 0,
                 // Another direction begins anew.
-                sign if sign * self.n_needed[i] < 0 => sign,
-                sign => self.n_needed[i] + sign,
+                sign if sign * *n_needed < 0 => sign,
+                sign => *n_needed + sign,
             };
         }
         if let Some(left) =
@@ -84,29 +87,34 @@ impl Controller {
         {
             return keep(format!("in the cooldown of the last change for {} s more", left.as_secs()));
         }
-        let long = |i: &usize| self.n_needed[*i].unsigned_abs() >= u64::from(rules.observations.max(1));
-        let ripe: Vec<usize> = (0..2).filter(long).collect();
-        if ripe.is_empty() {
-            return keep(match self.n_needed {
-                [0, 0] => "the replicas fit the load".to_owned(),
-                n_needed => format!(
-                    "{} consecutive observations need a change, {} are required",
-                    n_needed.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0),
-                    rules.observations
-                ),
+        let longest = self.n_needed.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0);
+        if longest < u64::from(rules.observations.max(1)) {
+            return keep(match longest {
+                0 => "the replicas fit the load".to_owned(),
+                n => {
+                    format!("{n} consecutive observations need a change, {} are required", rules.observations)
+                }
             });
         }
-        let mut to = current;
-        for &i in &ripe {
-            let (low, high) =
-                (current[i].saturating_sub(rules.max_step.max(1)), current[i] + rules.max_step.max(1));
-            to[i] = wanted[i].clamp(low, high);
-            self.n_needed[i] = 0;
-        }
+        let to = self.stepped(&current, &wanted);
         self.changed = Some(now);
-        let [encoders, pds] = to;
-        let why = format!("the load needs {} encoders and {} PD workers", wanted[0], wanted[1]);
-        Decision::Change { to: Replicas { encoders, pds }, why }
+        let Replicas { encoders, pds } = Replicas::of_pools(&wanted);
+        let why = format!("the load needs {encoders} encoders and {pds} PD workers");
+        Decision::Change { to: Replicas::of_pools(&to), why }
+    }
+
+    /// Current workers of each pool, and a step further of those that needed it long enough.
+    fn stepped(&mut self, current: &[usize], wanted: &[usize]) -> Vec<usize> {
+        let (step, least) = (self.rules.max_step.max(1), u64::from(self.rules.observations.max(1)));
+        let pools = current.iter().zip(wanted).zip(&mut self.n_needed);
+        let one = |((current, wanted), n_needed): ((&usize, &usize), &mut i64)| {
+            if n_needed.unsigned_abs() < least {
+                return *current;
+            }
+            *n_needed = 0;
+            (*wanted).clamp(current.saturating_sub(step), current.saturating_add(step))
+        };
+        pools.map(one).collect()
     }
 
     /// 1 for more, -1 for fewer, 0 for a change that is not worth it.
@@ -120,8 +128,30 @@ impl Controller {
 }
 
 impl Replicas {
-    fn array(self) -> [usize; 2] {
-        [self.encoders, self.pds]
+    /// Workers of one pool of encoders, and PD workers.
+    pub fn new(encoders: usize, pds: usize) -> Self {
+        Self { encoders: TowerWorkers::new(&[encoders]), pds }
+    }
+
+    /// As many workers of each pool.
+    pub fn each(n: usize, n_encoder_pools: usize) -> Self {
+        Self { encoders: TowerWorkers::new(&vec![n; n_encoder_pools]), pds: n }
+    }
+
+    /// Workers of all pools.
+    pub fn total(self) -> usize {
+        self.encoders.total().saturating_add(self.pds)
+    }
+
+    /// Workers of each pool: those of encoders, and the last is that of PD workers.
+    pub fn pools(self) -> Vec<usize> {
+        self.encoders.counts().iter().copied().chain([self.pds]).collect()
+    }
+
+    /// From the workers of each pool, in that order.
+    pub(super) fn of_pools(pools: &[usize]) -> Self {
+        let (pds, encoders) = pools.split_last().unwrap_or((&0, &[]));
+        Self { encoders: TowerWorkers::new(encoders), pds: *pds }
     }
 }
 
@@ -134,7 +164,7 @@ mod tests {
     use super::*;
 
     fn replicas(encoders: usize, pds: usize) -> Replicas {
-        Replicas { encoders, pds }
+        Replicas::new(encoders, pds)
     }
 
     fn rules() -> Rules {
@@ -208,5 +238,16 @@ mod tests {
     fn one_pool_may_grow_while_the_other_shrinks() {
         let found = decisions(rules(), replicas(1, 4), &[replicas(2, 3); 3]);
         assert_eq!(found[2], Some(replicas(2, 3)));
+    }
+
+    #[test]
+    fn the_pools_of_towers_change_each_for_itself() {
+        let towers = |low, high, pds| Replicas { encoders: TowerWorkers::new(&[low, high]), pds };
+        let rules = Rules { least: Replicas::each(1, 2), most: Replicas::each(4, 2), max_step: 9, ..rules() };
+        let found = decisions(rules, towers(2, 2, 1), &[towers(6, 1, 1); 3]);
+        assert_eq!(found, [None, None, Some(towers(4, 1, 1))]);
+        // One pool is needed for three observations, the other for two.
+        let needed = [towers(3, 2, 1), towers(3, 1, 1), towers(3, 1, 1)];
+        assert_eq!(decisions(rules, towers(2, 2, 1), &needed)[2], Some(towers(3, 2, 1)));
     }
 }

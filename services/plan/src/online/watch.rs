@@ -34,6 +34,8 @@ pub struct WatchSettings {
     pub headroom: f64,
     /// Replicas at the start, if the target does not report them.
     pub replicas: Replicas,
+    /// Names of the towers whose encoders have pools of their own; none: one pool has all encoders.
+    pub towers: Vec<String>,
     /// Rules of the controller.
     pub rules: Rules,
 }
@@ -58,13 +60,14 @@ pub async fn watch(
     inputs()?;
     let client = reqwest::Client::builder().no_proxy().timeout(FETCH_TIMEOUT).build();
     let client = client.map_err(|e| MeasureError::setting("--watch", &e))?;
-    let WatchSettings { url, interval, n_observations, headroom, replicas, rules } = settings;
+    let WatchSettings { url, interval, n_observations, headroom, replicas, towers, rules } = settings;
     let mut watch = Watch {
         inputs,
         headroom,
         most: rules.most,
         controller: Controller::new(rules),
         current: replicas,
+        towers,
         last: None,
         target,
         report,
@@ -123,6 +126,7 @@ struct Watch<'a> {
     most: Replicas,
     controller: Controller,
     current: Replicas,
+    towers: Vec<String>,
     last: Option<(Reading, Instant)>,
     target: ReplicaTarget,
     report: Report<'a>,
@@ -164,7 +168,7 @@ impl Watch<'_> {
             let fitted = curves.as_ref().and_then(|curves| Fitted::of(&load, curves));
             // Without sizes in the metrics the replicas stay as they are.
             let Some(fitted) = fitted else { return Ok(Needs { replicas: Some(current), attainment }) };
-            let question = inputs.question(Budget::Workers(most.encoders + most.pds), &fitted);
+            let question = inputs.question(Budget::Workers(most.total()), &fitted);
             let replicas =
                 needed(&question, rate, most).map_err(|e| MeasureError::failed("cannot plan", &e))?;
             Ok(Needs { replicas, attainment })
@@ -207,10 +211,10 @@ impl Watch<'_> {
                 from.encoders, to.encoders, from.pds, to.pds
             ),
         };
-        let both = |r: Replicas| json!({"encoders": r.encoders, "pds": r.pds});
+        let [current, needed, recommended] = [from, needs, to].map(|r| fields_of(r, &self.towers));
         let fields = json!({
             "rate": load.rate, "attainment": attainment, "reused": load.reused, "failed": load.failed,
-            "current": both(from), "needed": both(needs), "recommended": both(to), "changes": to != from,
+            "current": current, "needed": needed, "recommended": recommended, "changes": to != from,
             "why": why, "trouble": trouble,
         });
         let rest = if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
@@ -218,9 +222,27 @@ impl Watch<'_> {
     }
 }
 
+/// Replicas as fields: encoders as a number, or as one for each tower.
+fn fields_of(replicas: Replicas, towers: &[String]) -> Value {
+    let counts = replicas.encoders.counts();
+    let by_tower = || towers.iter().zip(counts).map(|(name, n)| (name.clone(), json!(n))).collect();
+    let encoders =
+        if towers.is_empty() { json!(replicas.encoders.total()) } else { Value::Object(by_tower()) };
+    json!({"encoders": encoders, "pds": replicas.pds})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planner::TowerWorkers;
+
+    #[test]
+    fn replicas_of_towers_are_named_and_those_of_one_pool_are_a_number() {
+        assert_eq!(fields_of(Replicas::new(3, 1), &[]), json!({"encoders": 3, "pds": 1}));
+        let towers = Replicas { encoders: TowerWorkers::new(&[2, 1]), pds: 1 };
+        let names = ["low".to_owned(), "high".to_owned()];
+        assert_eq!(fields_of(towers, &names), json!({"encoders": {"low": 2, "high": 1}, "pds": 1}));
+    }
 
     #[tokio::test]
     async fn loopback_names_and_addresses_are_requested_once() {

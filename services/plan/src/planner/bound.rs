@@ -37,7 +37,7 @@ pub fn of(candidate: &Candidate, means: &Means) -> Bound {
 
 /// Encode time of a request for each tower: of the first at the highest token rate of any measured batch. The means are in its
 /// tokens, so that of another tower is that of an item in the cheapest batch.
-pub(super) fn encodes_s(curves: &CostCurves, means: &Means) -> Vec<f64> {
+pub(crate) fn encodes_s(curves: &CostCurves, means: &Means) -> Vec<f64> {
     let of_tower = |(i, encoder): (usize, EncoderCurves<'_>)| match i {
         0 => {
             let each = encoder.encode.iter().map(|p| p.p50_us / p.tokens.max(1) as f64);

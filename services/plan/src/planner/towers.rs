@@ -28,6 +28,15 @@ impl TowerWorkers {
         &self.counts[..self.n_towers]
     }
 
+    /// The same with other workers of a tower.
+    #[must_use]
+    pub fn with(mut self, tower: usize, n: usize) -> Self {
+        if let Some(own) = self.counts[..self.n_towers].get_mut(tower) {
+            *own = n;
+        }
+        self
+    }
+
     /// Workers of all towers.
     pub fn total(&self) -> usize {
         self.counts().iter().sum()

@@ -6,6 +6,7 @@ use super::items::{self, Sample};
 use super::progress::Progress;
 use super::settings::ProfileSettings;
 use crate::curves::{EncodePoint, ItemPoint, Point};
+use std::sync::Arc;
 use triptych_core::{EncodedItem, EncoderId, Modality};
 use triptych_models::Model;
 use triptych_models::compute::Compute;
@@ -20,9 +21,12 @@ pub struct EncodeStage {
     pub encoder: Box<dyn Encoder>,
     /// Items of several sizes.
     pub samples: Vec<Sample>,
+    /// Its processor.
+    pub preprocess: Arc<dyn Preprocess>,
     /// Name of its tower; empty: no other reads the item.
     name: &'static str,
-    id: EncoderId,
+    /// Which of the model's encoders it is.
+    pub id: EncoderId,
     points: Vec<EncodePoint>,
     n_parts: usize,
 }
@@ -38,12 +42,13 @@ impl EncodeStage {
         let Some(&modality) = model.modalities().first() else { return Ok(Vec::new()) };
         let of_kind = model.encoders().filter(|(id, _)| id.modality == modality);
         let named = of_kind.zip(model.towers().map(|(_, name)| name));
-        let one = |((id, preprocess), name): ((EncoderId, &std::sync::Arc<dyn Preprocess>), &'static str)| {
+        let one = |((id, preprocess), name): ((EncoderId, &Arc<dyn Preprocess>), &'static str)| {
             let samples = items::samples(preprocess.as_ref(), modality, settings, progress)?;
             let mut encoder = compute.load_encoder(model, id)?;
             let points = encode::points(encoder.as_mut(), &samples, settings, progress)?;
             let n_parts = encode::n_parts(encoder.as_mut(), &samples)?;
-            Ok(Self { modality, encoder, samples, name, id, points, n_parts })
+            let preprocess = Arc::clone(preprocess);
+            Ok(Self { modality, encoder, samples, preprocess, name, id, points, n_parts })
         };
         named.map(one).collect()
     }

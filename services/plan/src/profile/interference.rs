@@ -2,6 +2,7 @@
 //!
 //! All conditions take turns, round after round, so that a machine that slows down slows each of them.
 
+use super::encode_stage::EncodeStage;
 use super::error::ProfileError;
 use super::grid::{Arrays, Grid, StepCase};
 use super::items::{Sample, item_file, read};
@@ -14,7 +15,6 @@ use std::time::{Duration, Instant};
 use triptych_core::Modality;
 use triptych_models::compute::{Compute, ComputeConfig};
 use triptych_models::decoder::Decoder;
-use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
 use triptych_models::{Model, ModelSource};
 
@@ -27,10 +27,8 @@ const LEAST_LOSS: f64 = 0.02;
 pub struct Worker<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Kind of its items, and their sizes; none for a model without an encoder.
-    pub items: Option<(Modality, &'a [Sample])>,
-    /// Its encoder.
-    pub encoder: Option<&'a mut dyn Encoder>,
+    /// Its encoders, and their items: of several towers one each; none for a model without an encoder.
+    pub encoders: &'a mut [EncodeStage],
     /// Its decoder, with caches that hold the grid.
     pub decoder: &'a mut dyn Decoder,
     /// The decoder's steps.
@@ -104,14 +102,8 @@ pub fn measure(
     let mut measured = Interference { neighbour_cores: crowd.cores.n, ..Interference::default() };
     for ((stage, _), samples) in stages.iter().zip(found) {
         // An item is read by one thread.
-        let threads = if *stage == Stage::Preprocess { 1 } else { threads };
-        let times = Some(samples.times(threads, &rates));
-        match stage {
-            Stage::Preprocess => measured.preprocess = times,
-            Stage::Encode => measured.encode = times,
-            Stage::Prefill => measured.prefill = times,
-            Stage::Decode => measured.decode = times,
-        }
+        let threads = if matches!(stage, Stage::Preprocess(_)) { 1 } else { threads };
+        measured.set(*stage, samples.times(threads, &rates));
     }
     Ok(measured)
 }
@@ -179,16 +171,16 @@ impl Samples {
 /// Neighbours that can be started.
 struct Crowd {
     cores: OtherCores,
-    /// Model, kind and a middling item, with which a neighbour computes; without an encoder it adds numbers.
+    /// Model, kind and a middling item, with which a neighbour computes, in the first tower; without an encoder it adds numbers.
     encode: Option<(ModelSource, Modality, Arc<EncoderInput>)>,
     compute: ComputeConfig,
 }
 
 impl Crowd {
     fn new(worker: &Worker<'_>, compute: ComputeConfig, cores: OtherCores) -> Self {
-        let encode = worker.items.and_then(|(modality, samples)| {
-            let input = Arc::new(middle(samples)?.input.clone());
-            Some((worker.model.source().clone(), modality, input))
+        let encode = worker.encoders.first().and_then(|first| {
+            let input = Arc::new(middle(&first.samples)?.input.clone());
+            Some((worker.model.source().clone(), first.modality, input))
         });
         Self { encode, compute: ComputeConfig { threads: cores.n.max(1), ..compute }, cores }
     }
@@ -223,22 +215,19 @@ fn middle(samples: &[Sample]) -> Option<&Sample> {
     samples.get(samples.len() / 2)
 }
 
-/// The stages of a worker: a middling item, the longest chunk of a prompt's start, and steps of about eight sequences.
+/// The stages of a worker: a middling item of each tower, the longest chunk of a prompt's start, and steps of about eight sequences.
 fn stages(worker: Worker<'_>) -> Result<Vec<(Stage, Work<'_>)>, ProfileError> {
-    let Worker { model, items, encoder, decoder, grid } = worker;
+    let Worker { encoders, decoder, grid, .. } = worker;
     let mut stages: Vec<(Stage, Work<'_>)> = Vec::new();
-    if let Some((modality, samples)) = items
-        && let Some(sample) = middle(samples)
-    {
-        let preprocess = model.preprocess();
+    for EncodeStage { modality, encoder, samples, preprocess, id, .. } in encoders {
+        let Some(sample) = middle(samples) else { continue };
+        let (modality, preprocess) = (*modality, Arc::clone(preprocess));
         let file = item_file(modality, sample.side);
         let source = move |source| ProfileError::Item { what: modality.to_string(), source };
         let once = move || read(preprocess.as_ref(), modality, &file).map(drop).map_err(source);
-        stages.push((Stage::Preprocess, Box::new(once)));
-        if let Some(encoder) = encoder {
-            let once = move || Ok(encoder.encode(&[&sample.input]).map(drop)?);
-            stages.push((Stage::Encode, Box::new(once)));
-        }
+        stages.push((Stage::Preprocess(id.tower), Box::new(once)));
+        let once = move || Ok(encoder.encode(&[&sample.input]).map(drop)?);
+        stages.push((Stage::Encode(id.tower), Box::new(once)));
     }
     let info = decoder.info();
     let decoder = std::cell::RefCell::new(decoder);

@@ -156,10 +156,12 @@ fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     )?;
     for (stage, times) in interference.stages() {
         let over = |us: Option<f64>| us.map_or("–".to_owned(), |us| format!("{:.2}", us / times.alone_us));
+        let tower = stage.tower().and_then(|tower| curves.encoders().nth(tower.0.into()));
         writeln!(
             page,
-            "| {} | {} | {} | {} | {:.2} | {:.2} |",
+            "| {}{} | {} | {} | {} | {:.2} | {:.2} |",
             stage.as_str(),
+            tower.map_or_else(String::new, |tower| of_tower(tower.name)),
             ms(times.alone_us),
             over(times.beside_compute_us),
             over(times.beside_copies_us),

@@ -84,7 +84,7 @@ impl World<'_> {
             let output = job.output;
             encoder.n_preprocessing += 1;
             let work = self.draw(self.workers[w].costs.encoder(output.tower).preprocess(output.sized));
-            self.compute(w, Task::Preprocess(id), (work, 1.0));
+            self.compute(w, Task::Preprocess(id, output.tower), (work, 1.0));
         }
     }
 
@@ -95,8 +95,8 @@ impl World<'_> {
             encoder.n_preprocessing -= 1;
         }
         let tower = self.jobs.get(&id).map(|job| job.output.tower);
-        if let Some((since, tokens)) = self.jobs.get(&id).map(|job| (job.since, job.output.sized.tokens)) {
-            self.span(w, Stage::Preprocess, (since, 1, tokens.into()));
+        if let Some((since, output)) = self.jobs.get(&id).map(|job| (job.since, job.output)) {
+            self.span(w, Stage::Preprocess(output.tower), (since, 1, output.sized.tokens.into()));
         }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.times.preprocess = now - job.since;
@@ -230,7 +230,7 @@ impl World<'_> {
         let Some(batch) = queue.running.take() else { return };
         let jobs = batch.jobs.iter().filter_map(|id| self.jobs.get(id));
         let n_tokens = jobs.map(|job| u64::from(job.output.sized.tokens)).sum();
-        self.span(w, Stage::Encode, (batch.began, batch.jobs.len(), n_tokens));
+        self.span(w, Stage::Encode(tower), (batch.began, batch.jobs.len(), n_tokens));
         for id in batch.jobs {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.times.encode = now - batch.began;

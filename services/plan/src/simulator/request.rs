@@ -7,6 +7,7 @@ use super::source::Source;
 use std::time::Duration;
 use triptych_bench::offered::Offered;
 use triptych_bench::outcome::{End, ItemCounts, Outcome};
+use triptych_core::TowerIdx;
 use triptych_encoder::load::JobLoad;
 use triptych_engine::SequenceId;
 use triptych_proxy::decisions::Permit;
@@ -58,19 +59,21 @@ pub(super) struct At {
 /// An output of an item of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
+    /// The item's place in the request: outputs of its towers follow one another.
+    pub(super) item_idx: usize,
     pub(super) output: Output,
     /// True if the request names it as an output that the store has: there is no item to encode.
     pub(super) is_stored: bool,
     pub(super) state: ItemState,
     /// Set when it is READY.
     pub(super) encoded: Option<Encoded>,
-    /// True if its source was counted.
-    pub(super) is_counted: bool,
+    /// Its source, once it was READY for the first time.
+    pub(super) source: Option<Source>,
 }
 
 impl Item {
-    pub(super) fn new(output: Output, is_stored: bool) -> Self {
-        Self { output, is_stored, state: ItemState::Left, encoded: None, is_counted: false }
+    pub(super) fn new(item_idx: usize, output: Output, is_stored: bool) -> Self {
+        Self { item_idx, output, is_stored, state: ItemState::Left, encoded: None, source: None }
     }
 }
 
@@ -120,9 +123,28 @@ impl Request {
         self.at.is_some_and(|at| at.worker == worker && at.sequence == sequence)
     }
 
-    /// An item came from there.
-    pub(super) fn found(&mut self, source: Source) {
+    /// Takes note of the source of an output. Of the last one of an item the item's source: that which took longest.
+    pub(super) fn found(&mut self, i: usize, source: Source) -> Option<Source> {
+        let output = self.items.get_mut(i).filter(|output| output.source.is_none())?;
+        output.source = Some(source);
+        let item_idx = output.item_idx;
+        let source = self.source_of(item_idx)?;
         self.outcome.items.n_found += u32::from(source != Source::Encoded);
+        Some(source)
+    }
+
+    /// The source of an item; `None` before all its outputs were READY.
+    fn source_of(&self, item_idx: usize) -> Option<Source> {
+        let outputs = self.items.iter().filter(|item| item.item_idx == item_idx);
+        let sources: Option<Vec<_>> = outputs.map(|item| item.source).collect();
+        sources?.into_iter().max()
+    }
+
+    /// Items of which an output was never READY.
+    pub(super) fn n_failed(&self) -> u64 {
+        let is_first = |item: &&Item| item.output.tower == TowerIdx::default();
+        let failed = |item: &&Item| self.source_of(item.item_idx).is_none();
+        self.items.iter().filter(is_first).filter(failed).count() as u64
     }
 
     /// Takes note of what a job of an item took, if it is the slowest so far.
@@ -188,4 +210,41 @@ pub(super) enum JobEnd {
     Ready,
     /// The encoder had no room.
     Full,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::sample::two_towers;
+    use crate::curves::{Costs, Sized};
+    use triptych_bench::offered::{ItemShape, OfferedItem};
+
+    #[test]
+    fn an_item_counts_once_by_the_output_that_took_longest() {
+        let costs = Costs::new(&two_towers());
+        let item = OfferedItem { content: 1, shape: ItemShape::Image { width: 448, height: 448 } };
+        let check = |sources: [Source; 2], expect: (Source, u32)| {
+            let mut request = Request::new(Offered {
+                index: 0,
+                at: Duration::ZERO,
+                text_tokens: 1,
+                output_tokens: 1,
+                items: vec![item],
+                session: None,
+                blocks: None,
+                slo: None,
+            });
+            let sizes = [Sized::default(); 2];
+            let outputs = Output::all_of(&item, &sizes, &costs);
+            request.items = outputs.map(|output| Item::new(0, output, false)).collect();
+            assert_eq!(request.found(0, sources[0]), None, "the other output is to come");
+            assert_eq!(request.n_failed(), 1);
+            assert_eq!(request.found(1, sources[1]), Some(expect.0));
+            assert_eq!(request.found(1, Source::Stored), None, "a renewed output is not counted again");
+            assert_eq!((request.n_failed(), request.outcome.items.n_found), (0, expect.1));
+        };
+        check([Source::Stored, Source::Encoded], (Source::Encoded, 0));
+        check([Source::Encoded, Source::Kept], (Source::Encoded, 0));
+        check([Source::Remembered, Source::Stored], (Source::Stored, 1));
+    }
 }

@@ -33,19 +33,20 @@ impl World<'_> {
     pub(super) fn arrive(&mut self, r: usize) {
         self.in_flight += 1;
         let items = self.items_of(r);
-        self.requests[r].outcome.items.n = items.len() as u32;
+        // An item comes with the request once, whatever number of towers reads it.
+        let is_first = |item: &&Item| item.output.tower == TowerIdx::default();
+        self.requests[r].outcome.items.n = items.iter().filter(is_first).count() as u32;
         let Ok(permit) = self.proxy.admission.enter() else {
             self.items.failed += u64::from(self.requests[r].outcome.items.n);
             return self.end(r, End::Refused);
         };
         self.requests[r].permit = Some(permit);
-        // An item comes with the request once, whatever number of towers reads it.
-        let is_first = |item: &&Item| item.output.tower == TowerIdx::default();
         let bytes: u64 = items.iter().filter(is_first).map(|item| item.output.sized.bytes).sum();
         let (proxy, front) = self.front_cost();
-        let (n_items, bytes) = (items.len() as f64, bytes as f64);
-        let us = proxy.request_us + proxy.item_us * n_items + proxy.item_byte_us * bytes;
-        self.front_works(front.request_us + front.item_us * n_items + front.item_byte_us * bytes, None);
+        // Key, probe, lease and job are each output's own.
+        let (n_outputs, bytes) = (items.len() as f64, bytes as f64);
+        let us = proxy.request_us + proxy.item_us * n_outputs + proxy.item_byte_us * bytes;
+        self.front_works(front.request_us + front.item_us * n_outputs + front.item_byte_us * bytes, None);
         self.requests[r].items = items;
         self.queue.after(from_us(us), Event::Supply(r));
     }
@@ -58,7 +59,7 @@ impl World<'_> {
     fn items_of(&mut self, r: usize) -> Vec<Item> {
         let mut items = Vec::new();
         let Some(costs) = self.encoder_costs() else { return items };
-        for item in self.requests[r].offered.items.clone() {
+        for (i, item) in self.requests[r].offered.items.clone().into_iter().enumerate() {
             let mut sizes = self.sizes(item.shape, &costs);
             let is_stored = is_stored(&item, self.spec.store.named);
             if is_stored {
@@ -68,7 +69,7 @@ impl World<'_> {
                 if is_stored {
                     self.store.hold_from_start(output.key, output.bytes(&costs));
                 }
-                items.push(Item::new(output, is_stored));
+                items.push(Item::new(i, output, is_stored));
             }
         }
         items
@@ -290,9 +291,8 @@ impl World<'_> {
         let item = &mut request.items[i];
         (item.state, item.encoded) = (ItemState::Ready, Some(encoded));
         request.ready_at = now;
-        if !std::mem::replace(&mut item.is_counted, true) {
+        if let Some(source) = request.found(i, source) {
             self.items.count(source);
-            request.found(source);
         }
         self.request_on(r, RequestEvent::ItemReady { item: ItemIdx(i as u32), holders });
     }
@@ -340,7 +340,7 @@ impl World<'_> {
             Duration::from_nanos(now + hop).max(request.outcome.tokens.last().copied().unwrap_or_default());
         request.outcome.end = end;
         self.in_flight -= 1;
-        self.items.failed += request.items.iter().filter(|item| !item.is_counted).count() as u64;
+        self.items.failed += request.n_failed();
     }
 
     /// A report.

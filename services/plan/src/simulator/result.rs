@@ -110,7 +110,7 @@ pub struct Moment {
     pub at: Duration,
     /// Requests that were sent and have not ended.
     pub in_flight: usize,
-    /// Items at encoders, those in a forward included.
+    /// Items at encoders, those in a forward included; one that several towers read once for each.
     pub encode_items: usize,
     /// Sequences that hold blocks.
     pub running: usize,
@@ -124,7 +124,8 @@ pub struct Moment {
     pub kv_peak: f64,
 }
 
-/// Sources of the items. Each item of each request is counted once.
+/// Sources of the items. Each item of each request is counted once: of several towers, once all outputs are READY, by that which
+/// took longest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ItemSources {
     /// READY a moment ago, as the proxy remembers.
@@ -143,7 +144,7 @@ pub struct ItemSources {
     pub failed: u64,
     /// Loads by PD workers.
     pub loads: u64,
-    /// Items whose rows were on the PD worker already.
+    /// Outputs whose rows were on the PD worker already.
     pub loads_saved: u64,
 }
 

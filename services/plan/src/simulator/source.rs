@@ -3,8 +3,8 @@
 use triptych_core::lifetime::ItemSource;
 use triptych_proxy::request_machine::output::{Belief, Encoded};
 
-/// The source of an item's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The source of an item's output. Of several towers' outputs the last in this order is the item's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
     /// READY a moment ago.
     Remembered,
@@ -14,10 +14,10 @@ pub(super) enum Source {
     Stored,
     /// Encoded for another request.
     Shared,
+    /// Asked of an encoder for this request, which still had the rows.
+    Kept,
     /// Encoded for this request.
     Encoded,
-    /// The same, of rows that the encoder still had.
-    Kept,
 }
 
 impl Source {

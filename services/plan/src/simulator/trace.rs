@@ -18,8 +18,8 @@ pub fn events<'a>(spec: &'a ClusterSpec, run: &'a Simulation) -> impl Iterator<I
     let spans = run.spans.iter().map(move |span| {
         // A thread for each kind, as the product has.
         let (name, tid, counted) = match span.stage {
-            Stage::Preprocess => ("preprocess", 1, "items"),
-            Stage::Encode => ("forward", 2, "items"),
+            Stage::Preprocess(_) => ("preprocess", 1, "items"),
+            Stage::Encode(_) => ("forward", 2, "items"),
             Stage::Prefill | Stage::Decode => ("step", 3, "sequences"),
         };
         json!({

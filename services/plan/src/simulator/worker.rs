@@ -19,8 +19,8 @@ use triptych_runtime::compute_arbiter::{ArbiterState, ComputeId};
 /// A task on the cores of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// An item is read and resized.
-    Preprocess(JobId),
+    /// An item is read and resized for a tower.
+    Preprocess(JobId, TowerIdx),
     /// A forward of a tower, or a part of one.
     Forward(TowerIdx),
     /// An engine step, of this stage.
@@ -33,8 +33,8 @@ impl Task {
     /// Its stage; `None`: it is no worker's compute.
     pub(super) fn stage(self) -> Option<Stage> {
         match self {
-            Self::Preprocess(_) => Some(Stage::Preprocess),
-            Self::Forward(_) => Some(Stage::Encode),
+            Self::Preprocess(_, tower) => Some(Stage::Preprocess(tower)),
+            Self::Forward(tower) => Some(Stage::Encode(tower)),
             Self::Step(stage) => Some(stage),
             Self::Front => None,
         }
@@ -77,7 +77,7 @@ impl Used {
     /// A task has ended that used so many core-nanoseconds.
     pub(super) fn add(&mut self, task: Task, used: f64) {
         *match task {
-            Task::Preprocess(_) => &mut self.preprocess,
+            Task::Preprocess(..) => &mut self.preprocess,
             Task::Forward(_) => &mut self.encode,
             Task::Step(_) => &mut self.step,
             Task::Front => &mut self.front,

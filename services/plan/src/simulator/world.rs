@@ -320,7 +320,7 @@ impl<'a> World<'a> {
         for Ended { name, used } in w.cores.ended(now) {
             self.workers[worker].used.add(name, used);
             match name {
-                Task::Preprocess(job) => self.preprocessed(worker, job),
+                Task::Preprocess(job, _) => self.preprocessed(worker, job),
                 Task::Forward(tower) => self.forwarded(worker, tower),
                 Task::Step(_) => self.stepped(worker),
                 Task::Front => {}

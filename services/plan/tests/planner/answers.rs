@@ -247,26 +247,57 @@ fn a_rate_needs_more_of_what_it_fills() {
     let demand = demand("epd-short:images=4,text=100,output=12");
     let costs = Costs { encode_token: 800.0, ..Costs::default() };
     let question = question(&demand, &costs, Budget::Workers(64));
-    let most = Replicas { encoders: 32, pds: 32 };
+    let most = Replicas::new(32, 32);
     let at = |rate: f64| needed(&question, rate, most).expect("a plan").expect("enough");
     let (few, many) = (at(0.5), at(2.0));
-    assert!(many.encoders > few.encoders && many.encoders > many.pds, "{few:?} {many:?}");
-    let too_few = Replicas { encoders: 1, pds: 1 };
+    let encoders = |replicas: &Replicas| replicas.encoders.total();
+    assert!(encoders(&many) > encoders(&few) && encoders(&many) > many.pds, "{few:?} {many:?}");
+    let too_few = Replicas::new(1, 1);
     assert_eq!(needed(&question, 50.0, too_few).expect("a plan"), None);
+}
+
+/// Answers that cost next to nothing.
+const CHEAP_ANSWERS: Costs = Costs {
+    encode_fixed: 1000.0,
+    encode_token: 200.0,
+    step_fixed: 100.0,
+    prefill_token: 1.0,
+    decode: 10.0,
+    key: 0.05,
+};
+
+/// Two towers, of which the second takes a third of the first one's time, and both outputs are read as tokens.
+fn towers_before_cheap_answers() -> Arc<CostCurves> {
+    let costs = CHEAP_ANSWERS;
+    let curves = CostCurves { kv: curves_of(&costs).kv, step: curves_of(&costs).step, ..two_towers() };
+    let high =
+        curves.more_towers.iter().cloned().map(|tower| TowerCurves { is_cross_attended: false, ..tower });
+    Arc::new(CostCurves { more_towers: high.collect(), ..curves })
+}
+
+#[test]
+fn a_rate_needs_encoders_of_each_tower_by_the_work_of_each() {
+    let demand = demand("epd-short:images=1,text=20,output=2");
+    let plain = question(&demand, &CHEAP_ANSWERS, Budget::Workers(64));
+    let question = Question { curves: vec![towers_before_cheap_answers()], ..plain };
+    let at = |rate: f64, most: Replicas| needed(&question, rate, most).expect("a plan").expect("enough");
+    let most = Replicas::each(32, 2);
+    let (few, many) = (at(20.0, most), at(80.0, most));
+    let (few, many) = (few.encoders.counts(), many.encoders.counts());
+    assert!(few.len() == 2 && many[0] > few[0] && many[0] >= 2 * many[1], "{few:?} {many:?}");
+    // Of workers that hold both, about as many do the same work.
+    let alike = at(80.0, Replicas::new(32, 32)).encoders;
+    let apart: usize = many.iter().sum();
+    assert!(alike.counts().len() == 1 && alike.total().abs_diff(apart) <= 2, "{alike:?} and {many:?}");
 }
 
 #[test]
 fn encoder_workers_of_two_towers_are_as_many_as_their_costs_ask_for() {
     // Of an image of 256 tokens the first tower takes 52 ms and the second a third of that: three workers of the one keep pace
     // with one of the other, and answers cost next to nothing.
-    let costs = Costs { prefill_token: 1.0, decode: 10.0, step_fixed: 100.0, ..Costs::default() };
-    let curves = CostCurves { kv: curves_of(&costs).kv, step: curves_of(&costs).step, ..two_towers() };
-    let high =
-        curves.more_towers.iter().cloned().map(|tower| TowerCurves { is_cross_attended: false, ..tower });
-    let curves = Arc::new(CostCurves { more_towers: high.collect(), ..curves });
     let demand = demand("epd-short:images=1,text=20,output=2");
-    let plain = question(&demand, &costs, Budget::Cores(5));
-    let question = Question { curves: vec![curves], ..plain };
+    let plain = question(&demand, &CHEAP_ANSWERS, Budget::Cores(5));
+    let question = Question { curves: vec![towers_before_cheap_answers()], ..plain };
     let answer = plan(&question, &|_| {}).expect("a plan");
     let best_apart =
         answer.simulated.iter().find(|cluster| cluster.name.contains('+')).expect("towers apart");

@@ -195,7 +195,7 @@ impl Driver {
                 }
             }
             EncodeAction::Charge => {
-                let (account, n_bytes) = (Arc::clone(&self.job.account), self.job.bytes.len());
+                let (account, n_bytes) = (Arc::clone(&self.job.account), self.job.charged_bytes);
                 let charged = account.take_encode(n_bytes);
                 if charged.is_err() || !account.is_shared() {
                     return Some(EncodeEvent::Charged(charged));

@@ -25,6 +25,8 @@ pub struct EncodeJob {
     pub tower_name: Arc<str>,
     /// The item's bytes.
     pub bytes: Bytes,
+    /// Of them those that the encode is charged for: of several towers each pays its part, so that an item is paid for once.
+    pub charged_bytes: usize,
     /// Options of its processing; in the key.
     pub options: ItemOptions,
     /// Time at which the request's answer is due.

@@ -6,7 +6,7 @@ use super::work::Work;
 use crate::encode::Subscription;
 use crate::encode::job::EncodeJob;
 use crate::fleet::placement::{Placement, UnplacedItem};
-use crate::observe::{Size, wire_source};
+use crate::observe::{ReadyItem, Size, wire_source};
 use crate::request::{item_of_param, param_of_item};
 use crate::request_machine::event::RequestEvent;
 use crate::request_machine::output::{Announced, Encoded};
@@ -81,10 +81,14 @@ impl<'a> Supply<'a> {
         self.items.iter().map(|item| item.job.wanted.key).collect()
     }
 
+    /// The outputs of each item.
+    fn by_item(&self) -> impl Iterator<Item = &[SuppliedItem]> {
+        self.items.chunk_by(|a, b| a.job.item == b.job.item)
+    }
+
     /// A key for each item, of the first of its outputs.
     pub(super) fn item_keys(&self) -> Vec<ContentKey> {
-        let firsts = self.items.chunk_by(|a, b| a.job.item == b.job.item).filter_map(<[_]>::first);
-        firsts.map(|item| item.job.wanted.key).collect()
+        self.by_item().filter_map(<[_]>::first).map(|item| item.job.wanted.key).collect()
     }
 
     /// The worker at which its items are encoded, if one was chosen for it.
@@ -95,8 +99,8 @@ impl<'a> Supply<'a> {
     /// All are announced: what had to be encoded was given to somebody.
     pub(super) fn supplied(&mut self) {
         self.is_supplied = true;
-        let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
-        encoded.for_each(|one| self.work.orchestrator.observer.item(one));
+        let ready = self.by_item().filter_map(ready_item);
+        ready.for_each(|one| self.work.orchestrator.observer.item(one));
         if let Some(placement) = &self.placement {
             placement.settle();
         }
@@ -200,23 +204,15 @@ impl<'a> Supply<'a> {
     /// The source of each item; of several outputs that which took longest.
     pub(super) fn sources(&self) -> Vec<i32> {
         let unknown = v1::ItemSource::Unspecified.into();
-        let cost = |source: ItemSource| match source {
-            ItemSource::Cached => 0,
-            ItemSource::Shared => 1,
-            ItemSource::Encoded => 2,
-        };
-        let source = |outputs: &[SuppliedItem]| {
-            let known = outputs.iter().filter_map(|one| Some(one.encoded.as_ref()?.source));
-            known.max_by_key(|source| cost(*source)).map_or(unknown, wire_source)
-        };
-        self.items.chunk_by(|a, b| a.job.item == b.job.item).map(source).collect()
+        self.by_item().map(|outputs| source_of(outputs).map_or(unknown, wire_source)).collect()
     }
 
-    /// Number of items, and of the tokens that they became.
+    /// Number of items, and of the tokens that they became. Rows of further towers are no tokens of the prompt: the first tower's are
+    /// (CogAgent).
     pub(super) fn size(&self) -> Size {
-        let encoded = self.items.iter().filter_map(|item| item.encoded.as_ref());
-        let item_tokens = encoded.map(|one| one.item.n_tokens).fold(0, u32::saturating_add);
-        Size { n_items: self.item_keys().len(), item_tokens }
+        let tokens = |outputs: &[SuppliedItem]| Some(outputs.first()?.encoded.as_ref()?.item.n_tokens);
+        let item_tokens = self.by_item().filter_map(tokens).fold(0, u32::saturating_add);
+        Size { n_items: self.by_item().count(), item_tokens }
     }
 
     /// A failure of the request, or of one of its outputs. An encoder that refuses an item names it, unless it names a setting; a
@@ -234,9 +230,6 @@ impl<'a> Supply<'a> {
     }
 
     fn set_ready(&mut self, i: usize, encoded: Encoded) {
-        if self.is_supplied {
-            self.work.orchestrator.observer.item(&encoded);
-        }
         let is_renewed = self.items[i].known.as_ref().is_some_and(|known| !known.pending);
         // The same item may stand in the request twice; both must announce the object that is there now.
         if is_renewed {
@@ -250,7 +243,31 @@ impl<'a> Supply<'a> {
         }
         self.items[i].known = Some(encoded.announced());
         self.items[i].encoded = Some(encoded);
+        let item = self.items[i].job.item;
+        let ready = self.by_item().find(|outputs| outputs[0].job.item == item).and_then(ready_item);
+        if let Some(ready) = ready.filter(|_| self.is_supplied) {
+            self.work.orchestrator.observer.item(ready);
+        }
     }
+}
+
+/// The source of an item by those of its outputs: that which took longest. `None` before any is READY.
+fn source_of(outputs: &[SuppliedItem]) -> Option<ItemSource> {
+    let cost = |source: &ItemSource| match source {
+        ItemSource::Cached => 0,
+        ItemSource::Shared => 1,
+        ItemSource::Encoded => 2,
+    };
+    outputs.iter().filter_map(|one| Some(one.encoded.as_ref()?.source)).max_by_key(cost)
+}
+
+/// An item by its outputs; `None` before all are READY.
+fn ready_item(outputs: &[SuppliedItem]) -> Option<ReadyItem> {
+    if outputs.iter().any(|one| one.encoded.is_none()) {
+        return None;
+    }
+    let first = &outputs.first()?.encoded.as_ref()?.item;
+    Some(ReadyItem { modality: first.modality, source: source_of(outputs)?, n_tokens: first.n_tokens })
 }
 
 /// News of an item.

@@ -6,8 +6,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use triptych_core::{Failure, Modality};
 use triptych_proto::v1;
+use triptych_proxy::ProxyConfig;
+use triptych_proxy::auth::{AuthConfig, Quota};
 use triptych_runtime::status::to_status;
 
 const NAMES: [&str; 2] = ["low", "high"];
@@ -36,12 +39,16 @@ struct Towers {
 
 impl Towers {
     async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    async fn with(change: impl FnOnce(&mut ProxyConfig)) -> Self {
         let store = memory().await;
         let [low, high] = [0, 1].map(|tower| Encoder::new(holding(&[tower]), store.clone()));
         let pd = Pd::new(holding(&[0, 1]));
         let processes = vec![low.serve(), high.serve(), pd.serve()];
         let [a, b, c] = [0, 1, 2].map(|i: usize| processes[i].address);
-        let proxy = Proxy::start(&[a, b], &[c], store, |_| {}).await;
+        let proxy = Proxy::start(&[a, b], &[c], store, change).await;
         proxy.ready().await;
         Self { low, high, pd, proxy, _processes: processes }
     }
@@ -77,6 +84,40 @@ async fn an_item_is_a_job_for_each_tower_where_it_is_held() {
     towers.high.script([EncodeStep::Fail(to_status(&Failure::unavailable("not now")))]);
     ask(&towers.proxy, question(&[b"cow"])).await.unwrap();
     assert_eq!(towers.n_jobs(), [3, 4], "only the tower that failed is asked again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_count_an_item_once_whatever_number_of_towers_reads_it() {
+    let towers = Towers::start().await;
+    ask(&towers.proxy, question(&[b"cat", b"dog"])).await.unwrap();
+    ask(&towers.proxy, question(&[b"cat"])).await.unwrap();
+    for (line, expect) in [
+        ("triptych_item_source_total{source=\"encoded\",modality=\"image\"}", 2.0),
+        ("triptych_item_source_total{source=\"cached\",modality=\"image\"}", 1.0),
+        ("triptych_item_tokens_count{modality=\"image\"}", 3.0),
+        ("triptych_requests_by_items_total{model=\"vl\",items=\"2\"}", 1.0),
+        // Two tokens of each item are the first tower's, of seven in a prompt.
+        ("triptych_request_text_tokens_sum{model=\"vl\"}", 3.0 + 5.0),
+    ] {
+        assert_eq!(towers.proxy.metric(line).await, expect, "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_item_is_charged_once_whatever_number_of_towers_encodes_it() {
+    const KIB: usize = 1 << 10;
+    let towers = Towers::with(|config| {
+        // A body's worth at once: the image fits once, not twice.
+        config.limits.max_body_bytes = 64 * KIB;
+        let quota = Quota { encode_kib_per_s: NonZeroU32::new(1), ..Quota::default() };
+        config.auth = AuthConfig { quota, ..AuthConfig::default() };
+    });
+    let towers = towers.await;
+    let image = vec![7; 40 * KIB];
+    ask(&towers.proxy, question(&[&image])).await.unwrap();
+    assert_eq!(towers.n_jobs(), [1, 1]);
+    let refused = ask(&towers.proxy, question(&[&[8; 40 * KIB]])).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -174,7 +174,7 @@ impl Facts {
             },
             "towers": i.encoder.iter().flat_map(|encoder| &encoder.towers).map(|tower| json!({
                 "name": tower.name, "stage": stage(&tower.stage), "rows": tower.n_rows,
-                "output_bytes": sizes(tower.row.times(tower.n_rows)),
+                "output_bytes": sizes(tower.row.times(tower.n_rows)), "activation_bytes": sizes(tower.activations),
             })).collect::<Vec<_>>(),
             "experts": i.experts.map(|e| json!({
                 "layers": e.n_layers, "experts": e.n_experts, "experts_per_token": e.top_k,

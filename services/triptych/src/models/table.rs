@@ -4,7 +4,7 @@ use super::facts::Facts;
 use crate::units::{bytes_text, count};
 use std::fmt::Write as _;
 use triptych_core::Modality;
-use triptych_models::model::{BytesByPrecision, Inventory, StageInventory};
+use triptych_models::model::{BytesByPrecision, Inventory, StageInventory, TowerInventory};
 
 /// Names that are written out; the rest is counted.
 const MAX_NAMES: usize = 8;
@@ -107,7 +107,15 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
             ("towers", "each a job that may go to a worker of its own (--towers)".to_owned()),
         ],
     };
-    lines.push(("activations", format!("{} at most for {item}", all(encoder.activations))));
+    match &encoder.towers[..] {
+        [] => lines.push(("activations", format!("{} at most for {item}", all(encoder.activations)))),
+        towers => {
+            let of = |t: &TowerInventory| {
+                ("activations", format!("{} at most for {item} in {}", all(t.activations), t.name))
+            };
+            lines.extend(towers.iter().map(of));
+        }
+    }
     lines.push(kv);
     lines.extend(state);
     if let Some(cross) = i.kv.cross_per_row {

@@ -48,6 +48,11 @@ pub struct EncoderArgs {
     /// encode, also when the store lost it. 0 keeps none
     #[arg(long, value_name = "MIB", env = "TRIPTYCH_ROWS_MIB", default_value_t = 256)]
     pub rows_mib: usize,
+    /// MiB of memory that an encoder worker divides among weights, activations, jobs and cached outputs (--rows-mib), as its log
+    /// says. It does not start if a plain item would not fit; batches end before their activations would not, and an item that never
+    /// does is refused. It ends itself beyond it. For the CPU. 0: each takes what it takes
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_MEMORY_MIB", default_value_t = 0)]
+    pub memory_mib: u32,
     /// Output tokens of a batch; a larger item runs alone. Less answers single items sooner. On a CPU more encodes hardly
     /// more a second; `triptych profile` measures what it gains
     #[arg(long, value_name = "N", env = "TRIPTYCH_BATCH_TOKENS", default_value_t = BatchLimits::default().max_tokens)]
@@ -110,7 +115,9 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
     let links = args.tls.links(&process.drain)?;
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "encoder", &grpc);
-    let (journal, watchdog) = (journal(&id, &grpc), args.watchdog.start()?);
+    let memory_mib = Some(args.memory_mib).filter(|mib| *mib > 0);
+    let watchdog = args.watchdog.within(memory_mib);
+    let (journal, watchdog) = (journal(&id, &grpc), watchdog.start()?);
     args.register.announce(Role::Encoder, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
     let advertise = advertised(args.register.advertise.as_deref(), &grpc)?;
@@ -137,6 +144,7 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         preprocess_threads: std::thread::available_parallelism().map_or(1, usize::from),
         model_updates: args.updates.dir()?,
         rows_budget_bytes: args.rows_mib.saturating_mul(1 << 20),
+        memory_bytes: memory_mib.and_then(|mib| usize::try_from(mib).ok()?.checked_mul(1 << 20)),
         advertise,
         // The written output stays in the cached rows.
         peer_cache: PeerCacheSettings { budget_bytes: 0, ..PeerCacheSettings::default() },
@@ -145,9 +153,10 @@ pub async fn run(args: EncoderArgs) -> Result<(), CliError> {
         fault: None,
     };
     triptych_encoder::run(config, process.drain, process.metrics).await.map_err(|e| match e {
-        EncoderError::Model { .. } | EncoderError::Adapter { .. } | EncoderError::AdapterOfEncoder { .. } => {
-            CliError::Setting(chain(&e))
-        }
+        EncoderError::Model { .. }
+        | EncoderError::Adapter { .. }
+        | EncoderError::AdapterOfEncoder { .. }
+        | EncoderError::Memory(_) => CliError::Setting(chain(&e)),
         other => CliError::Failed(chain(&other)),
     })
 }

@@ -16,7 +16,7 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use triptych_encoder::{BatchLimits, EmbeddedConfig, TowerChoice};
+use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_pd::grammar::TrialProgram;
@@ -203,6 +203,7 @@ fn encoders(
         limits: config.limits.clone(),
         graphs,
         batch: BatchLimits::default(),
+        memory: EncoderMemory::Unbounded,
         arbiter: config.arbiter.clone(),
         cores: config.cores.clone(),
         max_jobs: MAX_JOBS,
@@ -214,7 +215,10 @@ fn encoders(
         watchdog: config.watchdog.clone(),
         fault: None,
     };
-    Box::new(move |connector| {
+    Box::new(move |connector, room| {
+        // Its part of the worker's own division.
+        let memory = room.map_or(EncoderMemory::Unbounded, EncoderMemory::Forwards);
+        let config = EmbeddedConfig { memory, ..config };
         Box::pin(async move {
             triptych_encoder::embedded(config, connector, drain, metrics).await.map_err(Into::into)
         })

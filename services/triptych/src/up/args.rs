@@ -32,6 +32,9 @@ pub struct UpArgs {
     /// are read by several towers also a number for each tower, as in low:1,high:1: its workers hold that tower alone
     #[arg(long, value_name = "N|TOWERS", default_value_t = EncoderWorkers::Alike(1))]
     pub encoders: EncoderWorkers,
+    /// MiB of memory that each encoder worker divides, as its --memory-mib. 0: each part takes what it takes
+    #[arg(long, value_name = "MIB", env = "TRIPTYCH_ENCODER_MEMORY_MIB", default_value_t = 0)]
+    pub encoder_memory_mib: u32,
     /// Prefill/decode workers
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub pds: u16,

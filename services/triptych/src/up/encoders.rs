@@ -50,29 +50,40 @@ impl EncoderWorkers {
 /// Text that names no encoder workers.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error(
-    "{found:?}: allowed are 0 to {MOST}, or a number of at least 1 for each tower, {MOST} in all, as in low:2,high:1"
+    "{found:?}: allowed are 0 to {most}, or a number of at least 1 for each tower, {most} in all, as in low:2,high:1"
 )]
 pub struct NotEncoderWorkers {
     found: String,
+    most: u16,
 }
 
 impl FromStr for EncoderWorkers {
     type Err = NotEncoderWorkers;
 
     fn from_str(text: &str) -> Result<Self, NotEncoderWorkers> {
-        let wrong = || NotEncoderWorkers { found: text.to_owned() };
+        Self::within(MOST, text)
+    }
+}
+
+impl EncoderWorkers {
+    /// Reads at most so many workers.
+    ///
+    /// # Errors
+    /// [`NotEncoderWorkers`].
+    pub fn within(most: u16, text: &str) -> Result<Self, NotEncoderWorkers> {
+        let wrong = || NotEncoderWorkers { found: text.to_owned(), most };
         if let Ok(n) = text.parse::<u16>() {
-            return if n <= MOST { Ok(Self::Alike(n)) } else { Err(wrong()) };
+            return if n <= most { Ok(Self::Alike(n)) } else { Err(wrong()) };
         }
         let tower = |part: &str| {
             let (name, n) = part.split_once(':')?;
-            let n = n.parse::<u16>().ok().filter(|n| (1..=MOST).contains(n))?;
+            let n = n.parse::<u16>().ok().filter(|n| (1..=most).contains(n))?;
             (!name.is_empty()).then(|| (name.to_owned(), n))
         };
         let towers: Vec<_> = text.split(',').map(tower).collect::<Option<_>>().ok_or_else(wrong)?;
         let names: BTreeSet<_> = towers.iter().map(|(name, _)| name).collect();
         let total: usize = towers.iter().map(|(_, n)| usize::from(*n)).sum();
-        if names.len() < towers.len() || total > usize::from(MOST) {
+        if names.len() < towers.len() || total > usize::from(most) {
             return Err(wrong());
         }
         Ok(Self::ByTower(towers))

@@ -144,7 +144,10 @@ impl ClusterPlan {
                 worker.flags.extend(args.limits.to_flags());
                 worker.flags.extend(match role {
                     Role::Pd => [args.lora.to_flags(), args.memory.to_flags()].concat(),
-                    _ => args.lora.loaded.to_flags(),
+                    _ => {
+                        let memory = ["--memory-mib".into(), args.encoder_memory_mib.to_string().into()];
+                        [args.lora.loaded.to_flags(), memory.to_vec()].concat()
+                    }
                 });
                 worker.flags.extend(tower.into_iter().flat_map(|tower| ["--towers".into(), tower.into()]));
                 if role == Role::Pd && args.with_encoder {
@@ -354,6 +357,8 @@ mod tests {
             "2",
             "--memory-mib",
             "900",
+            "--encoder-memory-mib",
+            "700",
             "--ec-cache-mib",
             "7",
             "--model-updates",
@@ -363,7 +368,7 @@ mod tests {
         ]);
         let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
         let (encoder, pd, proxy) = (flags(1), flags(2), flags(3));
-        assert!(encoder.contains("--model-updates /models") && !encoder.contains("--memory-mib"));
+        assert!(encoder.contains("--model-updates /models") && encoder.contains("--memory-mib 700"));
         assert!(
             pd.contains("--memory-mib 900")
                 && pd.contains("--ec-cache-mib 7")

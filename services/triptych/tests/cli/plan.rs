@@ -5,9 +5,9 @@ use super::{refuses, tree, triptych};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use triptych_plan::curves::sample::curves;
+use triptych_plan::curves::sample::{curves, two_towers};
 use triptych_plan::curves::{CostCurves, ItemsAt};
 use triptych_plan::planner::Residuals;
 
@@ -308,37 +308,33 @@ fn stored_results_validate_the_plan_without_a_cluster() {
 
 /// A server of metrics that were asked for ever more.
 fn metrics() -> String {
-    static SERVER: OnceLock<String> = OnceLock::new();
-    let start = || {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let url = format!("http://{}/metrics", listener.local_addr().expect("bound"));
-        let n = Arc::new(AtomicU32::new(0));
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.expect("a connection");
-                let _ = stream.read(&mut [0; 4096]);
-                // Twelve requests at each observation, each of four expensive images.
-                let n = n.fetch_add(1, Ordering::Relaxed) * 12;
-                let items = n * 4;
-                let text = format!(
-                    "# HELP triptych_requests R.\n\
-                     triptych_requests_total{{outcome=\"ok\"}} {n}\n\
-                     triptych_requests_by_items_total{{items=\"4\"}} {n}\n\
-                     triptych_item_source_total{{source=\"encoded\"}} {items}\n\
-                     triptych_item_tokens_bucket{{le=\"512.0\"}} 0\n\
-                     triptych_item_tokens_bucket{{le=\"1024.0\"}} {items}\n\
-                     triptych_request_text_tokens_bucket{{le=\"32.0\"}} {n}\n\
-                     triptych_request_output_tokens_bucket{{le=\"16.0\"}} {n}\n\
-                     triptych_time_to_first_token_seconds_bucket{{le=\"0.1\"}} {n}\n# EOF\n"
-                );
-                let head =
-                    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", text.len());
-                let _ = stream.write_all((head + &text).as_bytes());
-            }
-        });
-        url
-    };
-    SERVER.get_or_init(start).clone()
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/metrics", listener.local_addr().expect("bound"));
+    let n = Arc::new(AtomicU32::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let _ = stream.read(&mut [0; 4096]);
+            // Twelve requests at each observation, each of four expensive images.
+            let n = n.fetch_add(1, Ordering::Relaxed) * 12;
+            let items = n * 4;
+            let text = format!(
+                "# HELP triptych_requests R.\n\
+                 triptych_requests_total{{outcome=\"ok\"}} {n}\n\
+                 triptych_requests_by_items_total{{items=\"4\"}} {n}\n\
+                 triptych_item_source_total{{source=\"encoded\"}} {items}\n\
+                 triptych_item_tokens_bucket{{le=\"512.0\"}} 0\n\
+                 triptych_item_tokens_bucket{{le=\"1024.0\"}} {items}\n\
+                 triptych_request_text_tokens_bucket{{le=\"32.0\"}} {n}\n\
+                 triptych_request_output_tokens_bucket{{le=\"16.0\"}} {n}\n\
+                 triptych_time_to_first_token_seconds_bucket{{le=\"0.1\"}} {n}\n# EOF\n"
+            );
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", text.len());
+            let _ = stream.write_all((head + &text).as_bytes());
+        }
+    });
+    url
 }
 
 #[test]
@@ -375,6 +371,33 @@ fn a_watch_prints_a_line_for_each_observation_and_sets_replicas() {
         "{text}"
     );
     assert!(dir.path().join("encoder-2").exists());
+}
+
+#[test]
+fn a_watch_sets_the_pool_of_each_tower() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = dir.path().join("towers.json");
+    std::fs::write(&curves, serde_json::to_string(&two_towers()).expect("JSON")).expect("a file");
+    let curves = curves.to_str().expect("plain");
+    let url = metrics();
+    let touch = format!("touch {}", dir.path().join("{pool}-{replicas}").display());
+    let base =
+        ["plan", "--curves", curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--json", "--watch", &url];
+    let how = ["--interval-s", "1", "--observations", "2", "--for-observations", "1", "--max-step", "1"];
+    let pools =
+        ["--encoders", "high:4,low:1", "--apply-command", &touch, "--encoder-deployment", "low=a,high=b"];
+    let output = triptych(&[&base[..], &how, &pools].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line: serde_json::Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(line["current"]["encoders"], serde_json::json!({"low": 1, "high": 4}), "{text}");
+    let needed = |tower: &str| line["needed"]["encoders"][tower].as_u64().expect("a number");
+    assert!(needed("low") > needed("high"), "the second takes a third of the time: {text}");
+    assert_eq!(line["recommended"]["encoders"]["low"], 2, "one step at a time: {text}");
+    assert!(dir.path().join("a-2").exists(), "{text}");
+    assert_eq!(dir.path().join("b-3").exists(), needed("high") < 4, "{text}");
+    let wrong = ["--encoders", "low:1", "--observations", "1"];
+    refuses(&[&base[..], &wrong].concat(), 2, &["no worker would hold tower high"]);
 }
 
 #[test]

@@ -92,6 +92,14 @@ impl Activations {
         taken.give_back(n_bytes);
     }
 
+    /// Forgets the forwards so far and what was kept of them.
+    pub fn restart(&self) {
+        let mut taken = self.0.lock();
+        let n_kept = std::mem::take(&mut taken.kept).n_values();
+        taken.give_back(n_kept.saturating_mul(VALUE));
+        taken.most = taken.n_bytes;
+    }
+
     /// The most bytes so far.
     pub fn most(&self) -> usize {
         self.0.lock().most
