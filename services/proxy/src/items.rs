@@ -108,11 +108,8 @@ impl Materials {
             Source::Embeddings { rows, grid } => rows.len() + grid.len(),
             Source::Url(_) | Source::Output(_) => usize::MAX,
         };
-        let (wanted, bytes) = if len > INLINE_BYTES {
-            self.preparing.run(prepare).await??
-        } else {
-            prepare()?
-        };
+        let (wanted, bytes) =
+            if len > INLINE_BYTES { self.preparing.run(prepare).await?? } else { prepare()? };
         let charged_bytes = bytes.len().div_ceil(wanted.len().max(1));
         let job = |wanted| EncodeJob {
             bytes: bytes.clone(),
