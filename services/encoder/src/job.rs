@@ -221,7 +221,8 @@ impl EncoderWorkerState {
             return Err(Failure::invalid(text));
         }
         let hidden = job.tower.batcher.hidden();
-        let read = self.pool.read(item, permit.load(), move |item, limits| embeddings::read(item, hidden, limits));
+        let read =
+            self.pool.read(item, permit.load(), move |item, limits| embeddings::read(item, hidden, limits));
         let (given, preprocess) = read.await?;
         permit.load().sized(given.n_tokens);
         let item = job.item(given.n_tokens, given.extent)?;

@@ -135,11 +135,36 @@ mod tests {
     async fn a_free_thread_goes_to_the_request_with_the_least_work_left() {
         // A job that nobody has measured is predicted to take 10 ms, and is weighed four times.
         let cases: [(&str, JobOrder, &[Job], &[usize]); 5] = [
-            ("one item passes three", JobOrder::LeastWorkLeft, &[(1, 0, 9), (1, 0, 9), (1, 0, 9), (2, 1, 9)], &[3, 0, 1, 2]),
-            ("three that waited do not starve", JobOrder::LeastWorkLeft, &[(1, 0, 9), (1, 0, 9), (1, 0, 9), (2, 90, 9)], &[0, 1, 2, 3]),
-            ("items of a request together", JobOrder::LeastWorkLeft, &[(1, 0, 9), (2, 0, 9), (1, 0, 9), (2, 0, 9)], &[0, 2, 1, 3]),
-            ("a small file passes a large one", JobOrder::LeastWorkLeft, &[(1, 0, 9_000_000), (2, 1, 9)], &[1, 0]),
-            ("in order of arrival", JobOrder::Arrival, &[(1, 0, 9_000_000), (1, 0, 9), (2, 1, 9)], &[0, 1, 2]),
+            (
+                "one item passes three",
+                JobOrder::LeastWorkLeft,
+                &[(1, 0, 9), (1, 0, 9), (1, 0, 9), (2, 1, 9)],
+                &[3, 0, 1, 2],
+            ),
+            (
+                "three that waited do not starve",
+                JobOrder::LeastWorkLeft,
+                &[(1, 0, 9), (1, 0, 9), (1, 0, 9), (2, 90, 9)],
+                &[0, 1, 2, 3],
+            ),
+            (
+                "items of a request together",
+                JobOrder::LeastWorkLeft,
+                &[(1, 0, 9), (2, 0, 9), (1, 0, 9), (2, 0, 9)],
+                &[0, 2, 1, 3],
+            ),
+            (
+                "a small file passes a large one",
+                JobOrder::LeastWorkLeft,
+                &[(1, 0, 9_000_000), (2, 1, 9)],
+                &[1, 0],
+            ),
+            (
+                "in order of arrival",
+                JobOrder::Arrival,
+                &[(1, 0, 9_000_000), (1, 0, 9), (2, 1, 9)],
+                &[0, 1, 2],
+            ),
         ];
         for (what, order, jobs, expect) in cases {
             let load = LoadTracker::unmetered(8);

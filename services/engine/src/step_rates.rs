@@ -129,14 +129,31 @@ mod tests {
         let cases: [(&str, Vec<(usize, u64)>, Option<[Duration; 2]>); 6] = [
             ("a cold step alone", vec![], None),
             ("a step's fixed time is no row's", vec![(100, 4000)], Some([us(30), us(30)])),
-            ("short prompts weigh little", [[(1, 1300); 8].to_vec(), vec![(512, 16_360)]].concat(), Some([us(30), us(35)])),
-            ("one that stood still", [vec![(512, 16_360); 8], vec![(512, 5_000_000)]].concat(), Some([us(30), us(50)])),
-            ("a slower machine from here on", [vec![(512, 16_360); 8], vec![(512, 154_600); 40]].concat(), Some([us(290), us(300)])),
-            ("faster than the fastest step", vec![(512, 900), (512, 16_360), (512, 16_360)], Some([us(1), us(30)])),
+            (
+                "short prompts weigh little",
+                [[(1, 1300); 8].to_vec(), vec![(512, 16_360)]].concat(),
+                Some([us(30), us(35)]),
+            ),
+            (
+                "one that stood still",
+                [vec![(512, 16_360); 8], vec![(512, 5_000_000)]].concat(),
+                Some([us(30), us(50)]),
+            ),
+            (
+                "a slower machine from here on",
+                [vec![(512, 16_360); 8], vec![(512, 154_600); 40]].concat(),
+                Some([us(290), us(300)]),
+            ),
+            (
+                "faster than the fastest step",
+                vec![(512, 900), (512, 16_360), (512, 16_360)],
+                Some([us(1), us(30)]),
+            ),
         ];
         for (what, steps, expect) in cases {
             let found = after(&steps).prefill_row();
-            let is_within = |[least, most]: [Duration; 2]| found.is_some_and(|row| (least..=most).contains(&row));
+            let is_within =
+                |[least, most]: [Duration; 2]| found.is_some_and(|row| (least..=most).contains(&row));
             assert!(expect.map_or(found.is_none(), is_within), "{what}: {found:?}");
         }
     }

@@ -77,7 +77,8 @@ impl PdWorkerState {
     fn load(&self) -> v1::WorkerLoad {
         let n_requests = self.max_requests.saturating_sub(self.request_permits.available_permits());
         let models = self.models.all();
-        let stats: Vec<_> = models.iter().map(|(name, model)| (name.as_str(), model.driver.stats())).collect();
+        let stats: Vec<_> =
+            models.iter().map(|(name, model)| (name.as_str(), model.driver.stats())).collect();
         let encoders = self.colocated_load.as_ref().map(|load| load()).unwrap_or_default();
         load(RequestSlots { used: n_requests, total: self.max_requests }, &stats, encoders)
     }
@@ -143,7 +144,11 @@ mod tests {
         for (cost, us) in both.iter().zip([30.0, 900.0]) {
             assert!((cost.token_us / us - 1.0).abs() < 0.05, "{cost:?}");
         }
-        assert_eq!(costs(&[("m", of(Some(1000)))]), costs(&[("m", of(Some(1010)))]), "no change worth a message");
+        assert_eq!(
+            costs(&[("m", of(Some(1000)))]),
+            costs(&[("m", of(Some(1010)))]),
+            "no change worth a message"
+        );
         assert_eq!(costs(&[("m", of(Some(0)))])[0].token_us, 0.0);
     }
 }

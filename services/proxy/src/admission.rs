@@ -169,7 +169,10 @@ mod tests {
         permits.extend([admission.enter().unwrap(), admission.enter().unwrap()]);
         let failure = permits[15].with_items().unwrap_err();
         assert_eq!(failure.class, FailureClass::Overloaded);
-        assert!(failure.message.contains("14 requests") && failure.message.contains("limit of 16"), "{failure}");
+        assert!(
+            failure.message.contains("14 requests") && failure.message.contains("limit of 16"),
+            "{failure}"
+        );
         assert!(permits[13].with_items().is_ok(), "what it was allowed it stays allowed");
         permits.drain(..2);
         assert!(permits[13].with_items().is_ok(), "there is room again");

@@ -108,11 +108,8 @@ impl Materials {
             Source::Embeddings { rows, grid } => rows.len() + grid.len(),
             Source::Url(_) | Source::Output(_) => usize::MAX,
         };
-        let (wanted, bytes) = if len > INLINE_BYTES {
-            self.preparing.run(prepare).await??
-        } else {
-            prepare()?
-        };
+        let (wanted, bytes) =
+            if len > INLINE_BYTES { self.preparing.run(prepare).await?? } else { prepare()? };
         let job = |wanted| EncodeJob {
             bytes: bytes.clone(),
             options: item.options.clone(),

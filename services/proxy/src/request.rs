@@ -132,9 +132,8 @@ impl Request {
 
     /// True if an encoder may have to read an item of it. Text that an encoder reads is no such item.
     pub fn has_items_to_encode(&self) -> bool {
-        let is_read = |item: &Item| {
-            item.modality != Modality::Text && !matches!(item.source, Source::Output(_))
-        };
+        let is_read =
+            |item: &Item| item.modality != Modality::Text && !matches!(item.source, Source::Output(_));
         self.items.iter().any(is_read)
     }
 

@@ -114,7 +114,8 @@ impl Default for Preprocessing {
 /// A worker that preprocesses in this way.
 pub async fn start_preprocessing(preprocessing: Preprocessing) -> Worker {
     let models = vec![source("qwen2_vl_two_images", "vl")];
-    start_serving((models, TowerChoice::default()), 64, Drain::new(), Advertised::Nowhere, preprocessing).await
+    start_serving((models, TowerChoice::default()), 64, Drain::new(), Advertised::Nowhere, preprocessing)
+        .await
 }
 
 async fn start_with(max_jobs: usize, drain: Drain, advertised: Advertised) -> Worker {

@@ -109,9 +109,9 @@ impl FleetState {
         let mut rng = self.rng.lock();
         let placed = match self.roles {
             Roles::Auto => {
-                let sites = open.iter().map(|(known, worker)| {
-                    worker.view().placement_site(&known.id, &sizes, prefill, now)
-                });
+                let sites = open
+                    .iter()
+                    .map(|(known, worker)| worker.view().placement_site(&known.id, &sizes, prefill, now));
                 let sites: Vec<_> = sites.collect();
                 place_elastic(&sites, &mut *rng)
             }

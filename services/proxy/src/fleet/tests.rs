@@ -376,8 +376,12 @@ async fn a_request_goes_where_its_items_and_its_prompt_are() {
 async fn tokens_that_wait_weigh_what_workers_measured() {
     let shared = shared(0, 2);
     let workers = all(&shared);
-    let cases: [([Option<f64>; 2], usize); 4] =
-        [([None, None], 1), ([Some(30.0), None], 0), ([Some(30.0), Some(30.0)], 0), ([Some(90.0), Some(90.0)], 1)];
+    let cases: [([Option<f64>; 2], usize); 4] = [
+        ([None, None], 1),
+        ([Some(30.0), None], 0),
+        ([Some(30.0), Some(30.0)], 0),
+        ([Some(90.0), Some(90.0)], 1),
+    ];
     for (token_us, expect) in cases {
         for (i, worker) in workers.iter().enumerate() {
             let cost = |token_us| v1::PrefillCost { model: "vl".into(), token_us };
@@ -389,8 +393,7 @@ async fn tokens_that_wait_weigh_what_workers_measured() {
             };
             shared.report(worker, v1::WorkerState { load: Some(load), ..Default::default() }, true);
         }
-        let size =
-            Size::Request { items: Vec::new(), prompt: Prefixes::default(), holders: Vec::new() };
+        let size = Size::Request { items: Vec::new(), prompt: Prefixes::default(), holders: Vec::new() };
         let picked = lease(&shared, &decode(), size, &[]).unwrap();
         assert_eq!(*picked.id(), workers[expect].id, "{token_us:?}");
     }

@@ -79,7 +79,11 @@ fn a_pd_worker_that_holds_what_is_needed_is_chosen_until_it_is_too_busy() {
         (PdLoad { waiting: 20, ..holder }, IDLE, Reason::Best),
         (PdLoad { kv_usage: 0.95, ..holder }, IDLE, Reason::Best),
         (PdLoad { waiting_tokens: 1000, ..holder }, IDLE, Reason::Best),
-        (PdLoad { waiting_tokens: 1000, prefill: PrefillTime::of_workers([Some(1.0)]), ..holder }, IDLE, Reason::Favourite),
+        (
+            PdLoad { waiting_tokens: 1000, prefill: PrefillTime::of_workers([Some(1.0)]), ..holder },
+            IDLE,
+            Reason::Favourite,
+        ),
         (PdLoad { is_full: true, ..holder }, IDLE, Reason::Only),
         // Both are busy: the one that holds is less so.
         (PdLoad { kv_usage: 0.95, ..holder }, PdLoad { kv_usage: 0.97, ..IDLE }, Reason::Favourite),
