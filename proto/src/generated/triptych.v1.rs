@@ -2132,6 +2132,19 @@ pub struct WorkerLoad {
     /// PD workers: time of all engine steps so far beyond a step's fixed time, in microseconds, at a coarse grain.
     #[prost(uint64, tag = "9")]
     pub step_work_us: u64,
+    /// PD workers: measured time of prompt tokens; one entry for each model that has read some.
+    #[prost(message, repeated, tag = "10")]
+    pub prefill_costs: ::prost::alloc::vec::Vec<PrefillCost>,
+}
+/// Measured time of a prompt token in engine steps.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PrefillCost {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// Time of a token beyond a step's fixed time, in microseconds, at a coarse grain.
+    #[prost(double, tag = "2")]
+    pub token_us: f64,
 }
 /// Measured cost of an encode, linear in output tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]

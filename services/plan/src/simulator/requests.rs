@@ -77,6 +77,11 @@ impl World<'_> {
 
     /// Looks for the outputs or has them made.
     pub(super) fn supply(&mut self, r: usize) {
+        let request = &self.requests[r];
+        let has_items = request.items.iter().any(|item| !item.is_stored);
+        if has_items && request.permit.as_ref().is_some_and(|permit| permit.with_items().is_err()) {
+            return self.end(r, End::Refused);
+        }
         self.place(r);
         let (now, deadline) = (self.now(), self.deadline_of(r));
         let request = &self.requests[r];

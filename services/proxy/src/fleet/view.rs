@@ -175,7 +175,8 @@ impl View {
     }
 
     /// Encoding that is before a new job, in microseconds: what was reported less the time since, and what was sent
-    /// after.
+    /// after. Jobs that it would overtake there count too: who leaves them out hedges more and spreads less
+    /// (`benches/results/first_images.md`).
     pub fn queued_us(&self, now: Instant) -> u64 {
         let reported = self.report.as_ref().map_or(0, |report| {
             let since = now.saturating_duration_since(report.at).as_micros();
