@@ -197,7 +197,7 @@ fn assert_foretold(what: &str, kept: usize, foretold: usize) {
 fn check(name: &str, forwards: &[Forward]) {
     let Drawn { spec, weights, .. } = &Drawn::open(name);
     let json = golden::json(&format!("real_widths/{name}/expected.json"));
-    for first in &spec.encoder {
+    if let Some(first) = &spec.encoder {
         for (spec, item) in first.towers().zip(&items(&json, first)) {
             for forward in forwards {
                 let ratio = activation_ratio(name, Tower { spec, weights, item }, *forward);
