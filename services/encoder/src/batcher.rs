@@ -408,7 +408,6 @@ mod tests {
     use crate::order::JobOwner;
     use crate::pool::{PoolConfig, PreprocessPool};
     use tokio_util::task::TaskTracker;
-    use triptych_core::limits::Limits;
     use triptych_core::{Extent, Modality};
     use triptych_models::preprocess::Features;
     use triptych_runtime::MetricsRegistry;
@@ -519,14 +518,7 @@ mod tests {
         let [one, two] = [batcher.load_adapter(adapter()).await, batcher.load_adapter(adapter()).await]
             .map(|loaded| loaded.unwrap().unwrap());
         drop(one);
-        let pool = PoolConfig {
-            threads: 1,
-            max_jobs: 1,
-            order: JobOrder::default(),
-            limits: Limits::default(),
-            watchdog: Watchdog::default(),
-            fault: None,
-        };
+        let pool = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
         let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
         let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
         // The only part is the job's.
@@ -575,14 +567,7 @@ mod tests {
     #[tokio::test]
     async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
         let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let config = PoolConfig {
-            threads: 1,
-            max_jobs: 1,
-            order: JobOrder::default(),
-            limits: Limits::default(),
-            watchdog: Watchdog::default(),
-            fault: None,
-        };
+        let config = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
         let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
         let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
         let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);

@@ -120,7 +120,7 @@ impl LoadSettings {
         Ok(Some(LoadedModel { source, model, towers, dtype, modules, adapters: Vec::new() }))
     }
 
-    /// What a tower's forwards take, if it is to be foretold.
+    /// Forecast of a tower's forwards, if they are to be foretold.
     fn forecast(
         &self,
         model: &Model,

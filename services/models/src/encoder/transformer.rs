@@ -460,7 +460,10 @@ impl<B: Backend> TransformerEncoder<B> {
             found.unwrap_or_default()
         };
         if rows.weights.is_empty() {
-            return rows.places.iter().flat_map(row).copied().collect();
+            // Not collected, which would grow to twice as much.
+            let mut out = Vec::with_capacity(rows.n_rows() * width);
+            rows.places.iter().for_each(|place| out.extend_from_slice(row(place)));
+            return out;
         }
         let mut out = vec![0.0; rows.n_rows() * width];
         let terms = rows.places.chunks(rows.n_terms()).zip(rows.weights.chunks(rows.n_terms()));

@@ -67,6 +67,11 @@ impl FootprintBackend {
         self.activations.restart();
     }
 
+    /// Counts memory that is taken beside the results of a forward.
+    pub fn hold_briefly(&self, n_bytes: usize) {
+        self.activations.scratch(n_bytes);
+    }
+
     /// The results of forwards so far are dropped.
     pub fn drop_results(&self) {
         self.activations.take_back();

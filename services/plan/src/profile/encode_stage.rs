@@ -25,7 +25,7 @@ pub struct EncodeStage {
     pub preprocess: Arc<dyn Preprocess>,
     /// Name of its tower; empty: no other reads the item.
     name: &'static str,
-    /// Which of the model's encoders it is.
+    /// Its place among the model's encoders.
     pub id: EncoderId,
     points: Vec<EncodePoint>,
     n_parts: usize,

@@ -282,13 +282,16 @@ fn a_rate_needs_encoders_of_each_tower_by_the_work_of_each() {
     let question = Question { curves: vec![towers_before_cheap_answers()], ..plain };
     let at = |rate: f64, most: Replicas| needed(&question, rate, most).expect("a plan").expect("enough");
     let most = Replicas::each(32, 2);
-    let (few, many) = (at(20.0, most), at(80.0, most));
+    let (few, many) = (at(10.0, most), at(40.0, most));
     let (few, many) = (few.encoders.counts(), many.encoders.counts());
     assert!(few.len() == 2 && many[0] > few[0] && many[0] >= 2 * many[1], "{few:?} {many:?}");
-    // Of workers that hold both, about as many do the same work.
-    let alike = at(80.0, Replicas::new(32, 32)).encoders;
+    // Workers that hold both share the work of both: no more of them are needed, and not many fewer.
+    let alike = at(40.0, Replicas::new(32, 32)).encoders;
     let apart: usize = many.iter().sum();
-    assert!(alike.counts().len() == 1 && alike.total().abs_diff(apart) <= 2, "{alike:?} and {many:?}");
+    assert!(
+        alike.counts().len() == 1 && (apart / 2..=apart).contains(&alike.total()),
+        "{alike:?} and {many:?}"
+    );
 }
 
 #[test]
