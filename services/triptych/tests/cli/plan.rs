@@ -50,7 +50,7 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     let front = read.front;
     assert!(front.request_us + front.item_us + front.step_us + front.token_us > 0.0, "{front:?}");
     assert_eq!(read.prompt.items, ItemsAt::Front);
-    let beside = read.interference.expect("measured beside neighbours");
+    let beside = read.interference.as_ref().expect("measured beside neighbours");
     assert_eq!(beside.stages().count(), 4, "{beside:?}");
     assert!(beside.stages().all(|(_, times)| times.shared_us > 0.0 && times.alone_us > 0.0), "{beside:?}");
     assert!(read.publish.len() == 2 && read.publish.iter().all(|p| p.p50_us > 0.0));
