@@ -112,6 +112,9 @@ mod tests {
         assert!(typical > ms(200) && typical < ms(300), "{typical:?}");
     }
 
+    /// Steps, and the bounds of what a row takes after them.
+    type Case = (&'static str, Vec<(usize, u64)>, Option<[Duration; 2]>);
+
     /// Rates after decode-only steps of a millisecond and these steps with prefill: rows, and microseconds.
     fn after(steps: &[(usize, u64)]) -> StepRates {
         let mut rates = StepRates::default();
@@ -126,7 +129,7 @@ mod tests {
     #[test]
     fn a_row_of_a_prompt_is_measured_by_the_work_of_recent_steps() {
         let us = Duration::from_micros;
-        let cases: [(&str, Vec<(usize, u64)>, Option<[Duration; 2]>); 6] = [
+        let cases: [Case; 6] = [
             ("a cold step alone", vec![], None),
             ("a step's fixed time is no row's", vec![(100, 4000)], Some([us(30), us(30)])),
             (
