@@ -176,6 +176,8 @@ impl EncoderWorkerState {
             return self.take_rows(&job, request.item, state, permit).await;
         }
         let options = convert::options(request.options.unwrap_or_default(), form)?;
+        // They are loaded while the item is preprocessed.
+        let _weights = job.tower.batcher.hold_weights()?;
         let (preprocess, modality) = (job.tower.preprocess.clone(), job.encoder.modality);
         let preprocessed = self.pool.preprocess(preprocess, modality, request.item, options);
         let (input, preprocess) = preprocessed.instrument(tracing::info_span!("preprocess")).await?;

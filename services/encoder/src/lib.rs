@@ -22,6 +22,8 @@ mod adapter_updates;
 mod fences;
 
 mod pool;
+mod weights;
+mod slot;
 mod batcher;
 
 pub mod load;
@@ -34,6 +36,7 @@ mod loader;
 mod updates;
 mod model_updates;
 mod worker;
+mod upkeep;
 mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
@@ -41,4 +44,5 @@ pub use error::EncoderError;
 pub use pool::ItemHook;
 pub use towers::TowerChoice;
 pub use triptych_models::lora::LoraSettings;
+pub use weights::{LazyRules, WeightsPolicy};
 pub use worker::{EmbeddedConfig, EncoderConfig, embedded, run};

@@ -30,6 +30,10 @@ impl ModelHost for EncoderWorkerState {
             self.take_out(&order.name, order.drain).await.map(drop)
         })
     }
+
+    fn load_encoder_weights(&self) -> usize {
+        self.load_weights()
+    }
 }
 
 impl EncoderWorkerState {

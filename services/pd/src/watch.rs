@@ -111,5 +111,6 @@ pub fn load(requests: RequestSlots, stats: &[Stats], encoders: v1::WorkerLoad) -
         // Of colocated encoders: the proxy gives them work too.
         queued_us: encoders.queued_us,
         costs: encoders.costs,
+        cold_encoders: encoders.cold_encoders,
     }
 }

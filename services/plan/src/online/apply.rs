@@ -13,11 +13,16 @@ use triptych_runtime::discovery::kubernetes::{ApiServer, Scaler};
 /// Limit for the operator's command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Namespace of the Deployments, as in `kubernetes:NAMESPACE`.
+/// Target of changes, as in `kubernetes:NAMESPACE` or `roles`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApplyTo {
-    /// Kubernetes namespace.
-    pub namespace: String,
+pub enum ApplyTo {
+    /// Deployments in a namespace of Kubernetes, and roles.
+    Kubernetes {
+        /// Kubernetes namespace.
+        namespace: String,
+    },
+    /// Roles of workers that hold encoder and decoder, and no replicas.
+    Roles,
 }
 
 impl FromStr for ApplyTo {
@@ -25,8 +30,9 @@ impl FromStr for ApplyTo {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("kubernetes:") {
-            Some(namespace) if !namespace.is_empty() => Ok(Self { namespace: namespace.to_owned() }),
-            _ => Err("allowed is kubernetes:NAMESPACE; elsewhere use --apply-command".to_owned()),
+            Some(namespace) if !namespace.is_empty() => Ok(Self::Kubernetes { namespace: namespace.to_owned() }),
+            _ if text == "roles" => Ok(Self::Roles),
+            _ => Err("allowed are kubernetes:NAMESPACE and roles; elsewhere use --apply-command".to_owned()),
         }
     }
 }
@@ -58,10 +64,29 @@ impl CommandTemplate {
 /// Names of the pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pools {
-    /// Name of the encoder pool.
-    pub encoders: String,
+    /// Name of the encoder pool; `None`: workers of the PD pool encode too.
+    pub encoders: Option<String>,
     /// Name of the PD pool.
     pub pds: String,
+}
+
+/// Kinds of pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKinds {
+    /// One of encoder workers and one of PD workers.
+    Two,
+    /// One of workers that hold both.
+    One,
+}
+
+impl PoolKinds {
+    /// Replicas of the pools that have so many encoders and PD workers together.
+    pub fn of(self, replicas: Replicas) -> Replicas {
+        match self {
+            Self::Two => replicas,
+            Self::One => Replicas { encoders: 0, pds: replicas.encoders + replicas.pds },
+        }
+    }
 }
 
 /// Receiver of replica changes.
@@ -89,11 +114,24 @@ impl ReplicaTarget {
     ///
     /// # Errors
     /// [`MeasureError::Setting`] outside of Kubernetes.
-    pub fn kubernetes(to: &ApplyTo, pools: Pools) -> Result<Self, MeasureError> {
+    pub fn kubernetes(namespace: &str, pools: Pools) -> Result<Self, MeasureError> {
         let wrong = |e: &dyn std::error::Error| MeasureError::setting("--apply", e);
         let server = ApiServer::in_cluster().map_err(|e| wrong(&e))?;
-        let scaler = Scaler::new(server, &to.namespace).map_err(|e| wrong(&e))?;
+        let scaler = Scaler::new(server, namespace).map_err(|e| wrong(&e))?;
         Ok(Self::Kubernetes(scaler, pools))
+    }
+
+    /// True if it sets replicas.
+    pub fn sets_replicas(&self) -> bool {
+        !matches!(self, Self::Nowhere)
+    }
+
+    /// Its pools.
+    pub fn pools(&self) -> PoolKinds {
+        match self {
+            Self::Kubernetes(_, pools) | Self::Command(_, pools) if pools.encoders.is_none() => PoolKinds::One,
+            Self::Kubernetes(..) | Self::Command(..) | Self::Nowhere => PoolKinds::Two,
+        }
     }
 
     /// Current replicas; `None` if the target does not report them.
@@ -107,7 +145,11 @@ impl ReplicaTarget {
             let n = replicas.map_err(|e| MeasureError::Failed(chain(&e)))?;
             Ok::<_, MeasureError>(usize::try_from(n).unwrap_or(usize::MAX))
         };
-        Ok(Some(Replicas { encoders: ask(&pools.encoders).await?, pds: ask(&pools.pds).await? }))
+        let encoders = match &pools.encoders {
+            Some(encoders) => ask(encoders).await?,
+            None => 0,
+        };
+        Ok(Some(Replicas { encoders, pds: ask(&pools.pds).await? }))
     }
 
     /// Sets the replicas that differ.
@@ -119,10 +161,9 @@ impl ReplicaTarget {
             Self::Nowhere => return Ok(()),
             Self::Kubernetes(_, pools) | Self::Command(_, pools) => pools,
         };
-        for (pool, from, to) in
-            [(&pools.encoders, from.encoders, to.encoders), (&pools.pds, from.pds, to.pds)]
-        {
-            if from != to {
+        let (encoders, pds) = (pools.encoders.as_deref(), Some(pools.pds.as_str()));
+        for (pool, from, to) in [(encoders, from.encoders, to.encoders), (pds, from.pds, to.pds)] {
+            if let Some(pool) = pool.filter(|_| from != to) {
                 self.set_one(pool, to).await?;
             }
         }
@@ -167,7 +208,8 @@ mod tests {
         for bad in ["", "scale {pool}", "scale {replicas}", "{pool} {replicas}"] {
             assert!(bad.parse::<CommandTemplate>().unwrap_err().contains("{pool} and {replicas}"), "{bad}");
         }
-        assert_eq!("kubernetes:prod".parse(), Ok(ApplyTo { namespace: "prod".into() }));
+        assert_eq!("kubernetes:prod".parse(), Ok(ApplyTo::Kubernetes { namespace: "prod".into() }));
+        assert_eq!("roles".parse(), Ok(ApplyTo::Roles));
         assert!("docker:x".parse::<ApplyTo>().unwrap_err().contains("kubernetes:NAMESPACE"));
     }
 
@@ -175,12 +217,18 @@ mod tests {
     async fn a_command_runs_for_each_pool_that_changes_and_its_failure_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("{pool}-{replicas}");
-        let pools = Pools { encoders: "e".into(), pds: "p".into() };
+        let pools = Pools { encoders: Some("e".into()), pds: "p".into() };
         let touch: CommandTemplate = format!("touch {}", file.display()).parse().unwrap();
         let target = ReplicaTarget::Command(touch, pools.clone());
         let at = |encoders, pds| Replicas { encoders, pds };
         target.set(at(1, 2), at(3, 2)).await.unwrap();
         assert!(dir.path().join("e-3").exists() && !dir.path().join("p-2").exists());
+        // One pool of workers with both: its workers are those of both kinds.
+        let one = Pools { encoders: None, pds: "both".into() };
+        let touch: CommandTemplate = format!("touch {}", file.display()).parse().unwrap();
+        let target = ReplicaTarget::Command(touch, one);
+        target.set(at(0, 2), target.pools().of(at(1, 3))).await.unwrap();
+        assert!(dir.path().join("both-4").exists());
         let target = ReplicaTarget::Command("false {pool} {replicas}".parse().unwrap(), pools);
         let error = target.set(at(1, 2), at(1, 3)).await.unwrap_err().to_string();
         assert!(error.contains("false p 3"), "{error}");

@@ -88,7 +88,7 @@ impl Controller {
         let ripe: Vec<usize> = (0..2).filter(long).collect();
         if ripe.is_empty() {
             return keep(match self.n_needed {
-                [0, 0] => "the replicas fit the load".to_owned(),
+                [0, 0] => "the workers fit the load".to_owned(),
                 n_needed => format!(
                     "{} consecutive observations need a change, {} are required",
                     n_needed.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0),

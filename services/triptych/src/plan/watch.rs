@@ -4,10 +4,12 @@ use super::output::print;
 use super::question::QuestionArgs;
 use crate::error::CliError;
 use clap::Args;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::error::MeasureError;
 use triptych_plan::online::apply::{ApplyTo, CommandTemplate, Pools, ReplicaTarget};
+use triptych_plan::online::roles::RoleChanges;
 use triptych_plan::online::watch::{WatchSettings, watch};
 use triptych_plan::online::{Replicas, Rules};
 
@@ -52,13 +54,17 @@ pub struct WatchArgs {
     /// Workers of each kind, at most
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max: usize,
-    /// Set the replicas: kubernetes:NAMESPACE, from a pod whose account may get and patch deployments/scale
+    /// Apply changes. kubernetes:NAMESPACE: set the replicas, from a pod whose account may get and patch deployments/scale, and the
+    /// roles of workers that hold encoder and decoder; roles: these alone, through the admin API at the port of --watch
     #[arg(long, value_name = "TARGET", requires = "watch", conflicts_with = "apply_command")]
     pub apply: Option<ApplyTo>,
     /// Set the replicas by a command, as in './scale.sh {pool} {replicas}'
     #[arg(long, value_name = "COMMAND", requires = "watch")]
     pub apply_command: Option<CommandTemplate>,
-    /// Deployment of the encoder workers, and what {pool} is for them
+    /// File with the token of the proxies' admin API
+    #[arg(long, value_name = "FILE", env = "TRIPTYCH_ADMIN_TOKEN_FILE")]
+    pub admin_token_file: Option<PathBuf>,
+    /// Deployment of the encoder workers, and what {pool} is for them; empty: there is none, workers of --pd-deployment hold both
     #[arg(long, value_name = "NAME", default_value = "encoder")]
     pub encoder_deployment: String,
     /// Deployment of the PD workers, and what {pool} is for them
@@ -79,7 +85,7 @@ impl WatchArgs {
                 self.min, self.max
             )));
         }
-        let each = |n| Replicas { encoders: n, pds: n };
+        let each = |n| self.of_pools(Replicas { encoders: n, pds: n });
         Ok(Rules {
             min_change: f64::from(self.min_change) / 1e2,
             observations: self.for_observations,
@@ -90,13 +96,36 @@ impl WatchArgs {
         })
     }
 
+    /// The same without encoder workers where there is no pool of them.
+    fn of_pools(&self, replicas: Replicas) -> Replicas {
+        match self.encoder_deployment.as_str() {
+            "" => Replicas { encoders: 0, ..replicas },
+            _ => replicas,
+        }
+    }
+
     fn target(&self) -> Result<ReplicaTarget, CliError> {
-        let pools = Pools { encoders: self.encoder_deployment.clone(), pds: self.pd_deployment.clone() };
+        let encoders = Some(self.encoder_deployment.clone()).filter(|name| !name.is_empty());
+        let pools = Pools { encoders, pds: self.pd_deployment.clone() };
         match (&self.apply, &self.apply_command) {
-            (Some(to), _) => Ok(ReplicaTarget::kubernetes(to, pools)?),
+            (Some(ApplyTo::Kubernetes { namespace }), _) => Ok(ReplicaTarget::kubernetes(namespace, pools)?),
+            (Some(ApplyTo::Roles), _) => Ok(ReplicaTarget::Nowhere),
             (None, Some(template)) => Ok(ReplicaTarget::Command(template.clone(), pools)),
             (None, None) => Ok(ReplicaTarget::Nowhere),
         }
+    }
+
+    fn role_changes(&self) -> RoleChanges {
+        match (&self.apply, &self.apply_command) {
+            (None, None) => RoleChanges::Reported,
+            (Some(_), _) | (None, Some(_)) => RoleChanges::Applied,
+        }
+    }
+
+    fn token(&self) -> Result<Option<String>, CliError> {
+        let Some(file) = &self.admin_token_file else { return Ok(None) };
+        let read = std::fs::read_to_string(file).map(|text| text.trim().to_owned());
+        read.map(Some).map_err(|e| CliError::setting(format!("--admin-token-file {}", file.display()), &e))
     }
 }
 
@@ -107,10 +136,13 @@ impl WatchArgs {
 pub async fn run(args: &WatchArgs, question: &QuestionArgs, json: bool) -> Result<(), CliError> {
     let settings = WatchSettings {
         url: args.watch.clone().unwrap_or_default(),
+        token: args.token()?,
+        roles: args.role_changes(),
         interval: Duration::from_secs(args.interval_s),
         n_observations: Some(args.observations).filter(|n| *n > 0),
         headroom: args.headroom,
-        replicas: Replicas { encoders: args.encoders, pds: args.pds },
+        replicas: args.of_pools(Replicas { encoders: args.encoders, pds: args.pds }),
+        most: Replicas { encoders: args.max, pds: args.max },
         rules: args.rules()?,
     };
     let report = |text: &str, fields: &serde_json::Value| {
