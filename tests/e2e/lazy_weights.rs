@@ -21,7 +21,8 @@ async fn sum(cluster: &Cluster, name: &str, label: &str) -> f64 {
         let of_model = |line: &&str| {
             line.starts_with(&format!("{name}{{")) && line.contains(MODEL) && line.contains(label)
         };
-        let values = text.lines().filter(of_model).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+        let values =
+            text.lines().filter(of_model).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
         sum += values.sum::<f64>();
     }
     sum
@@ -69,7 +70,9 @@ async fn images(cluster: &Cluster, client: u64) -> String {
     let mut asked = JoinSet::new();
     for n in 0..3 {
         let mut connection = connect(&cluster.grpc).await;
-        asked.spawn(async move { generate(&mut connection, question(client, n)).await.expect("an answer").text });
+        asked.spawn(
+            async move { generate(&mut connection, question(client, n)).await.expect("an answer").text },
+        );
     }
     let answers = asked.join_all().await;
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
@@ -97,10 +100,8 @@ async fn weights_are_loaded_for_an_encode_dropped_when_idle_and_loaded_again_und
         eventually("weights are dropped", async || (loaded(&cluster).await == 0.0).then_some(())).await;
         let dropped = sum(&cluster, "triptych_encoder_weight_drops_total", "reason=\"idle\"").await;
         assert_eq!(dropped, now, "each load was followed by a drop");
-        eventually("texts are answered", async || {
-            (answered.load(Ordering::SeqCst) > texts).then_some(())
-        })
-        .await;
+        eventually("texts are answered", async || (answered.load(Ordering::SeqCst) > texts).then_some(()))
+            .await;
         assert_eq!(lost.load(Ordering::SeqCst), 0, "round {round}");
     }
     assert_eq!(answers[0], answers[1]);

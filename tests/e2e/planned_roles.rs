@@ -14,13 +14,27 @@ use triptych_tests::process::{Process, eventually, signal};
 /// token must not wait for it.
 fn encodes_disturb(rate: f64) -> Costs {
     let image_us = 0.3e6 / rate;
-    Costs { encode_fixed: image_us, encode_token: 0.0, step_fixed: 2000.0, decode: 1.0, prefill_token: 1.0, key: 0.0 }
+    Costs {
+        encode_fixed: image_us,
+        encode_token: 0.0,
+        step_fixed: 2000.0,
+        decode: 1.0,
+        prefill_token: 1.0,
+        key: 0.0,
+    }
 }
 
 /// Curves by which answers are all the work, and more than one worker's.
 fn answers_are_all(rate: f64) -> Costs {
     // A request alone takes three workers' time.
-    Costs { encode_fixed: 1.0, encode_token: 0.0, step_fixed: 1.0, decode: 1.0, prefill_token: 3e6 / rate, key: 0.0 }
+    Costs {
+        encode_fixed: 1.0,
+        encode_token: 0.0,
+        step_fixed: 1.0,
+        decode: 1.0,
+        prefill_token: 3e6 / rate,
+        key: 0.0,
+    }
 }
 
 /// Replaces the curves as a whole: the planner may read at any moment.
@@ -58,7 +72,8 @@ async fn a_planner_flips_roles_under_load_and_a_process_dies_in_it_and_no_reques
     let file = curves.to_str().expect("plain");
     let slo = "ttft=600s,tpot=3ms";
     let question = ["plan", "--watch", &url, "--curves", file, "--slo", slo, "--quick", "--requests", "60"];
-    let how = ["--apply", "roles", "--json", "--interval-s", "1", "--for-observations", "2", "--cooldown-s", "1"];
+    let how =
+        ["--apply", "roles", "--json", "--interval-s", "1", "--for-observations", "2", "--cooldown-s", "1"];
     let watch = Process::start(&[&question[..], &how].concat());
     let rate = eventually("a rate is seen", async || {
         lines(&watch).iter().filter_map(|line| line["rate"].as_f64()).find(|rate| *rate > 0.0)

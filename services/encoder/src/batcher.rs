@@ -142,12 +142,7 @@ pub struct Batcher {
 
 impl Batcher {
     /// Starts the thread.
-    pub fn spawn(
-        name: String,
-        slot: EncoderSlot,
-        config: BatcherConfig,
-        meters: Arc<EncoderMeters>,
-    ) -> Self {
+    pub fn spawn(name: String, slot: EncoderSlot, config: BatcherConfig, meters: Arc<EncoderMeters>) -> Self {
         let BatcherConfig { limits, arbiter, cores, watchdog } = config;
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.

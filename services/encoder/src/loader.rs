@@ -211,7 +211,8 @@ impl LoadSettings {
 fn sizes(inventory: &EncoderInventory, tower: TowerIdx, precision: Precision) -> (usize, u64) {
     let own = inventory.towers.get(usize::from(tower.0));
     let (row, stage) = own.map_or((inventory.row, &inventory.stage), |own| (own.row, &own.stage));
-    let n_bytes = stage.loaded.in_precision(precision).saturating_add(inventory.activations.in_precision(precision));
+    let n_bytes =
+        stage.loaded.in_precision(precision).saturating_add(inventory.activations.in_precision(precision));
     (row.f32 / size_of::<f32>(), u64::try_from(n_bytes).unwrap_or(u64::MAX))
 }
 

@@ -72,7 +72,9 @@ impl EncoderSlot {
         &mut self,
         adapters: impl Iterator<Item = &'a LoraAdapter>,
     ) -> Result<SlotChange, Failure> {
-        let Self::Lazy(LazyEncoder { load, weights, encoder, .. }) = self else { return Ok(SlotChange::Same) };
+        let Self::Lazy(LazyEncoder { load, weights, encoder, .. }) = self else {
+            return Ok(SlotChange::Same);
+        };
         if encoder.is_some() {
             return Ok(SlotChange::Same);
         }

@@ -83,8 +83,9 @@ impl MemorySettings {
         let kv = kv.unwrap_or(precision).of_encoders();
         let block = |bytes: BytesByPrecision| bytes.in_precision(kv).saturating_mul(KV_BLOCK_TOKENS);
         let encoder = inventory.encoder.as_ref();
-        let encoder_weights =
-            encoder.filter(|_| self.encoders != EncoderMemory::Absent).map_or(0, |e| e.stage.loaded.in_precision(precision));
+        let encoder_weights = encoder
+            .filter(|_| self.encoders != EncoderMemory::Absent)
+            .map_or(0, |e| e.stage.loaded.in_precision(precision));
         let max_rows = model.max_cross_rows().or_else(|| model.preprocess().max_rows());
         let dtype = self.rows.of(model.name().as_str());
         let groups = model.spec().decoder.kv_groups().groups;

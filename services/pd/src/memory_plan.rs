@@ -266,7 +266,10 @@ mod tests {
         let held = MemoryPlan::divide(512 * MIB, &[decoder()], SetSizes::default()).unwrap();
         assert_eq!((plan.lazy_weights, plan.sum()), (30 * MIB, held.sum()));
         assert_eq!(plan.models, held.models, "KV has none of their room");
-        assert!(plan.to_string().contains("weights 100 (of encoders that come and go 30), activations"), "{plan}");
+        assert!(
+            plan.to_string().contains("weights 100 (of encoders that come and go 30), activations"),
+            "{plan}"
+        );
     }
 
     #[test]

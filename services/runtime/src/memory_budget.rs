@@ -43,10 +43,7 @@ impl MemoryBudget {
     }
 
     /// The same with another source of the bytes in use.
-    pub fn counted_by(
-        limit: Option<u64>,
-        taken: impl Fn() -> Option<u64> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn counted_by(limit: Option<u64>, taken: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
         Self { limit, taken: Arc::new(taken) }
     }
 
@@ -115,6 +112,9 @@ mod tests {
         for budget in [budget(None, Some(u64::MAX)), budget(Some(0), None)] {
             assert!(budget.check_room(u64::MAX).is_ok() && !budget.is_short());
         }
-        assert!(MemoryBudget::of_process(Some(1)).check_room(0).is_err(), "this process takes more than a byte");
+        assert!(
+            MemoryBudget::of_process(Some(1)).check_room(0).is_err(),
+            "this process takes more than a byte"
+        );
     }
 }

@@ -1,10 +1,10 @@
 //! Batches, adapters, and weights that come and go, with encoders that are made by hand.
 
 use super::*;
+use crate::meters::EncoderLabels;
 use crate::order::JobOwner;
 use crate::pool::{PoolConfig, PreprocessPool};
 use crate::slot::LazyEncoder;
-use crate::meters::EncoderLabels;
 use crate::weights::LazyRules;
 use std::sync::mpsc as blocking;
 use tokio_util::task::TaskTracker;
@@ -17,11 +17,7 @@ use triptych_runtime::MetricsRegistry;
 use triptych_runtime::memory_budget::MemoryBudget;
 
 fn input(n_tokens: u32) -> EncoderInput {
-    EncoderInput {
-        extent: Extent::Tokens,
-        n_tokens,
-        features: Features::Tokens(vec![7; n_tokens as usize]),
-    }
+    EncoderInput { extent: Extent::Tokens, n_tokens, features: Features::Tokens(vec![7; n_tokens as usize]) }
 }
 
 fn item(n_tokens: u32) -> BatchItem {
@@ -160,8 +156,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
         .into_iter()
         .unzip();
     thread.encode(jobs);
-    let ended: Vec<_> =
-        answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
+    let ended: Vec<_> = answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
     assert_eq!(ended, [true, false, true]);
 }
 

@@ -25,7 +25,11 @@ fn settings(weights: WeightsPolicy) -> LoadSettings {
 
 fn lazy() -> WeightsPolicy {
     let memory = MemoryBudget::counted_by(None, || None);
-    WeightsPolicy::Lazy(LazyRules { idle: Some(Duration::from_secs(1)), memory, clock: Arc::new(SystemClock) })
+    WeightsPolicy::Lazy(LazyRules {
+        idle: Some(Duration::from_secs(1)),
+        memory,
+        clock: Arc::new(SystemClock),
+    })
 }
 
 fn load(dir: PathBuf, weights: WeightsPolicy) -> LoadedModel {

@@ -30,7 +30,12 @@ impl Bed {
         let rules = LazyRules { idle, memory, clock: clock.clone() };
         let labels = EncoderLabels { model: "vl".into(), encoder: "image".into() };
         let meters = Arc::new(EncoderMeters::new(&metrics));
-        Self { weights: Arc::new(LazyWeights::new(rules, 100 * MIB, labels, meters)), clock, taken_mib, metrics }
+        Self {
+            weights: Arc::new(LazyWeights::new(rules, 100 * MIB, labels, meters)),
+            clock,
+            taken_mib,
+            metrics,
+        }
     }
 
     fn load(&self) -> Result<(), Failure> {

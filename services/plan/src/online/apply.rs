@@ -30,7 +30,9 @@ impl FromStr for ApplyTo {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("kubernetes:") {
-            Some(namespace) if !namespace.is_empty() => Ok(Self::Kubernetes { namespace: namespace.to_owned() }),
+            Some(namespace) if !namespace.is_empty() => {
+                Ok(Self::Kubernetes { namespace: namespace.to_owned() })
+            }
             _ if text == "roles" => Ok(Self::Roles),
             _ => Err("allowed are kubernetes:NAMESPACE and roles; elsewhere use --apply-command".to_owned()),
         }
@@ -129,7 +131,9 @@ impl ReplicaTarget {
     /// Its pools.
     pub fn pools(&self) -> PoolKinds {
         match self {
-            Self::Kubernetes(_, pools) | Self::Command(_, pools) if pools.encoders.is_none() => PoolKinds::One,
+            Self::Kubernetes(_, pools) | Self::Command(_, pools) if pools.encoders.is_none() => {
+                PoolKinds::One
+            }
             Self::Kubernetes(..) | Self::Command(..) | Self::Nowhere => PoolKinds::Two,
         }
     }

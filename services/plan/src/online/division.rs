@@ -123,7 +123,10 @@ mod tests {
     fn divided(costs: &Costs, workload: &str, slo: &str, (rate, encoding): (f64, usize)) -> Division {
         let inputs = PlanInputs {
             curves: vec![Arc::new(curves_of(costs))],
-            demand: Named { workload: Workload::parse(workload).unwrap(), arrivals: "poisson".parse().unwrap() },
+            demand: Named {
+                workload: Workload::parse(workload).unwrap(),
+                arrivals: "poisson".parse().unwrap(),
+            },
             slo: slo.parse().unwrap(),
             frontend: FrontCores::Own,
             shares_cores: false,
@@ -149,7 +152,8 @@ mod tests {
     #[test]
     fn a_worker_that_nobody_needs_for_encodes_answers_again() {
         // Answers of more than one worker's time, and images that cost nothing.
-        let costs = Costs { encode_fixed: 100.0, encode_token: 0.0, step_fixed: 20_000.0, ..Costs::default() };
+        let costs =
+            Costs { encode_fixed: 100.0, encode_token: 0.0, step_fixed: 20_000.0, ..Costs::default() };
         let of = |at| divided(&costs, "epd-short:images=1,text=400,output=64", "ttft=1s,tpot=60ms", at);
         let found = of((24.0, 1));
         assert_eq!(found.encoding, 0, "{found:?}");

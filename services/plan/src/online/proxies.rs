@@ -90,7 +90,8 @@ impl Proxies {
     /// A text for people.
     pub async fn assign(&self, proxy: &SeenProxy, worker: &str, role: ElasticRole) -> Result<(), String> {
         let order = self.client.put(admin(&proxy.url, &["workers", worker, "role"]));
-        let order = order.header(CONTENT_TYPE, "application/json").body(json!({"role": role.as_str()}).to_string());
+        let order =
+            order.header(CONTENT_TYPE, "application/json").body(json!({"role": role.as_str()}).to_string());
         body(self.authorized(order)).await.map(drop).map_err(|e| format!("{worker}: {e}"))
     }
 

@@ -215,7 +215,8 @@ mod tests {
     #[test]
     fn a_worker_encodes_if_any_proxy_says_so() {
         let watch = RoleWatch::new(rules(), RoleChanges::Applied);
-        let merged = watch.merged(&[SeenProxy::of(cluster(&[], &["a"])), SeenProxy::of(cluster(&["b"], &[]))]);
+        let merged =
+            watch.merged(&[SeenProxy::of(cluster(&[], &["a"])), SeenProxy::of(cluster(&["b"], &[]))]);
         assert_eq!((merged.n_encoding(), merged.n_up()), (1, 4));
     }
 }

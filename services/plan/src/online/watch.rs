@@ -59,7 +59,8 @@ pub async fn watch(
 ) -> Result<(), MeasureError> {
     // Inputs that cannot be used are an error before the first observation.
     inputs()?;
-    let WatchSettings { url, token, roles, interval, n_observations, headroom, replicas, most, rules } = settings;
+    let WatchSettings { url, token, roles, interval, n_observations, headroom, replicas, most, rules } =
+        settings;
     let mut watch = Watch {
         proxies: Proxies::new(url.clone(), token)?,
         inputs,
@@ -123,7 +124,9 @@ impl Watch<'_> {
             Err(e) => return (self.report)(&e.to_string(), &json!({"trouble": e.to_string()})),
         }
         let before = self.last.replace((reading.clone(), now));
-        let load = before.as_ref().and_then(|(before, at)| reading.since(before, now.saturating_duration_since(*at)));
+        let load = before
+            .as_ref()
+            .and_then(|(before, at)| reading.since(before, now.saturating_duration_since(*at)));
         // Where the admin API is off, or of an earlier version, nothing is known of roles.
         let seen = self.proxies.workers().await.unwrap_or_default();
         let view = self.roles.merged(&seen);

@@ -42,7 +42,8 @@ impl EncoderWeightsArgs {
     pub fn check(&self, with_encoder: bool) -> Result<(), CliError> {
         match self.encoder_weights {
             EncoderWeights::Lazy if !with_encoder => {
-                let text = "--encoder-weights lazy is for PD workers that hold encoders: set --with-encoder too";
+                let text =
+                    "--encoder-weights lazy is for PD workers that hold encoders: set --with-encoder too";
                 Err(CliError::Setting(text.into()))
             }
             EncoderWeights::Lazy | EncoderWeights::Eager => Ok(()),

@@ -16,7 +16,14 @@ fn key(n: u32) -> ContentKey {
 }
 
 fn encoders<'a>(ids: &'a [WorkerId], queued_us: &[u64]) -> Vec<EncoderLoad<'a>> {
-    let load = |(id, &queued_us)| EncoderLoad { id, queued_us, cost_us: 1000, cold_us: 0, is_full: false, engine: None };
+    let load = |(id, &queued_us)| EncoderLoad {
+        id,
+        queued_us,
+        cost_us: 1000,
+        cold_us: 0,
+        is_full: false,
+        engine: None,
+    };
     ids.iter().zip(queued_us).map(load).collect()
 }
 

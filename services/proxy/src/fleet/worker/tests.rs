@@ -47,10 +47,15 @@ async fn a_load_of_encoder_weights_is_before_its_items_and_does_not_age() {
     let model = ModelName::new("vl");
     let image = || v1::Modality::Image.into();
     let cost = v1::EncodeCost { model: "vl".into(), modality: image(), fixed_us: 1000, ..Default::default() };
-    let cold = |load_us| v1::ColdEncoder { model: "vl".into(), modality: image(), load_us, ..Default::default() };
+    let cold =
+        |load_us| v1::ColdEncoder { model: "vl".into(), modality: image(), load_us, ..Default::default() };
     let item = |modality: Modality| ItemSize { model: &model, encoder: modality.into(), bytes: 1 };
     let reported = |load_us| {
-        let load = v1::WorkerLoad { costs: vec![cost.clone()], cold_encoders: vec![cold(load_us)], ..Default::default() };
+        let load = v1::WorkerLoad {
+            costs: vec![cost.clone()],
+            cold_encoders: vec![cold(load_us)],
+            ..Default::default()
+        };
         worker.view().take_report(report(load), false, start);
     };
     reported(3_000_000);
