@@ -96,7 +96,7 @@ impl RoleWatch {
         RolePlan { flexible, from, to, encoders, why }
     }
 
-    /// What was decided before: workers that left are replaced, those that are away keep their roles.
+    /// The division of before: workers that left are replaced, those that are away keep their roles.
     fn kept(&self, view: &ProxyView, why: String) -> (BTreeSet<String>, usize, String) {
         let is_encoder = |worker: &FlexibleWorker| worker.assigned == ElasticRole::Encoder;
         let assigned = view.flexible.iter().filter(|(_, worker)| is_encoder(worker));
