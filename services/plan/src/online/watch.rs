@@ -14,6 +14,7 @@ use super::roles::{RoleChanges, RolePlan, RoleWatch};
 use crate::planner::Budget;
 use crate::planner::inputs::PlanInputs;
 use serde_json::{Value, json};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use triptych_bench::error::MeasureError;
@@ -74,11 +75,14 @@ pub async fn watch(
         report,
     };
     let mut ticks = tokio::time::interval(interval);
+    // One future for all observations: a Ctrl-C in the middle of one counts too.
+    let mut stop = pin!(tokio::signal::ctrl_c());
     let mut n = 0;
     loop {
         tokio::select! {
+            biased;
+            _ = &mut stop => return Ok(()),
             _ = ticks.tick() => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
         }
         match watch.proxies.reading().await {
             Ok(reading) => watch.observe(reading, Instant::now()).await?,
