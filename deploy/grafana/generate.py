@@ -165,6 +165,7 @@ def pools():
             panel("Batch size in items and tokens, mean", "short", [q("sum by (worker_pool) (rate(triptych_encode_batch_items_sum{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_batch_items_count{%W}%R))", "{{worker_pool}} items"), q("sum by (worker_pool) (rate(triptych_encode_batch_tokens_sum{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_batch_tokens_count{%W}%R))", "{{worker_pool}} tokens")]),
             panel("Forwards with and without a CUDA graph", "short", [q("sum by (worker_pool) (rate(triptych_encode_graph_replays_total{%W}%R))", "{{worker_pool}} replayed"), q("sum by (worker_pool) (rate(triptych_encode_eager_forwards_total{%W}%R))", "{{worker_pool}} eager")], "Per second, on workers with a GPU."),
             panel("Padding of replayed graphs", "percentunit", [q("sum by (worker_pool) (rate(triptych_encode_graph_padding_tokens_total{%W}%R)) / sum by (worker_pool) (rate(triptych_encode_graph_tokens_total{%W}%R))", "{{worker_pool}}")], "Share of output tokens. Budgets between those there are lower it.", top=1),
+            panel("Encoders with weights in memory", "short", [q("sum by (worker_pool, model) (triptych_encoder_weights_loaded{%W})", "{{worker_pool}} {{model}}")], "Of lazy weights (--encoder-weights lazy), those that are loaded."),
             panel("GPU memory of encoder graphs", "bytes", [q("sum by (worker_pool) (triptych_encode_graph_memory_bytes{%W})", "{{worker_pool}}")], "Each captured budget keeps its activations."),
         ]),
         ("PD workers", [

@@ -65,6 +65,8 @@ fn invalid_values_are_refused_with_the_name_of_the_field() {
         ("pools: [{name: planner, role: pd, model: {sample: digits-whisper}}]".into(), "pools.0.name"),
         (planner("encoderPool: e, pdPool: p"), "planner.curves.existingConfigMap"),
         (planner("encoderPool: p, pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPool"),
+        (planner("pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPool"),
+        (pool(", withEncoder: true, encoderWeights: sometimes"), "encoderWeights"),
         (planner("encoderPool: e, pdPool: a, curves: {existingConfigMap: c}"), "pool a"),
         (planner("encoderPools: [e], pdPool: p, curves: {existingConfigMap: c}"), "one of the model's towers"),
         (planner("encoderPools: [p], pdPool: p, curves: {existingConfigMap: c}"), "planner.encoderPools"),

@@ -11,11 +11,11 @@ use triptych_tests::cluster::{Cluster, reqwest_client};
 use triptych_tests::process::{eventually, signal};
 use triptych_tests::samples::heldout;
 
-const MODEL: &str = "shapes-qwen2-vl";
+pub const MODEL: &str = "shapes-qwen2-vl";
 const N_CLIENTS: u64 = 3;
 
 /// A question about an image that nobody has asked about: bytes behind the end of a PNG change its key, and not its pixels.
-fn question(client: u64, n: u64) -> v1::GenerateRequest {
+pub fn question(client: u64, n: u64) -> v1::GenerateRequest {
     let image = [heldout("scene.png"), client.to_le_bytes().to_vec(), n.to_le_bytes().to_vec()].concat();
     let mut request = about_images("What is in this picture?", vec![image]);
     request.model = MODEL.into();
@@ -24,13 +24,14 @@ fn question(client: u64, n: u64) -> v1::GenerateRequest {
 }
 
 /// Clients that ask without end. All have the same answer.
-struct Load {
+pub struct Load {
     answered: Arc<AtomicU64>,
     _clients: JoinSet<()>,
 }
 
 impl Load {
-    async fn start(cluster: &Cluster) -> (Self, Arc<AtomicU64>) {
+    /// Starts them; with the number of requests that were lost.
+    pub async fn start(cluster: &Cluster) -> (Self, Arc<AtomicU64>) {
         let expect =
             generate(&mut connect(&cluster.grpc).await, question(0, 0)).await.expect("an answer").text;
         let (answered, lost) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -54,7 +55,7 @@ impl Load {
     }
 
     /// Waits for so many more answers of each client in the mean.
-    async fn goes_on(&self, n: u64) {
+    pub async fn goes_on(&self, n: u64) {
         let goal = self.answered.load(Ordering::SeqCst) + n * N_CLIENTS;
         let there = async || (self.answered.load(Ordering::SeqCst) >= goal).then_some(());
         eventually("answers come", there).await;
@@ -62,7 +63,7 @@ impl Load {
 }
 
 /// The workers as the admin API has them.
-async fn workers(cluster: &Cluster) -> Vec<Value> {
+pub async fn workers(cluster: &Cluster) -> Vec<Value> {
     let url = format!("{}/admin/workers", cluster.admin("proxy"));
     let answer = reqwest_client().get(url).send().await.expect("the proxy answers");
     let body: Value = answer.json().await.expect("JSON");

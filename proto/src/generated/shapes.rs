@@ -252,6 +252,16 @@ impl Shaped for v1::LoadAdapterResponse {
         &NO_LISTS
     }
 }
+impl Shaped for v1::LoadEncoderWeightsRequest {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
+impl Shaped for v1::LoadEncoderWeightsResponse {
+    fn shape() -> &'static Shape {
+        &NO_LISTS
+    }
+}
 impl Shaped for v1::LoadModelRequest {
     fn shape() -> &'static Shape {
         &NO_LISTS

@@ -61,6 +61,10 @@ metrics! {
     RETRY_BUDGET_EXHAUSTED = "retry_budget_exhausted", "", "Retries and hedges refused by the retry budget";
     ENCODE_QUEUED_TOKENS = "encode_queued_tokens", "", "Output tokens of the items queued or in progress at the encoder, by model and modality";
     ENCODE_BACKLOG = "encode_backlog", "seconds", "Predicted time of the encoder jobs queued or in progress, by model and modality";
+    ENCODER_WEIGHTS_LOADED = "encoder_weights_loaded", "", "1 while the weights of an encoder are in memory, else 0, by model and encoder";
+    ENCODER_WEIGHT_LOADS = "encoder_weight_loads", "", "Loads of encoder weights while the worker serves, by model, encoder and outcome: ok, failed, no_memory";
+    ENCODER_WEIGHT_LOAD_TIME = "encoder_weight_load_time", "seconds", "Time to load encoder weights while the worker serves";
+    ENCODER_WEIGHT_DROPS = "encoder_weight_drops", "", "Encoder weights dropped, by model, encoder and reason: idle, memory";
     PUBLISH_TIME = "ec_publish_time", "seconds", "Time to publish an encoder output";
     LOAD_TIME = "ec_load_time", "seconds", "Time to load an encoder output";
     EC_HITS = "ec_hits", "", "Encoder outputs found, by tier";

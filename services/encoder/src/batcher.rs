@@ -14,6 +14,8 @@ use crate::meters::EncoderMeters;
 use crate::order::JobOrder;
 use crate::pool::JobPermit;
 use crate::room::ByteRoom;
+use crate::slot::{EncoderSlot, SlotChange};
+use crate::weights::{LazyWeights, WeightsHold};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +28,6 @@ use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
 use triptych_models::ModelError;
 use triptych_models::compute::limit_threads;
-use triptych_models::encoder::Encoder;
 use triptych_models::lora::LoraAdapter;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
@@ -107,9 +108,23 @@ enum Order {
     /// Encode an item.
     Encode(BatchJob),
     /// Load an adapter.
-    Load(Box<LoraAdapter>, LoadedPart, oneshot::Sender<Result<LoadedPart, ModelError>>),
+    Load(Box<LoraAdapter>, LoadedPart, oneshot::Sender<AdapterLoaded>),
+    /// Load the encoder's weights, for a job that is on its way.
+    Prepare,
+    /// Drop the encoder's weights if it is time.
+    Look,
     /// Drop adapters that are not used any more.
     Tidy,
+}
+
+/// Result of loading an adapter, or the failure of loading the encoder for it.
+type AdapterLoaded = Result<Result<LoadedPart, ModelError>, Failure>;
+
+/// An adapter that parts are in use of.
+struct HeldAdapter {
+    n_parts: usize,
+    /// For weights that are loaded again.
+    adapter: Box<LoraAdapter>,
 }
 
 struct BatchJob {
@@ -129,6 +144,8 @@ pub struct Batcher {
     /// Adapters whose parts were dropped, once for each. At most as many as were loaded.
     unused: Arc<Mutex<Vec<AdapterId>>>,
     hidden: usize,
+    /// Weights that come and go; `None`: they are held.
+    weights: Option<Arc<LazyWeights>>,
     ended: CancellationToken,
 }
 
@@ -141,17 +158,17 @@ impl Batcher {
         meters: Arc<EncoderMeters>,
     ) -> Self {
         let BatcherConfig { limits, arbiter, cores, watchdog, room } = config;
-        let BoundedEncoder { encoder, forecast } = encoder.into();
+        let BoundedEncoder { slot, forecast } = encoder.into();
         // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
         // went away stays in it until the current forward ends, so it is short.
         let (orders, inbox) = mpsc::channel(limits.max_items.clamp(1, 1024));
-        let hidden = encoder.hidden();
+        let (hidden, weights) = (slot.hidden(), slot.weights().cloned());
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let unused = Arc::<Mutex<Vec<AdapterId>>>::default();
         let ended = CancellationToken::new();
         let guard = ended.clone().drop_guard();
         let mut batches = BatcherThread {
-            encoder,
+            slot,
             bound: ForwardBound::new(forecast, room),
             limits,
             arbiter,
@@ -173,7 +190,46 @@ impl Batcher {
             // The receiver is gone with the closure: every job is answered Unavailable.
             tracing::error!(error = %e, "cannot start an encode thread");
         }
-        Self { orders, unused, hidden, ended }
+        Self { orders, unused, hidden, weights, ended }
+    }
+
+    /// Holds the encoder's weights for a job, and has them loaded if they are not there; `None`: they always are.
+    ///
+    /// # Errors
+    /// As [`LazyWeights::hold`].
+    pub fn hold_weights(&self) -> Result<Option<WeightsHold>, Failure> {
+        let Some(weights) = &self.weights else { return Ok(None) };
+        let hold = weights.hold()?;
+        self.prepare();
+        Ok(Some(hold))
+    }
+
+    /// Has the encoder's weights loaded for jobs to come. False: they are there.
+    pub fn prepare(&self) -> bool {
+        let is_cold = self.cold().is_some();
+        if is_cold {
+            // Where the queue is full, a job in it has them loaded.
+            let _ = self.orders.try_send(Order::Prepare);
+        }
+        is_cold
+    }
+
+    /// Predicted time until the encoder's weights are there if a job came now; `None`: they are.
+    pub fn cold(&self) -> Option<Duration> {
+        self.weights.as_ref()?.cold()
+    }
+
+    /// True if the encoder's weights come and go.
+    pub fn is_lazy(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// Lets the thread drop weights that nobody has needed for a while.
+    pub fn look(&self) {
+        if self.weights.is_some() {
+            // A thread with a full queue has work.
+            let _ = self.orders.try_send(Order::Look);
+        }
     }
 
     /// Cancelled when the thread has ended and the encoder's memory is free.
@@ -202,7 +258,8 @@ impl Batcher {
     /// Loads an adapter between two batches; it stays until the result is dropped.
     ///
     /// # Errors
-    /// [`Failure`] Unavailable when the thread is gone; the result is that of [`Encoder::load_adapter`].
+    /// [`Failure`] Unavailable when the thread is gone, Overloaded when the encoder cannot be loaded; the result is that of
+    /// [`Encoder::load_adapter`](triptych_models::encoder::Encoder::load_adapter).
     pub async fn load_adapter(
         &self,
         adapter: LoraAdapter,
@@ -210,7 +267,7 @@ impl Batcher {
         let part = LoadedPart { id: adapter.id(), batcher: self.clone() };
         let (done, loaded) = oneshot::channel();
         self.orders.send(Order::Load(Box::new(adapter), part, done)).await.map_err(|_| gone())?;
-        loaded.await.map_err(|_| gone())
+        loaded.await.map_err(|_| gone())?
     }
 }
 
@@ -219,7 +276,7 @@ fn gone() -> Failure {
 }
 
 struct BatcherThread {
-    encoder: Box<dyn Encoder>,
+    slot: EncoderSlot,
     /// Bound on what a forward takes.
     bound: Option<ForwardBound>,
     limits: BatchLimits,
@@ -232,17 +289,26 @@ struct BatcherThread {
     waiting: VecDeque<BatchJob>,
     /// The encoder's graphs at the last report.
     graphs: GraphStats,
-    /// Loaded adapters, with the number of their parts.
-    adapters: HashMap<AdapterId, usize>,
+    /// Loaded adapters.
+    adapters: HashMap<AdapterId, HeldAdapter>,
     unused: Arc<Mutex<Vec<AdapterId>>>,
 }
 
 impl BatcherThread {
     /// Reports what its graphs have done since the last report.
     fn report_graphs(&mut self) {
-        let stats = self.encoder.graph_stats();
+        let stats = self.slot.loaded().map_or_else(GraphStats::default, |encoder| encoder.graph_stats());
         self.meters.graphs(self.graphs, stats);
         self.graphs = stats;
+    }
+
+    /// Loads the encoder with its adapters unless it is there.
+    fn make_ready(&mut self) -> Result<(), Failure> {
+        let adapters = self.adapters.values().map(|held| &*held.adapter);
+        if self.slot.make_ready(adapters)? == SlotChange::Changed {
+            self.report_graphs();
+        }
+        Ok(())
     }
 
     fn run(mut self, mut orders: mpsc::Receiver<Order>) {
@@ -287,24 +353,43 @@ impl BatcherThread {
                     Err(failure) => reply(vec![job], &failure),
                 }
             }
+            // A part that was not loaded, or that nobody waits for, is dropped here.
             Order::Load(adapter, part, done) => {
-                *self.adapters.entry(part.id).or_default() += 1;
-                let loaded = self.encoder.load_adapter(&adapter);
-                // A part that was not loaded, or that nobody waits for, is dropped here.
-                let _ = done.send(loaded.map(|()| part));
+                let _ = done.send(self.load_adapter(adapter, part));
+            }
+            // A failure is in the log, and in the job's answer.
+            Order::Prepare => {
+                let _ = self.make_ready();
+            }
+            Order::Look => {
+                if self.slot.drop_if_due() == SlotChange::Changed {
+                    self.report_graphs();
+                }
             }
             Order::Tidy => {}
         }
     }
 
+    fn load_adapter(&mut self, adapter: Box<LoraAdapter>, part: LoadedPart) -> AdapterLoaded {
+        let ready = self.make_ready();
+        let loaded = match self.slot.loaded() {
+            Some(encoder) => encoder.load_adapter(&adapter),
+            None => Ok(()),
+        };
+        self.adapters.entry(part.id).or_insert(HeldAdapter { n_parts: 0, adapter }).n_parts += 1;
+        ready.map(|()| loaded.map(|()| part))
+    }
+
     /// Drops adapters whose last part was dropped.
     fn drop_unused_adapters(&mut self) {
         for id in std::mem::take(&mut *self.unused.lock()) {
-            let Some(n_parts) = self.adapters.get_mut(&id) else { continue };
-            *n_parts -= 1;
-            if *n_parts == 0 {
+            let Some(held) = self.adapters.get_mut(&id) else { continue };
+            held.n_parts -= 1;
+            if held.n_parts == 0 {
                 self.adapters.remove(&id);
-                self.encoder.unload_adapter(id);
+                if let Some(encoder) = self.slot.loaded() {
+                    encoder.unload_adapter(id);
+                }
             }
         }
     }
@@ -319,7 +404,9 @@ impl BatcherThread {
         if let (None, Some(cores)) = (&self.computing, &self.cores) {
             self.computing = Some(cores.begin());
         }
-        self.encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
+        // Without an encoder there are no rows, and the batch fails by their number.
+        let Some(encoder) = self.slot.loaded() else { return Ok(Vec::new()) };
+        encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
             if let Some(turns) = &mut turns {
                 turns.part(tokens);
                 watched.progress();
@@ -331,6 +418,9 @@ impl BatcherThread {
     }
 
     fn encode(&mut self, batch: Vec<BatchJob>) {
+        if let Err(failure) = self.make_ready() {
+            return reply(batch, &failure);
+        }
         let activations = batch.iter().map(|job| job.activations).fold(0, usize::saturating_add);
         let room = self.bound.as_ref().map(|bound| bound.take(activations));
         for permit in batch.iter().filter_map(|job| job.permit.upgrade()) {
@@ -403,176 +493,4 @@ fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits, most_bytes:
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::order::JobOwner;
-    use crate::pool::{PoolConfig, PreprocessPool};
-    use tokio_util::task::TaskTracker;
-    use triptych_core::{Extent, Modality};
-    use triptych_models::preprocess::Features;
-    use triptych_runtime::MetricsRegistry;
-
-    fn input(n_tokens: u32) -> EncoderInput {
-        EncoderInput {
-            extent: Extent::Tokens,
-            n_tokens,
-            features: Features::Tokens(vec![7; n_tokens as usize]),
-        }
-    }
-
-    fn item(n_tokens: u32) -> BatchItem {
-        BatchItem { input: input(n_tokens), adapter: None }
-    }
-
-    fn queue(sizes: &[u32]) -> VecDeque<BatchJob> {
-        let job = |&n| BatchJob {
-            item: item(n),
-            permit: Weak::new(),
-            since: Instant::now(),
-            activations: n as usize * 10,
-            reply: oneshot::channel().0,
-        };
-        sizes.iter().map(job).collect()
-    }
-
-    #[test]
-    fn a_batch_is_the_longest_prefix_that_fits() {
-        let limits = BatchLimits { max_tokens: 10, max_items: 3, order: JobOrder::default() };
-        let cases: [(&[u32], usize); 6] =
-            [(&[], 0), (&[11, 1], 1), (&[4, 6, 1], 2), (&[1, 1, 1, 1], 3), (&[10], 1), (&[9, 2], 1)];
-        for (sizes, expect) in cases {
-            assert_eq!(take_batch(&mut queue(sizes), limits, usize::MAX).len(), expect, "{sizes:?}");
-        }
-    }
-
-    #[test]
-    fn a_batch_ends_before_its_activations_do_not_fit() {
-        let limits = BatchLimits { max_tokens: 100, ..BatchLimits::default() };
-        for (most, expect) in [(99, 2), (40, 1), (100, 3), (1, 1)] {
-            assert_eq!(take_batch(&mut queue(&[4, 5, 1]), limits, most).len(), expect, "{most} bytes");
-        }
-    }
-
-    struct Fake;
-
-    impl Encoder for Fake {
-        fn hidden(&self) -> usize {
-            1
-        }
-
-        fn encode_in_parts(
-            &mut self,
-            batch: &[&EncoderInput],
-            _: &mut dyn FnMut(usize),
-        ) -> Result<Vec<Vec<f32>>, ModelError> {
-            assert!(batch.iter().all(|i| i.n_tokens != 13), "13 is unlucky");
-            Ok(batch.iter().map(|i| vec![0.5; i.n_tokens as usize]).collect())
-        }
-    }
-
-    /// Notes the adapters that are loaded and dropped.
-    struct Adapting(Arc<Mutex<Vec<&'static str>>>);
-
-    impl Encoder for Adapting {
-        fn hidden(&self) -> usize {
-            1
-        }
-
-        fn encode_in_parts(
-            &mut self,
-            batch: &[&EncoderInput],
-            before: &mut dyn FnMut(usize),
-        ) -> Result<Vec<Vec<f32>>, ModelError> {
-            Fake.encode_in_parts(batch, before)
-        }
-
-        fn encode_adapted(
-            &mut self,
-            batch: &[&EncoderInput],
-            _: &[Option<AdapterId>],
-            before: &mut dyn FnMut(usize),
-        ) -> Result<Vec<Vec<f32>>, ModelError> {
-            self.0.lock().push("encode");
-            Fake.encode_in_parts(batch, before)
-        }
-
-        fn load_adapter(&mut self, _: &LoraAdapter) -> Result<(), ModelError> {
-            self.0.lock().push("load");
-            Ok(())
-        }
-
-        fn unload_adapter(&mut self, _: AdapterId) {
-            self.0.lock().push("unload");
-        }
-    }
-
-    /// Two names of one adapter are two parts; a job that waits has the part that it began with.
-    #[tokio::test]
-    async fn an_adapter_is_dropped_with_its_last_part_and_after_its_last_job() {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/lora_t5_encoder/encoder");
-        let adapter = || LoraAdapter::open(dir.as_ref(), 8).unwrap();
-        let seen = Arc::<Mutex<Vec<&'static str>>>::default();
-        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let encoder = Box::new(Adapting(Arc::clone(&seen)));
-        let batcher = Batcher::spawn("test".into(), encoder, BatcherConfig::default(), Arc::clone(&meters));
-        let [one, two] = [batcher.load_adapter(adapter()).await, batcher.load_adapter(adapter()).await]
-            .map(|loaded| loaded.unwrap().unwrap());
-        drop(one);
-        let pool = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
-        let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
-        let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
-        // The only part is the job's.
-        let item = BatchItem { adapter: Some(Arc::new(two)), ..item(3) };
-        batcher.encode(item, &permit).await.unwrap();
-        // Any order lets the thread look.
-        batcher.encode(self::item(1), &permit).await.unwrap();
-        assert_eq!(*seen.lock(), ["load", "load", "encode", "unload", "encode"]);
-    }
-
-    #[test]
-    fn an_item_that_fails_its_batch_fails_alone() {
-        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let (encoder, limits, watchdog) = (Box::new(Fake), BatchLimits::default(), Watchdog::default());
-        let (arbiter, cores, computing, waiting) = (None, None, None, VecDeque::new());
-        let graphs = GraphStats::default();
-        let (adapters, unused) = (HashMap::new(), Arc::default());
-        let mut thread = BatcherThread {
-            encoder,
-            bound: None,
-            limits,
-            arbiter,
-            cores,
-            computing,
-            meters,
-            watchdog,
-            waiting,
-            graphs,
-            adapters,
-            unused,
-        };
-        let (jobs, answers): (Vec<_>, Vec<_>) = [3, 13, 5]
-            .map(|n| {
-                let (reply, answer) = oneshot::channel();
-                let (permit, since) = (Weak::new(), Instant::now());
-                (BatchJob { item: item(n), permit, since, activations: 0, reply }, answer)
-            })
-            .into_iter()
-            .unzip();
-        thread.encode(jobs);
-        let ended: Vec<_> =
-            answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
-        assert_eq!(ended, [true, false, true]);
-    }
-
-    #[tokio::test]
-    async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
-        let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-        let config = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
-        let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
-        let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
-        let batcher = Batcher::spawn("test".into(), Box::new(Fake), BatcherConfig::default(), meters);
-        let failed = batcher.encode(item(13), &permit).await.unwrap_err();
-        assert_eq!(failed.class, triptych_core::FailureClass::Internal);
-        assert_eq!(batcher.encode(item(3), &permit).await.unwrap().rows, [0.5; 3]);
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
 //! The bound on an encoder's forwards: what each takes is foretold, and taken from a room that the encoders of a worker share.
 
 use crate::room::{ByteRoom, TakenBytes};
+use crate::slot::EncoderSlot;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use triptych_core::{Failure, FailureClass};
 use triptych_models::ModelError;
-use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::EncoderInput;
 
 /// Most bytes of activations that a forward over an item has at once.
@@ -12,15 +12,15 @@ pub type Forecast = Box<dyn FnMut(&EncoderInput) -> Result<usize, ModelError> + 
 
 /// An encoder, with a forecast of what its forwards take where their room is bounded.
 pub struct BoundedEncoder {
-    /// The encoder.
-    pub encoder: Box<dyn Encoder>,
+    /// The encoder, or the means to load it.
+    pub slot: EncoderSlot,
     /// The forecast; `None`: nothing is foretold.
     pub forecast: Option<Forecast>,
 }
 
-impl<E: Encoder + 'static> From<Box<E>> for BoundedEncoder {
-    fn from(encoder: Box<E>) -> Self {
-        Self { encoder, forecast: None }
+impl From<EncoderSlot> for BoundedEncoder {
+    fn from(slot: EncoderSlot) -> Self {
+        Self { slot, forecast: None }
     }
 }
 
@@ -77,6 +77,7 @@ mod tests {
     use std::sync::Arc;
     use tokio_util::task::TaskTracker;
     use triptych_core::{Extent, Modality};
+    use triptych_models::encoder::Encoder;
     use triptych_models::preprocess::Features;
     use triptych_runtime::MetricsRegistry;
 
@@ -107,7 +108,7 @@ mod tests {
             assert_ne!(input.n_tokens, 7, "a fault of ours");
             Ok(input.n_tokens as usize * 10)
         });
-        BoundedEncoder { encoder: Box::new(Fake), forecast: Some(forecast) }
+        BoundedEncoder { slot: EncoderSlot::Held(Box::new(Fake)), forecast: Some(forecast) }
     }
 
     #[tokio::test]

@@ -177,6 +177,8 @@ impl EncoderWorkerState {
             return self.take_rows(&job, request.item, state, permit).await;
         }
         let options = convert::options(request.options.unwrap_or_default(), form)?;
+        // They are loaded while the item is preprocessed.
+        let _weights = job.tower.batcher.hold_weights()?;
         let (preprocess, modality) = (job.tower.preprocess.clone(), job.encoder.modality);
         let raw = RawItem { modality, bytes: request.item, options };
         let preprocessed = self.pool.preprocess(&permit, preprocess, raw);

@@ -26,6 +26,8 @@ mod fences;
 
 mod thread_turns;
 mod pool;
+mod weights;
+mod slot;
 mod batcher;
 mod bound;
 mod room;
@@ -41,6 +43,7 @@ mod loader;
 mod updates;
 mod model_updates;
 mod worker;
+mod upkeep;
 mod warm;
 
 pub use batcher::{BatchLimits, n_in_batch};
@@ -49,4 +52,5 @@ pub use memory::{EncoderMemory, MemorySettings};
 pub use pool::ItemHook;
 pub use towers::TowerChoice;
 pub use triptych_models::lora::LoraSettings;
+pub use weights::{LazyRules, WeightsPolicy};
 pub use worker::{EmbeddedConfig, EncoderConfig, embedded, run};

@@ -4,10 +4,12 @@ use crate::adapters::ServedAdapters;
 use crate::batcher::{Batcher, BatcherConfig};
 use crate::bound::{BoundedEncoder, Forecast};
 use crate::error::EncoderError;
-use crate::meters::EncoderMeters;
+use crate::meters::{EncoderLabels, EncoderMeters};
 use crate::served::{ServedEncoder, ServedTower};
+use crate::slot::{EncoderSlot, LazyEncoder, LoadEncoder};
 use crate::towers::TowerChoice;
 use crate::warm::warm_up;
+use crate::weights::{LazyRules, LazyWeights, WeightsPolicy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,7 +17,7 @@ use triptych_core::{DType, EncoderId, Fingerprint, RowTypes, TowerIdx};
 use triptych_models::compute::{Compute, ComputeConfig, Precision};
 use triptych_models::encoder::{Encoder, EncoderGraphConfig};
 use triptych_models::lora::{EncoderModules, LoraAdapter, LoraSettings, StageAdapters};
-use triptych_models::model::MemoryForecast;
+use triptych_models::model::{EncoderInventory, MemoryForecast};
 use triptych_models::{Model, ModelError, ModelSource};
 
 /// A model with loaded weights, before its threads are started.
@@ -31,13 +33,31 @@ pub struct LoadedModel {
     adapters: Vec<(String, StageAdapters)>,
 }
 
-/// A tower with loaded weights.
+/// A tower, with its weights or the means to load them.
 struct LoadedTower {
     /// Its name; empty: there are no others.
     name: &'static str,
     /// Its identity for each kind of items.
     fingerprints: Vec<(EncoderId, Fingerprint)>,
-    encoder: BoundedEncoder,
+    weights: TowerWeights,
+    /// Forecast of its forwards, if they are to be foretold.
+    forecast: Option<Forecast>,
+}
+
+/// Weights of a tower.
+enum TowerWeights {
+    Loaded(Box<dyn Encoder>),
+    Lazy(LazyTower),
+}
+
+/// A tower whose weights come and go.
+struct LazyTower {
+    rules: LazyRules,
+    load: LoadEncoder,
+    /// Width of its rows.
+    hidden: usize,
+    /// Bytes of its weights and of a forward's activations.
+    n_bytes: u64,
 }
 
 /// Treatment of a model that has no encoder.
@@ -66,6 +86,8 @@ pub struct LoadSettings {
     pub towers: TowerChoice,
     /// True if what forwards take is to be foretold.
     pub is_bounded: bool,
+    /// Presence of weights.
+    pub weights: WeightsPolicy,
 }
 
 impl LoadSettings {
@@ -104,16 +126,27 @@ impl LoadSettings {
             };
         }
         let dtype = self.dtype.of(model.name().as_str());
+        // Looks at all tensors, so that what cannot be loaded later is refused here.
+        let inventory = match self.weights {
+            WeightsPolicy::Eager => None,
+            WeightsPolicy::Lazy(_) => model.inventory()?.encoder,
+        };
         let mut towers = Vec::new();
         for (tower, name) in self.towers.of(&model)? {
             let ids = model.encoders().filter(|(id, _)| id.tower == tower);
             let fingerprint = |(id, _)| Ok((id, model.fingerprint_in(id, dtype, compute.precision())?));
             let fingerprints = ids.map(fingerprint).collect::<Result<Vec<_>, ModelError>>()?;
-            let encoder = self.load_tower(&model, &compute, fingerprints.first().map(|(id, _)| *id))?;
-            let Some(encoder) = encoder else { continue };
+            let Some((id, fingerprint)) = fingerprints.first().copied() else { continue };
+            let weights = match (&self.weights, &inventory) {
+                (WeightsPolicy::Lazy(rules), Some(inventory)) => {
+                    let (hidden, n_bytes) = sizes(inventory, tower, compute.precision());
+                    let load = self.load_later(source.clone(), id, (dtype, fingerprint));
+                    TowerWeights::Lazy(LazyTower { rules: rules.clone(), load, hidden, n_bytes })
+                }
+                _ => TowerWeights::Loaded(self.load_warm_tower(&model, &compute, id)?),
+            };
             let forecast = self.forecast(&model, tower, compute.precision())?;
-            let encoder = BoundedEncoder { encoder, forecast };
-            towers.push(LoadedTower { name, fingerprints, encoder });
+            towers.push(LoadedTower { name, fingerprints, weights, forecast });
         }
         let modules = if self.lora.is_used() { model.encoder_modules()? } else { EncoderModules::default() };
         let source = source.clone();
@@ -133,22 +166,52 @@ impl LoadSettings {
         Ok(foretold.flatten().map(boxed))
     }
 
-    /// Loads an encoder and lets it run once.
+    /// Loads an encoder.
     fn load_tower(
         &self,
         model: &Model,
         compute: &Compute,
-        id: Option<EncoderId>,
-    ) -> Result<Option<Box<dyn Encoder>>, ModelError> {
-        let Some((id, processor)) = model.encoders().find(|(known, _)| Some(*known) == id) else {
-            return Ok(None);
-        };
+        id: EncoderId,
+    ) -> Result<Box<dyn Encoder>, ModelError> {
         let mut encoder = compute.load_encoder(model, id)?;
         if let Some(graphs) = &self.graphs {
             encoder.use_graphs(graphs);
         }
-        warm_up(&mut *encoder, &**processor, id.modality);
-        Ok(Some(encoder))
+        Ok(encoder)
+    }
+
+    /// Loads an encoder and lets it run once.
+    fn load_warm_tower(
+        &self,
+        model: &Model,
+        compute: &Compute,
+        id: EncoderId,
+    ) -> Result<Box<dyn Encoder>, ModelError> {
+        let mut encoder = self.load_tower(model, compute, id)?;
+        if let Some((_, processor)) = model.encoders().find(|(known, _)| *known == id) {
+            warm_up(&mut *encoder, &**processor, id.modality);
+        }
+        Ok(encoder)
+    }
+
+    /// The load of an encoder while the worker serves. Files that changed meanwhile are another encoder's, and refused: its rows
+    /// would have the keys of this one's. The first forward is that of the job that waits.
+    fn load_later(
+        &self,
+        source: ModelSource,
+        id: EncoderId,
+        (dtype, fingerprint): (DType, Fingerprint),
+    ) -> LoadEncoder {
+        let settings = self.clone();
+        Box::new(move || {
+            let compute = Compute::new(settings.compute)?;
+            let model = Model::open(&source)?;
+            let found = model.fingerprint_in(id, dtype, compute.precision())?;
+            if found != fingerprint {
+                return Err(changed(&source, found, fingerprint));
+            }
+            settings.load_tower(&model, &compute, id)
+        })
     }
 
     /// Opens the adapters of a model.
@@ -163,6 +226,23 @@ impl LoadSettings {
     }
 }
 
+/// Width of a tower's rows, and bytes of its weights with a forward's activations.
+fn sizes(inventory: &EncoderInventory, tower: TowerIdx, precision: Precision) -> (usize, u64) {
+    let own = inventory.towers.get(usize::from(tower.0));
+    let (row, stage) = own.map_or((inventory.row, &inventory.stage), |own| (own.row, &own.stage));
+    let n_bytes =
+        stage.loaded.in_precision(precision).saturating_add(inventory.activations.in_precision(precision));
+    (row.f32 / size_of::<f32>(), u64::try_from(n_bytes).unwrap_or(u64::MAX))
+}
+
+fn changed(source: &ModelSource, found: Fingerprint, expected: Fingerprint) -> ModelError {
+    ModelError::Checkpoint {
+        path: source.dir.clone(),
+        found: format!("is encoder {found} by now, the worker serves {expected}"),
+        cure: "put the files of the start back, or restart the worker".into(),
+    }
+}
+
 fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
     ModelError::Checkpoint {
         path: source.dir.clone(),
@@ -171,6 +251,21 @@ fn no_encoder(model: &Model, source: &ModelSource) -> ModelError {
             model.family()
         ),
         cure: "serve it with PD workers, and leave it out of the encoder workers' --model".into(),
+    }
+}
+
+impl TowerWeights {
+    fn slot(self, labels: EncoderLabels, meters: &Arc<EncoderMeters>) -> EncoderSlot {
+        match self {
+            Self::Loaded(encoder) => {
+                meters.weights_present(&labels);
+                EncoderSlot::Held(encoder)
+            }
+            Self::Lazy(LazyTower { rules, load, hidden, n_bytes }) => {
+                let weights = Arc::new(LazyWeights::new(rules, n_bytes, labels, Arc::clone(meters)));
+                EncoderSlot::Lazy(LazyEncoder { hidden, load, weights, encoder: None })
+            }
+        }
     }
 }
 
@@ -186,10 +281,12 @@ impl LoadedModel {
     ) -> Result<(String, ServedEncoder), EncoderError> {
         let name = self.model.name().to_string();
         let mut encoders = BTreeMap::new();
-        for LoadedTower { name: tower, fingerprints, encoder } in self.towers {
+        for LoadedTower { name: tower, fingerprints, weights, forecast } in self.towers {
             let kinds = fingerprints.iter().map(|(id, _)| id.modality.as_str());
-            let labels: Vec<&str> = kinds.chain(Some(tower).filter(|tower| !tower.is_empty())).collect();
-            let label = format!("{name}-{}", labels.join("-"));
+            let kinds: Vec<&str> = kinds.chain(Some(tower).filter(|tower| !tower.is_empty())).collect();
+            let labels = EncoderLabels { model: name.clone(), encoder: kinds.join("-") };
+            let label = format!("{name}-{}", labels.encoder);
+            let encoder = BoundedEncoder { slot: weights.slot(labels, meters), forecast };
             let batcher = Batcher::spawn(label, encoder, batcher.clone(), meters.clone());
             for (id, fingerprint) in fingerprints {
                 let Some((_, preprocess)) = self.model.encoders().find(|(known, _)| *known == id) else {
@@ -218,3 +315,6 @@ impl LoadedModel {
         Ok((name, served))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,15 @@ pub struct EncoderMeters {
     corrupt: Counters,
     backlog: BacklogMeters,
     graphs: GraphMeters,
+    weights: WeightsMeters,
+}
+
+/// Metrics of encoder weights.
+struct WeightsMeters {
+    loaded: Gauges,
+    loads: Counters,
+    load_time: Histograms,
+    drops: Counters,
 }
 
 /// Gauges of queued and running work.
@@ -66,7 +75,36 @@ impl EncoderMeters {
             corrupt: registry.counters(metrics::EC_CORRUPT),
             backlog: BacklogMeters::new(registry),
             graphs: GraphMeters::of_encoders(registry),
+            weights: WeightsMeters {
+                loaded: registry.gauges(metrics::ENCODER_WEIGHTS_LOADED),
+                loads: registry.counters(metrics::ENCODER_WEIGHT_LOADS),
+                load_time: registry.times(metrics::ENCODER_WEIGHT_LOAD_TIME),
+                drops: registry.counters(metrics::ENCODER_WEIGHT_DROPS),
+            },
         }
+    }
+
+    /// Records that the weights of an encoder are in memory.
+    pub fn weights_present(&self, of: &EncoderLabels) {
+        self.weights.loaded.get_or_create(&of.labels(&[])).set(1.0);
+    }
+
+    /// Records that they are not.
+    pub fn weights_absent(&self, of: &EncoderLabels) {
+        self.weights.loaded.get_or_create(&of.labels(&[])).set(0.0);
+    }
+
+    /// Counts a load of weights, and its time if it ended well.
+    pub fn weights_load_ended(&self, of: &EncoderLabels, outcome: &'static str, took: Option<Duration>) {
+        self.weights.loads.get_or_create(&of.labels(&[("outcome", outcome)])).inc();
+        if let Some(took) = took {
+            self.weights.load_time.get_or_create(&of.labels(&[])).observe(took.as_secs_f64());
+        }
+    }
+
+    /// Counts a drop of weights.
+    pub fn weights_dropped(&self, of: &EncoderLabels, reason: &'static str) {
+        self.weights.drops.get_or_create(&of.labels(&[("reason", reason)])).inc();
     }
 
     /// Gauges of queued and running work.
@@ -115,6 +153,24 @@ impl EncoderMeters {
     /// Counts a released permit.
     pub fn left(&self) {
         self.running.get_or_create(&Labels::new()).dec();
+    }
+}
+
+/// An encoder in metrics and logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderLabels {
+    /// The model.
+    pub model: String,
+    /// Kinds of its items, and the tower where there are several, joined by `-`.
+    pub encoder: String,
+}
+
+impl EncoderLabels {
+    /// Labels of a metric, with further ones.
+    pub fn labels(&self, further: &[(&'static str, &'static str)]) -> Labels {
+        let own = vec![("model", self.model.clone()), ("encoder", self.encoder.clone())];
+        let further = further.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        own.into_iter().chain(further).collect()
     }
 }
 

@@ -31,6 +31,10 @@ impl ModelHost for EncoderWorkerState {
             self.divide_among_rest().await
         })
     }
+
+    fn load_encoder_weights(&self) -> usize {
+        self.load_weights()
+    }
 }
 
 impl EncoderWorkerState {

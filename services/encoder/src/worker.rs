@@ -4,7 +4,6 @@ use crate::batcher::{BatchLimits, BatcherConfig};
 use crate::error::EncoderError;
 use crate::fences::FenceTable;
 use crate::job::EncoderWorkerState;
-use crate::load::LoadTracker;
 use crate::loader::{LoadSettings, LoadedModel, WithoutEncoder};
 use crate::memory::{EncoderMemory, MemorySettings, Rooms};
 use crate::meters::EncoderMeters;
@@ -13,6 +12,8 @@ use crate::served::ServedEncoders;
 use crate::service::EncoderService;
 use crate::towers::TowerChoice;
 use crate::updates::ModelUpdates;
+use crate::upkeep;
+use crate::weights::WeightsPolicy;
 use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,6 +112,8 @@ pub struct EmbeddedConfig {
     pub store: Arc<dyn EcStore>,
     /// Compute settings; an engine beside it takes the same threads in turn.
     pub compute: ComputeConfig,
+    /// Presence of weights.
+    pub weights: WeightsPolicy,
     /// Element types of published rows.
     pub dtype: RowTypes,
     /// Limits on items.
@@ -162,8 +165,10 @@ async fn load_embedded(
     let meters = Arc::new(EncoderMeters::new(&metrics));
     // Nothing is served while it loads.
     let service = config.load(connector, meters, drain, WithoutEncoder::LeftOut).await?;
-    Ok(service.map_or_else(ColocatedServices::default, |(service, load, _)| {
-        ColocatedServices::default().with(service).with_load(move || load.report())
+    Ok(service.map_or_else(ColocatedServices::default, |(service, state)| {
+        let weights = Arc::clone(&state);
+        let begin = move || weights.load_weights();
+        ColocatedServices::default().with(service).with_load(move || state.report()).with_weights(begin)
     }))
 }
 
@@ -225,6 +230,7 @@ async fn run_to_drain(
         model_updates: config.model_updates,
         store: config.store,
         compute: config.compute,
+        weights: WeightsPolicy::Eager,
         dtype: config.dtype,
         limits: config.limits,
         graphs: config.graphs,
@@ -240,7 +246,7 @@ async fn run_to_drain(
         fault: config.fault,
     };
     let loaded = parts.load(connector.clone(), meters, drain.clone(), WithoutEncoder::Refused).await?;
-    let Some((service, _, state)) = loaded else { return Ok(()) };
+    let Some((service, state)) = loaded else { return Ok(()) };
     let beside = beside.with(WorkerAdmin::service(state, drain.clone()));
     serve_colocated(service, beside, config.grpc, readiness, drain).await?;
     connector.drain().await;
@@ -248,7 +254,7 @@ async fn run_to_drain(
 }
 
 impl EmbeddedConfig {
-    /// Service and its load; `None` if the process was stopped while weights were loaded.
+    /// Service and its state; `None` if the process was stopped while weights were loaded.
     async fn load(
         self,
         connector: WorkerRole,
@@ -264,6 +270,7 @@ impl EmbeddedConfig {
             lora: self.lora.clone(),
             towers: self.towers,
             is_bounded: !matches!(self.memory, EncoderMemory::Unbounded),
+            weights: self.weights,
         };
         let loading = load_all(settings.clone(), self.memory, self.models, &drain).await?;
         let Some((models, Rooms { forwards, jobs, divided })) = loading else { return Ok(None) };
@@ -299,7 +306,6 @@ impl EmbeddedConfig {
             fault: self.fault,
         };
         let pool = PreprocessPool::new(pool, meters.clone(), drain.tasks().clone());
-        let load = pool.load().clone();
         let state = Arc::new(EncoderWorkerState {
             worker_id: self.worker_id,
             models: served,
@@ -316,10 +322,11 @@ impl EmbeddedConfig {
             peer_cache: self.peer_cache,
             journal: self.journal,
         });
+        upkeep::start(&state);
         let service = EncoderWorkerServer::new(EncoderService::new(state.clone()))
             .max_decoding_message_size(self.limits.max_item_bytes.saturating_add(1 << 20))
             .max_encoding_message_size(1 << 20);
-        Ok(Some((service, load, state)))
+        Ok(Some((service, state)))
     }
 }
 
@@ -345,5 +352,5 @@ async fn load_all(
     }
 }
 
-/// Service of the encoders, their load, and their state.
-type LoadedService = (EncoderWorkerServer<EncoderService>, LoadTracker, Arc<EncoderWorkerState>);
+/// Service of the encoders, and their state.
+type LoadedService = (EncoderWorkerServer<EncoderService>, Arc<EncoderWorkerState>);

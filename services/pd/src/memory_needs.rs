@@ -5,7 +5,7 @@ use crate::error::PdError;
 use crate::memory_plan::{MemoryPlan, ModelCaches, ModelNeeds, SetSizes};
 use triptych_core::RowTypes;
 use triptych_core::shape::KV_BLOCK_TOKENS;
-use triptych_models::compute::{ComputeConfig, Device, Precision};
+use triptych_models::compute::{ComputeConfig, Device};
 use triptych_models::model::BytesByPrecision;
 use triptych_models::spec::{ItemsSpec, StackSpec};
 use triptych_models::{Model, ModelError, ModelSource};
@@ -25,8 +25,20 @@ pub struct MemorySettings {
     pub rows: RowTypes,
     /// Sizes of engines.
     pub engine: EngineSettings,
-    /// True if the process has the encoders too.
-    pub encodes: bool,
+    /// Encoders in the process.
+    pub encoders: ColocatedWeights,
+}
+
+/// Encoders of a worker, as far as its memory depends on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ColocatedWeights {
+    /// It has none.
+    #[default]
+    Absent,
+    /// Their weights are in memory from the start.
+    Held,
+    /// Their weights come and go; their room is kept.
+    Lazy,
 }
 
 impl MemorySettings {
@@ -69,10 +81,11 @@ impl MemorySettings {
         let ComputeConfig { precision, kv, .. } = self.compute;
         // The CPU has no KV in int4.
         let kv = kv.unwrap_or(precision).of_encoders();
-        let block = |bytes: BytesByPrecision| bytes_in(bytes, kv).saturating_mul(KV_BLOCK_TOKENS);
+        let block = |bytes: BytesByPrecision| bytes.in_precision(kv).saturating_mul(KV_BLOCK_TOKENS);
         let encoder = inventory.encoder.as_ref();
-        let encoder_weights =
-            encoder.filter(|_| self.encodes).map_or(0, |e| bytes_in(e.stage.loaded, precision));
+        let encoder_weights = encoder
+            .filter(|_| self.encoders != ColocatedWeights::Absent)
+            .map_or(0, |e| e.stage.loaded.in_precision(precision));
         let max_rows = model.max_cross_rows().or_else(|| model.preprocess().max_rows());
         let dtype = self.rows.of(model.name().as_str());
         let groups = model.spec().decoder.kv_groups().groups;
@@ -82,7 +95,8 @@ impl MemorySettings {
         let row = encoder.map_or(0, |e| (e.row.f32 / size_of::<f32>()).saturating_mul(dtype.size()) + 4);
         let encodes = self.encodes(&model)?;
         Ok(ModelNeeds {
-            weights: bytes_in(inventory.decoder.loaded, precision).saturating_add(encoder_weights),
+            lazy_weights: if self.encoders == ColocatedWeights::Lazy { encoder_weights } else { 0 },
+            weights: inventory.decoder.loaded.in_precision(precision).saturating_add(encoder_weights),
             activations: self.step(&model).saturating_add(encodes),
             encodes,
             self_block: block(inventory.kv.per_token) / groups.n_groups(),
@@ -114,9 +128,11 @@ impl MemorySettings {
 
     /// Bytes of the activations of the largest batch of an encoder here; forwards of several wait for each other.
     fn encodes(&self, model: &Model) -> Result<usize, ModelError> {
-        match self.encodes {
-            true => Ok(bytes_in(model.encoder_activations(ENCODED_ROWS)?, self.compute.precision)),
-            false => Ok(0),
+        match self.encoders {
+            ColocatedWeights::Absent => Ok(0),
+            ColocatedWeights::Held | ColocatedWeights::Lazy => {
+                Ok(model.encoder_activations(ENCODED_ROWS)?.in_precision(self.compute.precision))
+            }
         }
     }
 }
@@ -127,15 +143,6 @@ fn values_of_a_row(stack: &StackSpec) -> usize {
     let shape = stack.attention.shape;
     let attention = 2 * (shape.n_heads + shape.n_kv_heads) * shape.head_dim;
     4 * stack.hidden + attention + 3 * stack.feed_forward.width
-}
-
-fn bytes_in(bytes: BytesByPrecision, precision: Precision) -> usize {
-    match precision {
-        Precision::F32 => bytes.f32,
-        Precision::Bf16 => bytes.bf16,
-        Precision::Int8 => bytes.int8,
-        Precision::Int4 => bytes.int4,
-    }
 }
 
 impl EngineSettings {

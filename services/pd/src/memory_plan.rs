@@ -18,6 +18,8 @@ const RESERVE_SHARE: usize = 16;
 pub struct ModelNeeds {
     /// Bytes of its weights, of colocated encoders too.
     pub weights: usize,
+    /// Those of them that are loaded when a job needs them: their room is kept.
+    pub lazy_weights: usize,
     /// Bytes of activations of the largest step, and of the largest batch of its encoders here.
     pub activations: usize,
     /// Of them those of that batch.
@@ -60,6 +62,8 @@ pub struct MemoryPlan {
     pub reserve: usize,
     /// Weights of all models.
     pub weights: usize,
+    /// Those of them that are loaded when a job needs them.
+    pub lazy_weights: usize,
     /// Activations of all models: each has an engine.
     pub activations: usize,
     /// Of them those of forwards of the encoders here.
@@ -179,7 +183,8 @@ impl MemoryPlan {
         let encodes = sum(&|m| m.encodes);
         let own = models.iter().map(|model| model.weights.saturating_add(model.activations)).collect();
         let models = caches.collect();
-        Ok(Self { total, reserve, weights, activations, encodes, rows: rows + more_rows, models, own })
+        let lazy_weights = sum(&|m| m.lazy_weights);
+        Ok(Self { total, reserve, weights, lazy_weights, activations, encodes, rows: rows + more_rows, models, own })
     }
 
     /// Caches of each model, and the bytes of all that is its own: weights, activations, caches.
@@ -205,11 +210,16 @@ impl MemoryPlan {
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |part: fn(&ModelCaches) -> usize| mib(self.models.iter().map(part).sum());
+        let lazy = match self.lazy_weights {
+            0 => String::new(),
+            bytes => format!(" (of encoders that come and go {})", mib(bytes)),
+        };
         write!(
             f,
-            "of {} MiB: weights {}, activations {}, KV {}, cross-attention KV {}, states {}, host KV {}, encoder outputs {}, reserve {}",
+            "of {} MiB: weights {}{}, activations {}, KV {}, cross-attention KV {}, states {}, host KV {}, encoder outputs {}, reserve {}",
             mib(self.total),
             mib(self.weights),
+            lazy,
             mib(self.activations),
             of(|m| m.self_kv),
             of(|m| m.cross_kv),
@@ -232,6 +242,7 @@ mod tests {
     fn decoder() -> ModelNeeds {
         ModelNeeds {
             weights: 100 * MIB,
+            lazy_weights: 0,
             activations: 20 * MIB,
             encodes: 5 * MIB,
             self_block: 4096 * KV_BLOCK_TOKENS,
@@ -261,6 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn room_is_kept_for_weights_that_come_and_go_and_told() {
+        let lazy = ModelNeeds { lazy_weights: 30 * MIB, ..decoder() };
+        let plan = MemoryPlan::divide(512 * MIB, &[lazy], SetSizes::default()).unwrap();
+        let held = MemoryPlan::divide(512 * MIB, &[decoder()], SetSizes::default()).unwrap();
+        assert_eq!((plan.lazy_weights, plan.sum()), (30 * MIB, held.sum()));
+        assert_eq!(plan.models, held.models, "KV has none of their room");
+        assert!(
+            plan.to_string().contains("weights 100 (of encoders that come and go 30), activations"),
+            "{plan}"
+        );
+    }
+
+    #[test]
     fn what_is_set_is_kept_and_what_cannot_hold_a_request_is_refused_with_the_least_that_does() {
         let set = SetSizes { self_kv: Some(10 * MIB), ..SetSizes::default() };
         let plan = MemoryPlan::divide(512 * MIB, &[decoder()], set).unwrap();
@@ -280,6 +304,7 @@ mod tests {
         (sizes, others, 1usize..100_000, 0usize..20_000, 1usize..10_000).prop_map(
             |((weights, activations, self_block), (cross, state), max_context, max_rows, row)| ModelNeeds {
                 weights,
+                lazy_weights: weights / 2,
                 activations,
                 encodes: activations / 3,
                 self_block,

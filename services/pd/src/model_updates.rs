@@ -31,6 +31,10 @@ impl ModelHost for PdWorkerState {
             self.take_out(&order.name, order.drain).await.map(drop)
         })
     }
+
+    fn load_encoder_weights(&self) -> usize {
+        self.colocated_weights.as_ref().map_or(0, |begin| begin())
+    }
 }
 
 impl PdWorkerState {

@@ -11,7 +11,7 @@ use triptych_core::limits::Limits;
 use triptych_ec::store::EcStore;
 use triptych_models::lora::LoraSettings;
 use triptych_runtime::Drain;
-use triptych_runtime::serve::ColocatedLoad;
+use triptych_runtime::serve::{ColocatedLoad, ColocatedWeights};
 use triptych_runtime::start_journal::StartJournal;
 use triptych_runtime::watchdog::Watchdog;
 
@@ -23,6 +23,8 @@ pub struct PdWorkerState {
     pub encodes: bool,
     /// Load of the colocated encoders.
     pub colocated_load: Option<ColocatedLoad>,
+    /// Loader of the colocated encoders' weights.
+    pub colocated_weights: Option<ColocatedWeights>,
     /// Models by served name.
     pub models: ServedModels,
     /// Loading of others.

@@ -121,6 +121,7 @@ pub fn load(requests: RequestSlots, engines: &[(&str, Stats)], encoders: v1::Wor
         // Of colocated encoders: the proxy gives them work too.
         queued_us: encoders.queued_us,
         costs: encoders.costs,
+        cold_encoders: encoders.cold_encoders,
     }
 }
 

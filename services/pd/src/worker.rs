@@ -83,6 +83,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         worker_id: config.worker_id,
         encodes,
         colocated_load: colocated.load(),
+        colocated_weights: colocated.weights(),
         models,
         updates,
         lora: config.lora,
@@ -162,7 +163,7 @@ fn memory_settings(config: &PdConfig) -> Result<Option<MemorySettings>, PdError>
         compute: config.compute,
         rows: config.encoder_dtype.clone(),
         engine: config.engine,
-        encodes: config.colocated.is_some(),
+        encoders: config.encoder_memory,
     }))
 }
 

@@ -135,7 +135,9 @@ mod tests {
     #[test]
     fn an_item_that_would_be_late_is_refused_until_the_queue_is_short_enough() {
         let ms = Duration::from_millis;
-        let forecast = |queue, cost| Some(Forecast { queue: ms(queue), cost: ms(cost), p95: ms(cost) });
+        let forecast = |queue, cost| {
+            Some(Forecast { cold: Duration::ZERO, queue: ms(queue), cost: ms(cost), p95: ms(cost) })
+        };
         for (forecast, left, pause) in [
             (None, 0, None),
             (forecast(0, 500), 500, None),

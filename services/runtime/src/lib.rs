@@ -27,6 +27,7 @@ pub mod reload;
 pub mod model_table;
 pub mod start_journal;
 pub mod watchdog;
+pub mod memory_budget;
 pub mod worker_admin;
 pub mod tls;
 

@@ -43,10 +43,14 @@ pub struct ColocatedServices {
     names: Vec<&'static str>,
     add: Vec<Box<dyn FnOnce(Routes) -> Routes + Send>>,
     load: Option<ColocatedLoad>,
+    weights: Option<ColocatedWeights>,
 }
 
 /// Reads the load of the colocated services.
 pub type ColocatedLoad = Arc<dyn Fn() -> v1::WorkerLoad + Send + Sync>;
+
+/// Begins to load weights of the colocated services that are not in memory; how many there are.
+pub type ColocatedWeights = Arc<dyn Fn() -> usize + Send + Sync>;
 
 impl ColocatedServices {
     /// Adds a service.
@@ -65,6 +69,17 @@ impl ColocatedServices {
     pub fn with_load(mut self, load: impl Fn() -> v1::WorkerLoad + Send + Sync + 'static) -> Self {
         self.load = Some(Arc::new(load));
         self
+    }
+
+    /// Sets the loader of their weights.
+    pub fn with_weights(mut self, begin: impl Fn() -> usize + Send + Sync + 'static) -> Self {
+        self.weights = Some(Arc::new(begin));
+        self
+    }
+
+    /// The loader of their weights.
+    pub fn weights(&self) -> Option<ColocatedWeights> {
+        self.weights.clone()
     }
 
     /// The source of their load.

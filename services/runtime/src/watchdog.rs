@@ -167,8 +167,8 @@ fn watch(limits: WatchdogLimits, table: &Weak<Mutex<WorkTable>>, end: impl FnOnc
     }
 }
 
-/// Anonymous memory of this process: what it allocated, without mapped files, which cost nothing under pressure.
-fn anonymous_bytes() -> Option<u64> {
+/// Anonymous memory of this process in bytes: what it allocated, without mapped files, which cost nothing under pressure.
+pub fn anonymous_bytes() -> Option<u64> {
     kib_of(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
 }
 

@@ -46,6 +46,12 @@ pub trait ModelHost: Send + Sync + 'static {
 
     /// Refuses new requests for a model, lets those that run end, and gives its memory back.
     fn unload_model(self: Arc<Self>, order: UnloadOrder) -> BoxFuture<'static, Result<(), Failure>>;
+
+    /// Begins to load encoder weights that are not in memory; the number of their encoders. A worker that always holds its
+    /// weights has none.
+    fn load_encoder_weights(&self) -> usize {
+        0
+    }
 }
 
 /// The service over a worker. A drain waits for changes under way.
@@ -100,6 +106,14 @@ impl<H: ModelHost> Service for WorkerAdmin<H> {
         let order = UnloadOrder { name, drain: drain_of(drain_ms)? };
         self.to_its_end(Arc::clone(&self.host).unload_model(order)).await?;
         Ok(Response::new(v1::UnloadModelResponse {}))
+    }
+
+    async fn load_encoder_weights(
+        &self,
+        _: Request<v1::LoadEncoderWeightsRequest>,
+    ) -> Result<Response<v1::LoadEncoderWeightsResponse>, Status> {
+        let n_cold = u32::try_from(self.host.load_encoder_weights()).unwrap_or(u32::MAX);
+        Ok(Response::new(v1::LoadEncoderWeightsResponse { n_cold }))
     }
 
     async fn set_log_filter(

@@ -11,6 +11,7 @@ pub mod cores;
 pub mod tls;
 pub mod discovery;
 pub mod drain;
+pub mod encoder_weights;
 pub mod graphs;
 pub mod limits;
 pub mod lora;

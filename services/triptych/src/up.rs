@@ -85,6 +85,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
 
 /// Refuses encoder workers that leave items of a model without an encoder.
 fn check_encoders(args: &UpArgs, models: &[CheckedModel]) -> Result<(), CliError> {
+    args.weights.check(args.with_encoder)?;
     if args.with_encoder {
         return Ok(());
     }

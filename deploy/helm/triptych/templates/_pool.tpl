@@ -59,6 +59,12 @@
   value: {{ int .pool.engine.maxSequences | quote }}
 - name: TRIPTYCH_WITH_ENCODER
   value: {{ .pool.withEncoder | quote }}
+{{- if .pool.withEncoder }}
+- name: TRIPTYCH_ENCODER_WEIGHTS
+  value: {{ .pool.encoderWeights }}
+- name: TRIPTYCH_ENCODER_WEIGHTS_IDLE
+  value: {{ int .pool.encoderWeightsIdleSeconds | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- define "triptych.poolMounts" -}}

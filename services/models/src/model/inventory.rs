@@ -56,6 +56,16 @@ impl BytesByPrecision {
         Self::of([larger(|s| s.f32), larger(|s| s.bf16), larger(|s| s.int8), larger(|s| s.int4)])
     }
 
+    /// The number of a precision.
+    pub fn in_precision(self, precision: Precision) -> usize {
+        match precision {
+            Precision::F32 => self.f32,
+            Precision::Bf16 => self.bf16,
+            Precision::Int8 => self.int8,
+            Precision::Int4 => self.int4,
+        }
+    }
+
     /// From one number for each precision, in the order of [`PRECISIONS`].
     fn of([f32, bf16, int8, int4]: [usize; PRECISIONS.len()]) -> Self {
         Self { f32, bf16, int8, int4 }

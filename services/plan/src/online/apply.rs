@@ -14,11 +14,16 @@ use triptych_runtime::discovery::kubernetes::{ApiServer, Scaler};
 /// Limit for the operator's command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Namespace of the Deployments, as in `kubernetes:NAMESPACE`.
+/// Target of changes, as in `kubernetes:NAMESPACE` or `roles`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApplyTo {
-    /// Kubernetes namespace.
-    pub namespace: String,
+pub enum ApplyTo {
+    /// Deployments in a namespace of Kubernetes, and roles.
+    Kubernetes {
+        /// Kubernetes namespace.
+        namespace: String,
+    },
+    /// Roles of workers that hold encoder and decoder, and no replicas.
+    Roles,
 }
 
 impl FromStr for ApplyTo {
@@ -26,8 +31,11 @@ impl FromStr for ApplyTo {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("kubernetes:") {
-            Some(namespace) if !namespace.is_empty() => Ok(Self { namespace: namespace.to_owned() }),
-            _ => Err("allowed is kubernetes:NAMESPACE; elsewhere use --apply-command".to_owned()),
+            Some(namespace) if !namespace.is_empty() => {
+                Ok(Self::Kubernetes { namespace: namespace.to_owned() })
+            }
+            _ if text == "roles" => Ok(Self::Roles),
+            _ => Err("allowed are kubernetes:NAMESPACE and roles; elsewhere use --apply-command".to_owned()),
         }
     }
 }
@@ -59,10 +67,29 @@ impl CommandTemplate {
 /// Names of the pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pools {
-    /// Names of the encoder pools: of one, or of one for each tower.
+    /// Names of the encoder pools: of one, or of one for each tower; none: workers of the PD pool encode too.
     pub encoders: Vec<String>,
     /// Name of the PD pool.
     pub pds: String,
+}
+
+/// Kinds of pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKinds {
+    /// One of encoder workers and one of PD workers.
+    Two,
+    /// One of workers that hold both.
+    One,
+}
+
+impl PoolKinds {
+    /// Replicas of the pools that have so many encoders and PD workers together.
+    pub fn of(self, replicas: Replicas) -> Replicas {
+        match self {
+            Self::Two => replicas,
+            Self::One => Replicas::each(replicas.total(), 0),
+        }
+    }
 }
 
 /// Receiver of replica changes.
@@ -90,11 +117,26 @@ impl ReplicaTarget {
     ///
     /// # Errors
     /// [`MeasureError::Setting`] outside of Kubernetes.
-    pub fn kubernetes(to: &ApplyTo, pools: Pools) -> Result<Self, MeasureError> {
+    pub fn kubernetes(namespace: &str, pools: Pools) -> Result<Self, MeasureError> {
         let wrong = |e: &dyn std::error::Error| MeasureError::setting("--apply", e);
         let server = ApiServer::in_cluster().map_err(|e| wrong(&e))?;
-        let scaler = Scaler::new(server, &to.namespace).map_err(|e| wrong(&e))?;
+        let scaler = Scaler::new(server, namespace).map_err(|e| wrong(&e))?;
         Ok(Self::Kubernetes(scaler, pools))
+    }
+
+    /// True if it sets replicas.
+    pub fn sets_replicas(&self) -> bool {
+        !matches!(self, Self::Nowhere)
+    }
+
+    /// Its pools.
+    pub fn pools(&self) -> PoolKinds {
+        match self {
+            Self::Kubernetes(_, pools) | Self::Command(_, pools) if pools.encoders.is_empty() => {
+                PoolKinds::One
+            }
+            Self::Kubernetes(..) | Self::Command(..) | Self::Nowhere => PoolKinds::Two,
+        }
     }
 
     /// Current replicas; `None` if the target does not report them.
@@ -171,7 +213,8 @@ mod tests {
         for bad in ["", "scale {pool}", "scale {replicas}", "{pool} {replicas}"] {
             assert!(bad.parse::<CommandTemplate>().unwrap_err().contains("{pool} and {replicas}"), "{bad}");
         }
-        assert_eq!("kubernetes:prod".parse(), Ok(ApplyTo { namespace: "prod".into() }));
+        assert_eq!("kubernetes:prod".parse(), Ok(ApplyTo::Kubernetes { namespace: "prod".into() }));
+        assert_eq!("roles".parse(), Ok(ApplyTo::Roles));
         assert!("docker:x".parse::<ApplyTo>().unwrap_err().contains("kubernetes:NAMESPACE"));
     }
 
@@ -181,11 +224,15 @@ mod tests {
         let file = dir.path().join("{pool}-{replicas}");
         let pools = Pools { encoders: vec!["low".into(), "high".into()], pds: "p".into() };
         let touch: CommandTemplate = format!("touch {}", file.display()).parse().unwrap();
-        let target = ReplicaTarget::Command(touch, pools.clone());
+        let target = ReplicaTarget::Command(touch.clone(), pools.clone());
         let at = |low, high, pds| Replicas { encoders: TowerWorkers::new(&[low, high]), pds };
         target.set(at(1, 1, 2), at(1, 3, 2)).await.unwrap();
         let is_set = |name: &str| dir.path().join(name).exists();
         assert!(is_set("high-3") && !is_set("low-1") && !is_set("p-2"));
+        // One pool of workers with both: its workers are those of both kinds.
+        let one = ReplicaTarget::Command(touch, Pools { encoders: Vec::new(), pds: "both".into() });
+        one.set(Replicas::each(2, 0), one.pools().of(Replicas::new(1, 3))).await.unwrap();
+        assert!(is_set("both-4"));
         let target = ReplicaTarget::Command("false {pool} {replicas}".parse().unwrap(), pools);
         let error = target.set(at(1, 1, 2), at(1, 1, 3)).await.unwrap_err().to_string();
         assert!(error.contains("false p 3"), "{error}");

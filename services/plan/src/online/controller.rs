@@ -90,7 +90,7 @@ impl Controller {
         let longest = self.n_needed.iter().map(|n| n.unsigned_abs()).max().unwrap_or(0);
         if longest < u64::from(rules.observations.max(1)) {
             return keep(match longest {
-                0 => "the replicas fit the load".to_owned(),
+                0 => "the workers fit the load".to_owned(),
                 n => {
                     format!("{n} consecutive observations need a change, {} are required", rules.observations)
                 }

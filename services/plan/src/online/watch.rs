@@ -1,31 +1,33 @@
-//! Watches the metrics of a cluster's proxies, and reports or sets the number of workers.
+//! Watches the metrics of a cluster's proxies, and reports or sets the number of workers, and the roles of those that hold
+//! encoder and decoder.
 //!
-//! Each observation is one line. An observation that fails (the proxy does not answer, no request ended) changes nothing.
+//! Each observation is one line for each of the two. An observation that fails (the proxy does not answer, no request ended) changes nothing.
 
 use super::apply::ReplicaTarget;
 use super::controller::{Controller, Decision, Replicas, Rules};
+use super::division::{Division, Workers, divide};
 use super::fitted::Fitted;
 use super::load::{Load, Reading};
 use super::needed::needed;
+use super::proxies::{Proxies, SeenProxy};
+use super::roles::{RoleChanges, RolePlan, RoleWatch};
 use crate::planner::Budget;
 use crate::planner::inputs::PlanInputs;
-use reqwest::Url;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
-use triptych_bench::error::{MeasureError, chain};
-
-/// Limit for one answer of a proxy, and for a name lookup.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
+use triptych_bench::error::MeasureError;
 
 /// Settings of a watch.
 #[derive(Clone)]
 pub struct WatchSettings {
     /// URL of the proxy's metrics. If its name has several addresses, each is a proxy, and their counters are added.
     pub url: String,
+    /// Word of the proxies' admin API; `None`: it asks for none.
+    pub token: Option<String>,
+    /// Treatment of roles.
+    pub roles: RoleChanges,
     /// Pause between two observations.
     pub interval: Duration,
     /// Number of observations; `None`: no limit.
@@ -36,6 +38,8 @@ pub struct WatchSettings {
     pub replicas: Replicas,
     /// Names of the towers whose encoders have pools of their own; none: one pool has all encoders.
     pub towers: Vec<String>,
+    /// Most workers of each kind that are planned with.
+    pub most: Replicas,
     /// Rules of the controller.
     pub rules: Rules,
 }
@@ -58,13 +62,14 @@ pub async fn watch(
 ) -> Result<(), MeasureError> {
     // Inputs that cannot be used are an error before the first observation.
     inputs()?;
-    let client = reqwest::Client::builder().no_proxy().timeout(FETCH_TIMEOUT).build();
-    let client = client.map_err(|e| MeasureError::setting("--watch", &e))?;
-    let WatchSettings { url, interval, n_observations, headroom, replicas, towers, rules } = settings;
+    let WatchSettings { url, token, roles, interval, n_observations, headroom, replicas, towers, most, rules } =
+        settings;
     let mut watch = Watch {
+        proxies: Proxies::new(url.clone(), token)?,
         inputs,
         headroom,
-        most: rules.most,
+        most,
+        roles: RoleWatch::new(rules, roles),
         controller: Controller::new(rules),
         current: replicas,
         towers,
@@ -73,13 +78,16 @@ pub async fn watch(
         report,
     };
     let mut ticks = tokio::time::interval(interval);
+    // One future for all observations: a Ctrl-C in the middle of one counts too.
+    let mut stop = pin!(tokio::signal::ctrl_c());
     let mut n = 0;
     loop {
         tokio::select! {
+            biased;
+            _ = &mut stop => return Ok(()),
             _ = ticks.tick() => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
         }
-        match fetch(&client, &url).await {
+        match watch.proxies.reading().await {
             Ok(reading) => watch.observe(reading, Instant::now()).await?,
             Err(why) => report(&format!("{url}: {why}"), &json!({"trouble": why}))?,
         }
@@ -90,40 +98,12 @@ pub async fn watch(
     }
 }
 
-/// Added counters of all proxies behind the URL's name. All must answer: without one of them the sum would seem to fall.
-async fn fetch(client: &reqwest::Client, url: &str) -> Result<Reading, String> {
-    let mut metrics = String::new();
-    for url in each(url).await? {
-        let answer = async { client.get(url).send().await?.error_for_status()?.text().await };
-        metrics.push_str(&answer.await.map_err(|e| chain(&e))?);
-        metrics.push('\n');
-    }
-    Reading::of(&metrics).map_err(|e| e.to_string())
-}
-
-/// The URL with each address of its name: a headless service has one for each proxy. Loopback names and HTTPS are requested
-/// once: the former have several addresses for one listener, and a certificate is for the name.
-async fn each(url: &str) -> Result<Vec<Url>, String> {
-    let url = Url::parse(url).map_err(|e| e.to_string())?;
-    let (Some(name), "http") = (url.domain().map(str::to_owned), url.scheme()) else { return Ok(vec![url]) };
-    let port = url.port_or_known_default().unwrap_or(80);
-    let found = timeout(FETCH_TIMEOUT, tokio::net::lookup_host((name.as_str(), port))).await;
-    let found = found.map_err(|_| format!("{name} was not looked up in {} s", FETCH_TIMEOUT.as_secs()))?;
-    let addresses: BTreeSet<IpAddr> = found.map_err(|e| e.to_string())?.map(|at| at.ip()).collect();
-    if addresses.iter().all(IpAddr::is_loopback) {
-        return Ok(vec![url]);
-    }
-    let with = |ip: IpAddr| {
-        let mut url = url.clone();
-        url.set_ip_host(ip).ok().map(|()| url)
-    };
-    Ok(addresses.into_iter().filter_map(with).collect())
-}
-
 struct Watch<'a> {
+    proxies: Proxies,
     inputs: ReadInputs,
     headroom: f64,
     most: Replicas,
+    roles: RoleWatch,
     controller: Controller,
     current: Replicas,
     towers: Vec<String>,
@@ -139,6 +119,12 @@ struct Needs {
     attainment: f64,
 }
 
+/// Needed division of the present workers; `None`: the load has no sizes.
+struct DivisionNeeds {
+    division: Option<Division>,
+    attainment: f64,
+}
+
 impl Watch<'_> {
     async fn observe(&mut self, reading: Reading, now: Instant) -> Result<(), MeasureError> {
         match self.target.current().await {
@@ -146,12 +132,83 @@ impl Watch<'_> {
             Err(e) => return (self.report)(&e.to_string(), &json!({"trouble": e.to_string()})),
         }
         let before = self.last.replace((reading.clone(), now));
-        let Some((before, at)) = before else { return (self.report)("watching", &json!({"watching": true})) };
-        let Some(load) = reading.since(&before, now.saturating_duration_since(at)) else {
-            return (self.report)("no request ended", &json!({"rate": 0}));
+        let load = before
+            .as_ref()
+            .and_then(|(before, at)| reading.since(before, now.saturating_duration_since(*at)));
+        // Where the admin API is off, or of an earlier version, nothing is known of roles.
+        let seen = self.proxies.workers().await.unwrap_or_default();
+        let view = self.roles.merged(&seen);
+        let workers = Workers::from(&view);
+        if workers.are_divisible() {
+            let needs = match &load {
+                Some(load) => Some(self.division(load, workers).await?),
+                None => None,
+            };
+            let needed = needs.as_ref().and_then(|needs| needs.division.map(|division| division.encoding));
+            let plan = self.roles.decide(now, &view, needed);
+            self.apply_roles(load.as_ref().zip(needs.as_ref()), &plan, &seen).await?;
+            if !self.target.sets_replicas() {
+                return Ok(());
+            }
+        }
+        let Some(load) = load else {
+            return match before {
+                None => (self.report)("watching", &json!({"watching": true})),
+                Some(_) => (self.report)("no request ended", &json!({"rate": 0})),
+            };
         };
         let needs = self.needs(&load).await?;
         self.apply(&load, needs, now).await
+    }
+
+    /// The division of the present workers for the observed load.
+    async fn division(&self, load: &Load, workers: Workers) -> Result<DivisionNeeds, MeasureError> {
+        let read_inputs = Arc::clone(&self.inputs);
+        let (load, headroom) = (load.clone(), self.headroom);
+        let planned = tokio::task::spawn_blocking(move || {
+            let inputs = read_inputs()?;
+            let attainment = load.attainment(&inputs.slo);
+            let curves = inputs.curves.first().map(Arc::clone);
+            let fitted = curves.as_ref().and_then(|curves| Fitted::of(&load, curves));
+            let Some(fitted) = fitted else { return Ok(DivisionNeeds { division: None, attainment }) };
+            let all = workers.encoders + workers.pds + workers.flexible;
+            let question = inputs.question(Budget::Workers(all), &fitted);
+            let division = divide(&question, load.rate * headroom, &workers)
+                .map_err(|e| MeasureError::failed("cannot plan", &e))?;
+            Ok(DivisionNeeds { division: Some(division), attainment })
+        });
+        planned.await.map_err(|e| MeasureError::failed("planning ended early", &e))?
+    }
+
+    /// Has the proxies give the roles, and reports.
+    async fn apply_roles(
+        &mut self,
+        load: Option<(&Load, &DivisionNeeds)>,
+        plan: &RolePlan,
+        seen: &[SeenProxy],
+    ) -> Result<(), MeasureError> {
+        let trouble = self.roles.apply(plan, &self.proxies, seen).await;
+        let RolePlan { flexible, from, to, encoders, why } = plan;
+        let change = match from == to {
+            true => format!("keep {from} of {flexible} workers with both for encodes"),
+            false => format!("{from} -> {to} of {flexible} workers with both for encodes"),
+        };
+        let told = load.map_or_else(String::new, |(load, needs)| {
+            let (rate, met) = (load.rate, needs.attainment * 1e2);
+            format!("; {rate:.2} requests/s, {met:.1} % meet the SLO")
+        });
+        let division = load.and_then(|(_, needs)| needs.division);
+        let fields = json!({
+            "roles": {
+                "flexible": flexible, "current": from, "needed": division.map(|d| d.encoding), "recommended": to,
+                "encoders": encoders, "attainment": division.map(|d| d.attainment),
+                "present_attainment": division.map(|d| d.present),
+            },
+            "rate": load.map_or(0.0, |(load, _)| load.rate), "changes": from != to, "why": why, "trouble": trouble,
+            "attainment": load.map(|(_, needs)| needs.attainment),
+        });
+        let rest = if trouble.is_empty() { String::new() } else { format!("; {trouble}") };
+        (self.report)(&format!("{change}: {why}{told}{rest}"), &fields)
     }
 
     /// Replicas for the observed load, and its SLO attainment.
@@ -159,6 +216,7 @@ impl Watch<'_> {
         let read_inputs = Arc::clone(&self.inputs);
         let load = load.clone();
         let most = self.most;
+        let pools = self.target.pools();
         let rate = load.rate * self.headroom;
         let current = self.current;
         let planned = tokio::task::spawn_blocking(move || {
@@ -171,7 +229,7 @@ impl Watch<'_> {
             let question = inputs.question(Budget::Workers(most.total()), &fitted);
             let replicas =
                 needed(&question, rate, most).map_err(|e| MeasureError::failed("cannot plan", &e))?;
-            Ok(Needs { replicas, attainment })
+            Ok(Needs { replicas: replicas.map(|replicas| pools.of(replicas)), attainment })
         });
         planned.await.map_err(|e| MeasureError::failed("planning ended early", &e))?
     }
@@ -187,7 +245,7 @@ impl Watch<'_> {
                 format!("not even {encoders} encoders and {pds} PD workers are enough")
             }
         };
-        let needs = replicas.unwrap_or(self.most);
+        let needs = replicas.unwrap_or_else(|| self.target.pools().of(self.most));
         let (to, why) = match self.controller.observe(now, from, needs) {
             Decision::Keep { why } => (from, why),
             Decision::Change { to, why } => (to, why),
@@ -242,18 +300,5 @@ mod tests {
         let towers = Replicas { encoders: TowerWorkers::new(&[2, 1]), pds: 1 };
         let names = ["low".to_owned(), "high".to_owned()];
         assert_eq!(fields_of(towers, &names), json!({"encoders": {"low": 2, "high": 1}, "pds": 1}));
-    }
-
-    #[tokio::test]
-    async fn loopback_names_and_addresses_are_requested_once() {
-        for url in [
-            "http://127.0.0.1:8080/metrics",
-            "http://localhost:8080/metrics",
-            "https://proxy.example/metrics",
-        ] {
-            let urls = each(url).await.unwrap();
-            assert_eq!(urls.iter().map(Url::as_str).collect::<Vec<_>>(), [url]);
-        }
-        assert!(each("no url").await.is_err());
     }
 }

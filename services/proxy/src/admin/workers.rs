@@ -13,11 +13,14 @@ use triptych_core::{Failure, WorkerId};
 /// All workers.
 #[derive(Debug, Serialize)]
 pub(super) struct Workers {
+    /// The setting of `--roles`: `auto` or `fixed`.
+    roles: &'static str,
     workers: Vec<WorkerStatus>,
 }
 
 pub(super) async fn list(State(api): State<AdminApi>) -> Json<Workers> {
-    Json(Workers { workers: api.orchestrator.fleet.statuses() })
+    let fleet = &api.orchestrator.fleet;
+    Json(Workers { roles: fleet.roles().as_str(), workers: fleet.statuses() })
 }
 
 pub(super) async fn drain(state: State<AdminApi>, id: Path<String>) -> Result<StatusCode, AdminError> {

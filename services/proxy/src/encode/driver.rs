@@ -310,6 +310,6 @@ fn chosen(worker: &Lease) -> ChosenWorker {
     ChosenWorker {
         id: worker.id().clone(),
         is_last_resort: worker.is_last_resort(),
-        expected: worker.forecast().map(|forecast| forecast.queue.saturating_add(forecast.p95)),
+        expected: worker.forecast().map(|forecast| forecast.begin().saturating_add(forecast.p95)),
     }
 }

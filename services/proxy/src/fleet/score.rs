@@ -89,6 +89,8 @@ pub struct EncoderLoad<'a> {
     pub queued_us: u64,
     /// Time of this job here, in microseconds.
     pub cost_us: u64,
+    /// Time until the encoder's weights are in memory, in microseconds; 0: they are.
+    pub cold_us: u64,
     /// It would refuse.
     pub is_full: bool,
     /// The engine on the same cores; `None`: it is an encoder worker.
@@ -107,9 +109,9 @@ pub struct EngineLoad {
 }
 
 impl EncoderLoad<'_> {
-    /// Time until the job would be done if the cores were its own, in microseconds.
+    /// Time until the job would be done if the cores were its own, in microseconds. Queued jobs wait for a load too.
     pub fn completion_us(&self) -> u64 {
-        self.queued_us.saturating_add(self.cost_us)
+        self.cold_us.saturating_add(self.queued_us).saturating_add(self.cost_us)
     }
 
     /// The same on the cores of an engine, which takes half of them while it has work, and the delay of all requests that run

@@ -111,7 +111,9 @@ impl PrefillTime {
 /// Forecast of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forecast {
-    /// Until it begins.
+    /// Until the encoder's weights are in memory; zero: they are.
+    pub cold: Duration,
+    /// From there until it begins.
     pub queue: Duration,
     /// From there.
     pub cost: Duration,
@@ -120,7 +122,13 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// From now to its end.
+    /// From now to its begin.
+    pub fn begin(&self) -> Duration {
+        self.cold.saturating_add(self.queue)
+    }
+
+    /// From now to its end, by which items are admitted. A load of weights is left out: an encoder whose items were refused
+    /// for it would never be loaded.
     pub fn end(&self) -> Duration {
         self.queue.saturating_add(self.cost)
     }

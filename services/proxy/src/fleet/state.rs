@@ -77,6 +77,9 @@ impl FleetState {
             let view = worker.view();
             (view.role, view.assigned)
         };
+        if role == ElasticRole::Encoder {
+            worker.encodes_next.notify_one();
+        }
         let cause = if assigned == role && role != ElasticRole::Both { "operator" } else { "load" };
         self.meters.role_changed(role, cause);
         let (encode_share, busy_workers) = {
@@ -136,11 +139,14 @@ impl FleetState {
     }
 
     pub(super) fn set_up(&self, worker: &Worker, description: Description) {
-        let (health, life) = {
+        let (health, life, role) = {
             let mut view = worker.view();
             view.is_up = true;
-            (view.health(), view.identify(description.instance.clone()))
+            (view.health(), view.identify(description.instance.clone()), view.role)
         };
+        if life != Life::Same && role == ElasticRole::Encoder {
+            worker.encodes_next.notify_one();
+        }
         if life == Life::Other {
             let suspects = description.suspects.len();
             tracing::info!(worker = %worker.id, suspects, "another process answers for this worker");

@@ -3,7 +3,7 @@
 use super::Fleet;
 use super::catalog::{Health, Known};
 use super::choice::now;
-use super::roles::ElasticRole;
+use super::roles::{ElasticRole, Roles};
 use super::view::View;
 use super::worker::Worker;
 use serde::Serialize;
@@ -26,6 +26,8 @@ pub struct WorkerStatus {
     pub encodes: bool,
     /// Work that a PD worker with encoders is given: `both`, `encoder` or `pd`.
     pub elastic_role: Option<&'static str>,
+    /// Role that an operator gave it, or `plan --watch`; `both`: none.
+    pub assigned_role: Option<&'static str>,
     /// Names of its models.
     pub models: Vec<String>,
     /// Requests or encode jobs that this proxy gave it and that are not done.
@@ -68,6 +70,7 @@ impl WorkerStatus {
             drained: view.is_held,
             encodes: known.encodes,
             elastic_role: known.encodes.then(|| view.role.as_str()),
+            assigned_role: known.encodes.then(|| view.assigned.as_str()),
             models: known.models.iter().map(|model| model.name.to_string()).collect(),
             given: view.n_leases,
             running,
@@ -86,6 +89,11 @@ impl Fleet {
         let (catalog, workers) = (self.catalog(), self.shared.workers());
         let known = catalog.workers.iter();
         known.filter_map(|known| Some(WorkerStatus::new(known, &workers.get(&known.id)?.view()))).collect()
+    }
+
+    /// Division of encodes among the workers.
+    pub fn roles(&self) -> Roles {
+        self.shared.roles
     }
 
     /// Lets a worker end what it has and gives it nothing new, or gives it work again. The order holds for its address: for

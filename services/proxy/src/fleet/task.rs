@@ -20,6 +20,7 @@ use triptych_proto::convert::WireError;
 use triptych_proto::v1;
 use triptych_proto::v1::encoder_worker_client::EncoderWorkerClient;
 use triptych_proto::v1::prefill_decode_worker_client::PrefillDecodeWorkerClient;
+use triptych_proto::v1::worker_admin_client::WorkerAdminClient;
 use triptych_runtime::discovery::Role;
 
 /// Between two questions to a worker that answers.
@@ -72,6 +73,27 @@ pub(super) async fn run(shared: Arc<FleetState>, worker: Arc<Worker>) {
         () = worker.gone() => tracing::info!(worker = %worker.id, "worker gone"),
         () = ask(&shared, &worker) => {}
         () = watch(&shared, &worker) => {}
+        () = prepare(&worker) => {}
+    }
+}
+
+/// Has its encoder weights loaded whenever it is given the role of an encoder, so that its first item need not wait for them.
+async fn prepare(worker: &Worker) {
+    loop {
+        worker.encodes_next.notified().await;
+        let mut admin = WorkerAdminClient::new(worker.channel());
+        let asking = admin.load_encoder_weights(v1::LoadEncoderWeightsRequest {});
+        match timeout(PATIENCE, asking).await {
+            Ok(Ok(answer)) => {
+                let n_cold = answer.into_inner().n_cold;
+                tracing::debug!(worker = %worker.id, n_cold, "asked a worker to load its encoder weights");
+            }
+            // The first item has them loaded.
+            Ok(Err(status)) => {
+                tracing::debug!(worker = %worker.id, code = %status.code(), "encoder weights are not loaded ahead");
+            }
+            Err(_) => tracing::debug!(worker = %worker.id, "no answer about encoder weights"),
+        }
     }
 }
 

@@ -22,6 +22,9 @@ const MAX_RESIDENT: usize = 1 << 16;
 /// and tower.
 const MAX_COSTS: usize = 256;
 
+/// The longest load of encoder weights that is believed.
+const MAX_LOAD_US: u64 = 600_000_000;
+
 /// An item to be encoded, as far as its cost depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemSize<'a> {
@@ -201,6 +204,15 @@ impl View {
         own.or_else(longest).map(|cost| cost.token_us)
     }
 
+    /// Time until the weights of an encoder are in memory there, in microseconds; 0: they are. Reported while it changes, so
+    /// that it does not age here.
+    pub fn cold_us(&self, model: &ModelName, encoder: EncoderId) -> u64 {
+        let wire = (i32::from(v1::Modality::from(encoder.modality)), u32::from(encoder.tower.0));
+        let mut cold = self.load().map(|load| load.cold_encoders.as_slice()).unwrap_or_default().iter();
+        let found = cold.find(|c| (c.modality, c.tower_index) == wire && c.model == model.as_str());
+        found.map_or(0, |cold| cold.load_us.min(MAX_LOAD_US))
+    }
+
     /// True if it would refuse one more.
     pub fn is_full(&self) -> bool {
         let Some(load) = self.load().filter(|load| load.capacity > 0) else { return false };
@@ -255,6 +267,7 @@ impl View {
         let curve = self.curve(item.model, item.encoder)?;
         let cost_us = curve.cost_us(item.bytes);
         Some(Forecast {
+            cold: Duration::from_micros(self.cold_us(item.model, item.encoder)),
             queue: Duration::from_micros(self.queued_us(now)),
             cost: Duration::from_micros(cost_us),
             p95: curve.p95(cost_us),
@@ -275,7 +288,7 @@ impl View {
         tokens: u32,
     ) -> Option<Duration> {
         let curve = self.curve(model, encoder)?;
-        Some(forecast?.queue.saturating_add(curve.p95(curve.tokens_us(tokens))))
+        Some(forecast?.begin().saturating_add(curve.p95(curve.tokens_us(tokens))))
     }
 
     /// As an encoder with this item; `id` is its name.
@@ -284,6 +297,7 @@ impl View {
             id,
             queued_us: self.queued_us(now),
             cost_us: self.cost_us(item),
+            cold_us: self.cold_us(item.model, item.encoder),
             is_full: self.is_full(),
             engine: None,
         }
@@ -325,7 +339,7 @@ impl View {
         now: Instant,
     ) -> PlacementLoad {
         let missing = self.missing_us(items);
-        let own = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
+        let own = missing.iter().map(|(_, us)| *us).fold(self.cold_us_of(items), u64::saturating_add);
         let before = self.queued_us(now).saturating_add(self.reserved_us);
         let answer_us = self.pd_load(&[], 0, prefill).score_us();
         let score_us = answer_us.saturating_add(before).saturating_add(own);
@@ -343,8 +357,9 @@ impl View {
         let missing = self.missing_us(items);
         let cost_us = missing.iter().map(|(_, us)| *us).fold(0, u64::saturating_add);
         let queued_us = self.queued_us(now).saturating_add(self.reserved_us);
+        let (cold_us, is_full) = (self.cold_us_of(items), self.is_full());
         let engine = Some(self.engine_load(prefill));
-        let encode = EncoderLoad { id, queued_us, cost_us, is_full: self.is_full(), engine };
+        let encode = EncoderLoad { id, queued_us, cost_us, cold_us, is_full, engine };
         let answer_us = self.pd_load(&[], 0, prefill).score_us();
         PlacementSite { answer_us, encode, n_held: self.n_held(items) }
     }
@@ -358,6 +373,13 @@ impl View {
     pub fn missing_us(&self, items: &[UnplacedOutput<'_>]) -> Vec<(ContentKey, u64)> {
         let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
         missing.filter_map(|(key, item)| Some((*key, self.cost_us((*item)?)))).collect()
+    }
+
+    /// The longest load of encoder weights that is before these outputs if they are encoded here, in microseconds.
+    fn cold_us_of(&self, items: &[UnplacedOutput<'_>]) -> u64 {
+        let missing = items.iter().filter(|(key, _)| !self.resident.contains(key));
+        let cold = missing.filter_map(|(_, item)| item.map(|item| self.cold_us(item.model, item.encoder)));
+        cold.max().unwrap_or(0)
     }
 
     fn n_held(&self, items: &[UnplacedOutput<'_>]) -> usize {

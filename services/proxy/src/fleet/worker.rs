@@ -24,6 +24,8 @@ pub(super) struct Worker {
     pub(super) came_up: Notify,
     /// It has a new connection.
     pub(super) redialed: Notify,
+    /// Wakes the task that has its encoder weights loaded: it was given the role of an encoder.
+    pub(super) encodes_next: Notify,
     /// It left discovery: it gets nothing new, and its task ends when it is idle.
     pub(super) leaving: CancellationToken,
     idle: Notify,
@@ -41,6 +43,7 @@ impl Worker {
             ask_again: Notify::new(),
             came_up: Notify::new(),
             redialed: Notify::new(),
+            encodes_next: Notify::new(),
             leaving: CancellationToken::new(),
             idle: Notify::new(),
         })

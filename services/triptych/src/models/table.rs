@@ -107,6 +107,11 @@ fn memory(i: &Inventory, is_text: bool) -> Vec<(&'static str, String)> {
             ("towers", "each a job that may go to a worker of its own (--towers)".to_owned()),
         ],
     };
+    let (here, both_here) = (i.decoder.loaded, i.decoder.loaded.plus(encoder.stage.loaded));
+    lines.push((
+        "colocated",
+        format!("{}; {} while lazy encoder weights are away", all(both_here), all(here)),
+    ));
     match &encoder.towers[..] {
         [] => lines.push(("activations", format!("{} at most for {item}", all(encoder.activations)))),
         towers => {

@@ -5,10 +5,12 @@ use super::question::QuestionArgs;
 use crate::error::CliError;
 use crate::up::encoders::{EncoderWorkers, NotEncoderWorkers};
 use clap::Args;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::error::MeasureError;
 use triptych_plan::online::apply::{ApplyTo, CommandTemplate, Pools, ReplicaTarget};
+use triptych_plan::online::roles::RoleChanges;
 use triptych_plan::online::watch::{WatchSettings, watch};
 use triptych_plan::online::{Replicas, Rules};
 use triptych_plan::planner::TowerWorkers;
@@ -55,14 +57,18 @@ pub struct WatchArgs {
     /// Workers of each pool, at most
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max: usize,
-    /// Set the replicas: kubernetes:NAMESPACE, from a pod whose account may get and patch deployments/scale
+    /// Apply changes. kubernetes:NAMESPACE: set the replicas, from a pod whose account may get and patch deployments/scale, and the
+    /// roles of workers that hold encoder and decoder; roles: these alone, through the admin API at the port of --watch
     #[arg(long, value_name = "TARGET", requires = "watch", conflicts_with = "apply_command")]
     pub apply: Option<ApplyTo>,
     /// Set the replicas by a command, as in './scale.sh {pool} {replicas}'
     #[arg(long, value_name = "COMMAND", requires = "watch")]
     pub apply_command: Option<CommandTemplate>,
+    /// File with the token of the proxies' admin API
+    #[arg(long, value_name = "FILE", env = "TRIPTYCH_ADMIN_TOKEN_FILE")]
+    pub admin_token_file: Option<PathBuf>,
     /// Deployment of the encoder workers, and what {pool} is for them; of towers with pools of their own TOWER=NAME,…, otherwise
-    /// NAME-TOWER
+    /// NAME-TOWER; empty: there is none, workers of --pd-deployment hold both
     #[arg(long, value_name = "NAME", default_value = "encoder", value_delimiter = ',')]
     pub encoder_deployment: Vec<String>,
     /// Deployment of the PD workers, and what {pool} is for them
@@ -82,7 +88,7 @@ fn encoders(text: &str) -> Result<EncoderWorkers, NotEncoderWorkers> {
 /// The pools of encoder workers.
 #[derive(Debug, PartialEq, Eq)]
 struct EncoderPools {
-    /// The tower of each; none: one pool has all.
+    /// The tower of each; none: one pool has all, or there is none.
     towers: Vec<String>,
     /// Current workers of each.
     workers: Vec<usize>,
@@ -98,6 +104,9 @@ impl WatchArgs {
         let base = plain.first().map_or("encoder", |name| name.as_str());
         let of_towers: Vec<_> = of_towers.iter().filter_map(|name| name.split_once('=')).collect();
         let alike = match &self.encoders {
+            EncoderWorkers::Alike(_) if base.is_empty() => {
+                return Ok(EncoderPools { towers: Vec::new(), workers: Vec::new(), deployments: Vec::new() });
+            }
             EncoderWorkers::Alike(n) if of_towers.is_empty() => {
                 return Ok(EncoderPools {
                     towers: Vec::new(),
@@ -161,10 +170,24 @@ impl WatchArgs {
     fn target(&self, encoders: Vec<String>) -> Result<ReplicaTarget, CliError> {
         let pools = Pools { encoders, pds: self.pd_deployment.clone() };
         match (&self.apply, &self.apply_command) {
-            (Some(to), _) => Ok(ReplicaTarget::kubernetes(to, pools)?),
+            (Some(ApplyTo::Kubernetes { namespace }), _) => Ok(ReplicaTarget::kubernetes(namespace, pools)?),
+            (Some(ApplyTo::Roles), _) => Ok(ReplicaTarget::Nowhere),
             (None, Some(template)) => Ok(ReplicaTarget::Command(template.clone(), pools)),
             (None, None) => Ok(ReplicaTarget::Nowhere),
         }
+    }
+
+    fn role_changes(&self) -> RoleChanges {
+        match (&self.apply, &self.apply_command) {
+            (None, None) => RoleChanges::Reported,
+            (Some(_), _) | (None, Some(_)) => RoleChanges::Applied,
+        }
+    }
+
+    fn token(&self) -> Result<Option<String>, CliError> {
+        let Some(file) = &self.admin_token_file else { return Ok(None) };
+        let read = std::fs::read_to_string(file).map(|text| text.trim().to_owned());
+        read.map(Some).map_err(|e| CliError::setting(format!("--admin-token-file {}", file.display()), &e))
     }
 }
 
@@ -184,10 +207,13 @@ pub async fn run(args: &WatchArgs, question: &QuestionArgs, json: bool) -> Resul
     let EncoderPools { towers, workers, deployments } = pools_of_curves(args, question)?;
     let settings = WatchSettings {
         url: args.watch.clone().unwrap_or_default(),
+        token: args.token()?,
+        roles: args.role_changes(),
         interval: Duration::from_secs(args.interval_s),
         n_observations: Some(args.observations).filter(|n| *n > 0),
         headroom: args.headroom,
         replicas: Replicas { encoders: TowerWorkers::new(&workers), pds: args.pds },
+        most: Replicas::each(args.max, workers.len().max(1)),
         rules: args.rules(workers.len())?,
         towers,
     };
@@ -226,6 +252,7 @@ mod tests {
         };
         check(&["--encoders", "3"], (&[], &[3], &["encoder"]));
         check(&["--encoder-deployment", "vl"], (&[], &[1], &["vl"]));
+        check(&["--encoder-deployment", ""], (&[], &[], &[]));
         let apart = (&["low", "high"][..], &[2, 1][..], &["vl-low", "vl-high"][..]);
         check(&["--encoders", "high:1,low:2", "--encoder-deployment", "vl"], apart);
         check(&["--encoder-deployment", "high=b,low=a"], (&["low", "high"], &[1, 1], &["a", "b"]));

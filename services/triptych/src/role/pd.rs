@@ -4,6 +4,7 @@ use super::{Process, bind_admin, journal, worker_id};
 use crate::args::cores::CoreShareArgs;
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::encoder_weights::EncoderWeightsArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
 use crate::args::memory::MemoryArgs;
@@ -16,11 +17,11 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice};
+use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice, WeightsPolicy};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_pd::grammar::TrialProgram;
-use triptych_pd::{EngineSettings, MakeColocated, PdConfig, PdError};
+use triptych_pd::{ColocatedWeights, EngineSettings, MakeColocated, PdConfig, PdError};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
 use triptych_runtime::{Drain, MetricsRegistry};
@@ -86,6 +87,9 @@ pub struct PdArgs {
     /// Precision of the encoders, its own included: it refuses encoder outputs of any other. Default: --precision
     #[arg(long, value_name = "TYPE", env = "TRIPTYCH_ENCODER_PRECISION", help_heading = WITH_ENCODER)]
     pub encoder_precision: Option<PrecisionArg>,
+    /// Encoder weights
+    #[command(flatten)]
+    pub weights: EncoderWeightsArgs,
     /// TLS
     #[command(flatten)]
     pub tls: TlsArgs,
@@ -186,6 +190,7 @@ fn mib(n: u32) -> usize {
 /// The encoders of the same models, over the worker's own connector.
 fn encoders(
     config: &PdConfig,
+    weights: WeightsPolicy,
     graphs: Option<EncoderGraphConfig>,
     drain: Drain,
     metrics: MetricsRegistry,
@@ -199,6 +204,7 @@ fn encoders(
         model_updates: None,
         store: config.store.clone(),
         compute: ComputeConfig { precision: config.encoder_precision, ..config.compute },
+        weights,
         dtype: config.encoder_dtype.clone(),
         limits: config.limits.clone(),
         graphs,
@@ -234,6 +240,7 @@ impl PdArgs {
         self.plaintext.check(&self.tls, &self.grpc)?;
         self.models.check()?;
         self.lora.loaded.settings()?;
+        self.weights.check(self.with_encoder)?;
         if self.updates.dir()?.is_some() && self.with_encoder {
             let text = "--model-updates: a worker with encoders (--with-encoder) has the models of its start";
             return Err(CliError::Setting(text.into()));
@@ -254,6 +261,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let grpc = listen::bind("--grpc", &args.grpc).await?;
     let id = worker_id(args.id.as_deref(), "pd", &grpc);
     let watchdog = args.watchdog.within(args.memory.memory_mib);
+    let weights = args.weights.policy(watchdog.limits().memory_bytes);
     let (journal, watchdog) = (journal(&id, &grpc), watchdog.start()?);
     args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
@@ -278,6 +286,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         memory_bytes: args.memory.memory_mib.map(mib),
         engine: EngineSettings { max_loras: size(args.lora.max_loras), ..args.engine.settings() },
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
+        encoder_memory: ColocatedWeights::Absent,
         colocated: None,
         arbiter: None,
         cores: args.cores.open(args.models.compute.device)?,
@@ -287,8 +296,10 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     };
     if args.with_encoder {
         config.arbiter = Some(ComputeArbiter::new(args.encoder_token_budget));
+        config.encoder_memory = args.weights.memory();
         config.colocated = Some(encoders(
             &config,
+            weights,
             args.models.graphs.config(),
             process.drain.clone(),
             process.metrics.clone(),

@@ -4,6 +4,7 @@ use super::encoders::EncoderWorkers;
 use crate::args::api::ApiArgs;
 use crate::args::bounds::BoundArgs;
 use crate::args::drain::DrainArgs;
+use crate::args::encoder_weights::EncoderWeightsArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
 use crate::args::memory::MemoryArgs;
@@ -41,6 +42,9 @@ pub struct UpArgs {
     /// PD workers hold the encoders too: they help out when no encoder worker can
     #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
     pub with_encoder: bool,
+    /// Encoder weights of PD workers
+    #[command(flatten)]
+    pub weights: EncoderWeightsArgs,
     /// APIs
     #[command(flatten)]
     pub api: ApiArgs,

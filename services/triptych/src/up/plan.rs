@@ -152,6 +152,7 @@ impl ClusterPlan {
                 worker.flags.extend(tower.into_iter().flat_map(|tower| ["--towers".into(), tower.into()]));
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
+                    worker.flags.extend(args.weights.to_flags());
                 }
                 worker.ec = Some(ec.clone());
                 children.push(worker);

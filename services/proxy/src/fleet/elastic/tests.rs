@@ -15,7 +15,7 @@ fn ids(n: usize) -> Vec<WorkerId> {
 
 /// An encoder worker with so much to do.
 fn encoder(id: &WorkerId, queued_us: u64) -> EncoderLoad<'_> {
-    EncoderLoad { id, queued_us, cost_us: COST_US, is_full: false, engine: None }
+    EncoderLoad { id, queued_us, cost_us: COST_US, cold_us: 0, is_full: false, engine: None }
 }
 
 /// A PD worker with encoders.
@@ -64,6 +64,16 @@ fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
     assert_eq!(choose(&full, Some(0)), (1, Reason::Spill));
     full[1].is_full = true;
     assert_eq!(choose(&full, Some(0)).0, 0);
+}
+
+#[test]
+fn a_worker_whose_encoder_weights_are_away_is_chosen_when_the_load_is_shorter_than_the_queue_elsewhere() {
+    let ids = ids(2);
+    let cold = |queued| [EncoderLoad { cold_us: 5 * COST_US, ..pd(&ids[0], 0, 0) }, pd(&ids[1], queued, 0)];
+    assert_eq!(choose(&cold(0), Some(0)), (1, Reason::Spill), "not even as the home");
+    assert_eq!(choose(&cold(4 * COST_US), Some(0)), (1, Reason::Spill));
+    assert_eq!(choose(&cold(9 * COST_US), Some(0)), (0, Reason::Favourite));
+    assert_eq!(choose(&cold(9 * COST_US), Some(1)), (0, Reason::Spill), "a cold worker helps out");
 }
 
 #[test]

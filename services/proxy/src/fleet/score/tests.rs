@@ -16,7 +16,14 @@ fn key(n: u32) -> ContentKey {
 }
 
 fn encoders<'a>(ids: &'a [WorkerId], queued_us: &[u64]) -> Vec<EncoderLoad<'a>> {
-    let load = |(id, &queued_us)| EncoderLoad { id, queued_us, cost_us: 1000, is_full: false, engine: None };
+    let load = |(id, &queued_us)| EncoderLoad {
+        id,
+        queued_us,
+        cost_us: 1000,
+        cold_us: 0,
+        is_full: false,
+        engine: None,
+    };
     ids.iter().zip(queued_us).map(load).collect()
 }
 
@@ -170,7 +177,7 @@ proptest! {
     #[test]
     fn no_load_overflows(own in any::<u64>(), waiting in any::<u64>(), kv in -1.0f64..2.0) {
         let load = PdLoad { kv_usage: kv, running: own, waiting, waiting_tokens: own, own_tokens: own, prefill: PrefillTime::UNMEASURED, own_bytes: own, encode_us: own, is_full: false };
-        let encoder = EncoderLoad { id: &WorkerId::new("e"), queued_us: own, cost_us: waiting, is_full: false, engine: Some(EngineLoad { running: own, waiting_us: own, ..EngineLoad::default() }) };
+        let encoder = EncoderLoad { id: &WorkerId::new("e"), queued_us: own, cost_us: waiting, cold_us: own, is_full: false, engine: Some(EngineLoad { running: own, waiting_us: own, ..EngineLoad::default() }) };
         prop_assert!(load.score_us() >= load.own_us());
         prop_assert!(encoder.total_us() >= encoder.completion_us() && encoder.completion_us() >= own);
     }

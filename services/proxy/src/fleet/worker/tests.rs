@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::fleet::catalog::Health;
+use crate::fleet::view::ItemSize;
 use std::time::{Duration, Instant};
-use triptych_core::{ContentKey, ModelName};
+use triptych_core::{ContentKey, Modality, ModelName};
 use triptych_proto::v1;
 
 fn worker() -> Worker {
@@ -38,6 +39,42 @@ async fn the_queue_is_what_was_reported_less_the_time_since_and_what_was_sent_af
     assert!(worker.view().is_full());
     worker.done(after, job(300));
     assert_eq!((queued(0), worker.view().is_full()), (5001, false));
+}
+
+#[tokio::test]
+async fn a_load_of_encoder_weights_is_before_its_items_and_does_not_age() {
+    let (worker, start) = (worker(), Instant::now());
+    let model = ModelName::new("vl");
+    let image = || v1::Modality::Image.into();
+    let cost = v1::EncodeCost { model: "vl".into(), modality: image(), fixed_us: 1000, ..Default::default() };
+    let cold =
+        |load_us| v1::ColdEncoder { model: "vl".into(), modality: image(), load_us, ..Default::default() };
+    let item = |modality: Modality| ItemSize { model: &model, encoder: modality.into(), bytes: 1 };
+    let reported = |load_us| {
+        let load = v1::WorkerLoad {
+            costs: vec![cost.clone()],
+            cold_encoders: vec![cold(load_us)],
+            ..Default::default()
+        };
+        worker.view().take_report(report(load), false, start);
+    };
+    reported(3_000_000);
+    let id = WorkerId::new("w");
+    let later = start + Duration::from_secs(9);
+    let completion = |modality| worker.view().encoder_load(&id, item(modality), later).completion_us();
+    assert_eq!(completion(Modality::Image), 3_001_000);
+    assert!(completion(Modality::Audio) < 1_000_000, "the load is of images alone");
+    let key = |byte| ContentKey::from_bytes([byte; 32]);
+    let site = |resident: bool| {
+        worker.view().resident = if resident { [key(1)].into() } else { Default::default() };
+        worker.view().placement_site(&id, &[(key(1), Some(item(Modality::Image)))], later).encode.cold_us
+    };
+    assert_eq!([site(false), site(true)], [3_000_000, 0], "what is there needs no weights");
+    let forecast = worker.view().forecast(item(Modality::Image), later).unwrap();
+    assert_eq!((forecast.begin(), forecast.end()), (Duration::from_secs(3), Duration::from_millis(1)));
+    // Nonsense is bounded.
+    reported(u64::MAX);
+    assert_eq!(worker.view().cold_us(&model, Modality::Image.into()), 600_000_000);
 }
 
 #[tokio::test]
