@@ -3,7 +3,7 @@
 use crate::driver::SequenceHook;
 use crate::engine_settings::EngineSettings;
 use crate::grammar::TrialProgram;
-use crate::memory_needs::ColocatedWeights;
+use crate::memory_needs::ColocatedEncoders;
 use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub struct PdConfig {
     /// Program that tries out a request's grammar before it is compiled here.
     pub grammar_trial: TrialProgram,
     /// Encoders in the process, as far as its memory depends on them.
-    pub encoder_memory: ColocatedWeights,
+    pub encoder_memory: ColocatedEncoders,
     /// Services colocated with this one, such as encoders; `None`: none.
     pub colocated: Option<MakeColocated>,
     /// Compute arbiter between engines and colocated encoders; `None`: no encoders.

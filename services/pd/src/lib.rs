@@ -45,6 +45,6 @@ pub use config::{ColocatedFuture, MakeColocated, PdConfig};
 pub use driver::SequenceHook;
 pub use engine_settings::EngineSettings;
 pub use error::PdError;
-pub use memory_needs::ColocatedWeights;
+pub use memory_needs::ColocatedEncoders;
 pub use triptych_models::lora::LoraSettings;
 pub use worker::run;

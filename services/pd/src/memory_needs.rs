@@ -26,12 +26,12 @@ pub struct MemorySettings {
     /// Sizes of engines.
     pub engine: EngineSettings,
     /// Encoders in the process.
-    pub encoders: ColocatedWeights,
+    pub encoders: ColocatedEncoders,
 }
 
 /// Encoders of a worker, as far as its memory depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ColocatedWeights {
+pub enum ColocatedEncoders {
     /// It has none.
     #[default]
     Absent,
@@ -84,7 +84,7 @@ impl MemorySettings {
         let block = |bytes: BytesByPrecision| bytes.in_precision(kv).saturating_mul(KV_BLOCK_TOKENS);
         let encoder = inventory.encoder.as_ref();
         let encoder_weights = encoder
-            .filter(|_| self.encoders != ColocatedWeights::Absent)
+            .filter(|_| self.encoders != ColocatedEncoders::Absent)
             .map_or(0, |e| e.stage.loaded.in_precision(precision));
         let max_rows = model.max_cross_rows().or_else(|| model.preprocess().max_rows());
         let dtype = self.rows.of(model.name().as_str());
@@ -95,7 +95,7 @@ impl MemorySettings {
         let row = encoder.map_or(0, |e| (e.row.f32 / size_of::<f32>()).saturating_mul(dtype.size()) + 4);
         let encodes = self.encodes(&model)?;
         Ok(ModelNeeds {
-            lazy_weights: if self.encoders == ColocatedWeights::Lazy { encoder_weights } else { 0 },
+            lazy_weights: if self.encoders == ColocatedEncoders::Lazy { encoder_weights } else { 0 },
             weights: inventory.decoder.loaded.in_precision(precision).saturating_add(encoder_weights),
             activations: self.step(&model).saturating_add(encodes),
             encodes,
@@ -129,8 +129,8 @@ impl MemorySettings {
     /// Bytes of the activations of the largest batch of an encoder here; forwards of several wait for each other.
     fn encodes(&self, model: &Model) -> Result<usize, ModelError> {
         match self.encoders {
-            ColocatedWeights::Absent => Ok(0),
-            ColocatedWeights::Held | ColocatedWeights::Lazy => {
+            ColocatedEncoders::Absent => Ok(0),
+            ColocatedEncoders::Held | ColocatedEncoders::Lazy => {
                 Ok(model.encoder_activations(ENCODED_ROWS)?.in_precision(self.compute.precision))
             }
         }

@@ -110,7 +110,7 @@ pub fn config(grpc: TcpListener, store: Arc<dyn EcStore>) -> PdConfig {
         memory_bytes: None,
         engine: EngineSettings::default(),
         grammar_trial: trial("compile"),
-        encoder_memory: triptych_pd::ColocatedWeights::Absent,
+        encoder_memory: triptych_pd::ColocatedEncoders::Absent,
         colocated: None,
         arbiter: None,
         cores: None,

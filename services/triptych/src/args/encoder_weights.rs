@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use triptych_core::clock::SystemClock;
 use triptych_encoder::{LazyRules, WeightsPolicy};
-use triptych_pd::ColocatedWeights;
+use triptych_pd::ColocatedEncoders;
 use triptych_runtime::memory_budget::MemoryBudget;
 
 /// Presence of encoder weights.
@@ -63,10 +63,10 @@ impl EncoderWeightsArgs {
     }
 
     /// The encoders in the memory of a worker that has some.
-    pub const fn memory(&self) -> ColocatedWeights {
+    pub const fn memory(&self) -> ColocatedEncoders {
         match self.encoder_weights {
-            EncoderWeights::Eager => ColocatedWeights::Held,
-            EncoderWeights::Lazy => ColocatedWeights::Lazy,
+            EncoderWeights::Eager => ColocatedEncoders::Held,
+            EncoderWeights::Lazy => ColocatedEncoders::Lazy,
         }
     }
 

@@ -21,7 +21,7 @@ use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice, 
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
 use triptych_pd::grammar::TrialProgram;
-use triptych_pd::{ColocatedWeights, EngineSettings, MakeColocated, PdConfig, PdError};
+use triptych_pd::{ColocatedEncoders, EngineSettings, MakeColocated, PdConfig, PdError};
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::discovery::Role;
 use triptych_runtime::{Drain, MetricsRegistry};
@@ -286,7 +286,7 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         memory_bytes: args.memory.memory_mib.map(mib),
         engine: EngineSettings { max_loras: size(args.lora.max_loras), ..args.engine.settings() },
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
-        encoder_memory: ColocatedWeights::Absent,
+        encoder_memory: ColocatedEncoders::Absent,
         colocated: None,
         arbiter: None,
         cores: args.cores.open(args.models.compute.device)?,
