@@ -2007,6 +2007,16 @@ pub struct UnloadModelRequest {
 /// The model's memory is free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnloadModelResponse {}
+/// Encoders whose weights are wanted: all that the worker holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadEncoderWeightsRequest {}
+/// The loads have begun.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoadEncoderWeightsResponse {
+    /// Encoders whose weights were not in memory.
+    #[prost(uint32, tag = "1")]
+    pub n_cold: u32,
+}
 /// A filter of the log.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLogFilterRequest {
@@ -2135,6 +2145,9 @@ pub struct WorkerLoad {
     /// PD workers: measured time of prompt tokens; one entry for each model that has read some.
     #[prost(message, repeated, tag = "10")]
     pub prefill_costs: ::prost::alloc::vec::Vec<PrefillCost>,
+    /// Encoders whose weights are not in memory: the first job waits for a load.
+    #[prost(message, repeated, tag = "11")]
+    pub cold_encoders: ::prost::alloc::vec::Vec<ColdEncoder>,
 }
 /// Measured time of a prompt token in engine steps.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2145,6 +2158,22 @@ pub struct PrefillCost {
     /// Time of a token beyond a step's fixed time, in microseconds, at a coarse grain.
     #[prost(double, tag = "2")]
     pub token_us: f64,
+}
+/// An encoder whose weights are loaded when a job needs them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ColdEncoder {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// Kind of the item.
+    #[prost(enumeration = "Modality", tag = "2")]
+    pub modality: i32,
+    /// The tower; 0: the only one, or the first.
+    #[prost(uint32, tag = "3")]
+    pub tower_index: u32,
+    /// Predicted time until its weights are in memory if a job came now, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub load_us: u64,
 }
 /// Measured cost of an encode, linear in output tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -4226,6 +4255,33 @@ pub mod worker_admin_client {
                 .insert(GrpcMethod::new("triptych.v1.WorkerAdmin", "UnloadModel"));
             self.inner.unary(req, path, codec).await
         }
+        /// Begins to load encoder weights that are not in memory, for jobs to come. Ends when the loads have begun.
+        pub async fn load_encoder_weights(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadEncoderWeightsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadEncoderWeightsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::BoundedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/triptych.v1.WorkerAdmin/LoadEncoderWeights",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("triptych.v1.WorkerAdmin", "LoadEncoderWeights"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Changes the log's filter, until the process ends.
         pub async fn set_log_filter(
             &mut self,
@@ -4280,6 +4336,14 @@ pub mod worker_admin_server {
             request: tonic::Request<super::UnloadModelRequest>,
         ) -> std::result::Result<
             tonic::Response<super::UnloadModelResponse>,
+            tonic::Status,
+        >;
+        /// Begins to load encoder weights that are not in memory, for jobs to come. Ends when the loads have begun.
+        async fn load_encoder_weights(
+            &self,
+            request: tonic::Request<super::LoadEncoderWeightsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoadEncoderWeightsResponse>,
             tonic::Status,
         >;
         /// Changes the log's filter, until the process ends.
@@ -4443,6 +4507,52 @@ pub mod worker_admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UnloadModelSvc(inner);
+                        let codec = crate::codec::BoundedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/triptych.v1.WorkerAdmin/LoadEncoderWeights" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadEncoderWeightsSvc<T: WorkerAdmin>(pub Arc<T>);
+                    impl<
+                        T: WorkerAdmin,
+                    > tonic::server::UnaryService<super::LoadEncoderWeightsRequest>
+                    for LoadEncoderWeightsSvc<T> {
+                        type Response = super::LoadEncoderWeightsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadEncoderWeightsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerAdmin>::load_encoder_weights(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadEncoderWeightsSvc(inner);
                         let codec = crate::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
