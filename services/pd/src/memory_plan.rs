@@ -184,7 +184,17 @@ impl MemoryPlan {
         let own = models.iter().map(|model| model.weights.saturating_add(model.activations)).collect();
         let models = caches.collect();
         let lazy_weights = sum(&|m| m.lazy_weights);
-        Ok(Self { total, reserve, weights, lazy_weights, activations, encodes, rows: rows + more_rows, models, own })
+        Ok(Self {
+            total,
+            reserve,
+            weights,
+            lazy_weights,
+            activations,
+            encodes,
+            rows: rows + more_rows,
+            models,
+            own,
+        })
     }
 
     /// Caches of each model, and the bytes of all that is its own: weights, activations, caches.

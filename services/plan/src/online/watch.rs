@@ -62,8 +62,18 @@ pub async fn watch(
 ) -> Result<(), MeasureError> {
     // Inputs that cannot be used are an error before the first observation.
     inputs()?;
-    let WatchSettings { url, token, roles, interval, n_observations, headroom, replicas, towers, most, rules } =
-        settings;
+    let WatchSettings {
+        url,
+        token,
+        roles,
+        interval,
+        n_observations,
+        headroom,
+        replicas,
+        towers,
+        most,
+        rules,
+    } = settings;
     let mut watch = Watch {
         proxies: Proxies::new(url.clone(), token)?,
         inputs,
