@@ -283,7 +283,8 @@ fn published() -> Vec<String> {
     names
 }
 
-/// Encoders of the gate: one of each stem and of each way of its rows to the output. The others are with all weights.
+/// Encoders of the gate: one of each stem and of each way of its rows to the output. The others are with all weights; of them one
+/// plain item takes 1.056 (Pixtral) and 1.066 times (Qwen3-VL) what is foretold in bf16, which is not explained.
 const KINDS: [&str; 14] = [
     "moonshine_base",
     "donut_base",
