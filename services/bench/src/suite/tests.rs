@@ -3,6 +3,7 @@
 use super::*;
 use crate::arrivals::Arrivals;
 use crate::client::{ContentSource, PreparedRequest, Reply, Target};
+use crate::cluster::ProcessTime;
 use crate::offered::Offered;
 use crate::outcome::End;
 use crate::paired::{Compared, paired};
