@@ -83,7 +83,7 @@ fn pd(parts: Parts) -> PdConfig {
         ec_cache_bytes: 64 << 20,
         memory_bytes: None,
         engine: EngineSettings { self_kv_bytes: Some(64 << 20), ..EngineSettings::default() },
-        encoder_memory: triptych_pd::EncoderMemory::Absent,
+        encoder_memory: triptych_pd::ColocatedEncoders::Absent,
         colocated: None,
         arbiter: None,
         cores: None,

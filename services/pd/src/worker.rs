@@ -77,7 +77,6 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     };
     let models = start_all(loaded, &starter, &loads)?;
     let updates = ModelUpdates::new(config.model_updates, loader, starter, memory);
-    let journal = config.journal;
     let max_requests = config.engine.max_requests.min(Semaphore::MAX_PERMITS);
     let state = Arc::new(PdWorkerState {
         worker_id: config.worker_id,
@@ -95,7 +94,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         max_requests,
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
-        journal: journal.clone(),
+        journal: config.journal.clone(),
         watchdog: config.watchdog,
     });
     let colocated = colocated.with(WorkerAdmin::service(state.clone(), drain.clone()));
@@ -104,7 +103,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     let mut serving = pin!(serve_colocated(service, colocated, config.grpc, readiness, drain.clone()));
     tokio::select! {
         ended = &mut serving => ended?,
-        () = died.cancelled() => return Err(engine_died(&journal)),
+        () = died.cancelled() => return Err(engine_died(&config.journal)),
     }
     loads.drain().await;
     Ok(())

@@ -9,7 +9,6 @@ use crate::weights::LazyRules;
 use std::sync::mpsc as blocking;
 use tokio_util::task::TaskTracker;
 use triptych_core::clock::ManualClock;
-use triptych_core::limits::Limits;
 use triptych_core::{Extent, Modality};
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::Features;
@@ -118,13 +117,7 @@ async fn an_adapter_is_dropped_with_its_last_part_and_after_its_last_job() {
     let [one, two] = [batcher.load_adapter(adapter()).await, batcher.load_adapter(adapter()).await]
         .map(|loaded| loaded.unwrap().unwrap());
     drop(one);
-    let pool = PoolConfig {
-        threads: 1,
-        max_jobs: 1,
-        limits: Limits::default(),
-        watchdog: Watchdog::default(),
-        fault: None,
-    };
+    let pool = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
     let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
     let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
     // The only part is the job's.
@@ -144,6 +137,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
     let graphs = GraphStats::default();
     let (adapters, unused) = (HashMap::new(), Arc::default());
     let mut thread = BatcherThread {
+        bound: None,
         slot,
         limits,
         arbiter,
@@ -160,7 +154,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
         .map(|n| {
             let (reply, answer) = oneshot::channel();
             let (permit, since) = (Weak::new(), Instant::now());
-            (BatchJob { item: item(n), permit, since, reply }, answer)
+            (BatchJob { item: item(n), permit, since, activations: 0, reply }, answer)
         })
         .into_iter()
         .unzip();
@@ -172,13 +166,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
 #[tokio::test]
 async fn a_panicking_forward_fails_its_batch_and_the_thread_goes_on() {
     let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
-    let config = PoolConfig {
-        threads: 1,
-        max_jobs: 1,
-        limits: Limits::default(),
-        watchdog: Watchdog::default(),
-        fault: None,
-    };
+    let config = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
     let pool = PreprocessPool::new(config, Arc::clone(&meters), TaskTracker::new());
     let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
     let slot = EncoderSlot::Held(Box::new(Fake));
@@ -219,13 +207,7 @@ impl LazyBed {
         });
         let slot = EncoderSlot::Lazy(LazyEncoder { hidden: 1, load, weights, encoder: None });
         let batcher = Batcher::spawn("test".into(), slot, BatcherConfig::default(), Arc::clone(&meters));
-        let pool = PoolConfig {
-            threads: 1,
-            max_jobs: 8,
-            limits: Limits::default(),
-            watchdog: Watchdog::default(),
-            fault: None,
-        };
+        let pool = PoolConfig { threads: 1, max_jobs: 8, ..PoolConfig::default() };
         Self { batcher, pool: PreprocessPool::new(pool, meters, TaskTracker::new()), clock, words, seen }
     }
 

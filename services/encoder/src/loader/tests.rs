@@ -13,6 +13,7 @@ fn golden(case: &str) -> PathBuf {
 
 fn settings(weights: WeightsPolicy) -> LoadSettings {
     LoadSettings {
+        is_bounded: false,
         compute: ComputeConfig { threads: 1, ..ComputeConfig::default() },
         dtype: DType::F32.into(),
         graphs: None,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fleet::catalog::Health;
+use crate::fleet::size::PrefillTime;
 use crate::fleet::view::ItemSize;
 use std::time::{Duration, Instant};
 use triptych_core::{ContentKey, Modality, ModelName};
@@ -67,7 +68,11 @@ async fn a_load_of_encoder_weights_is_before_its_items_and_does_not_age() {
     let key = |byte| ContentKey::from_bytes([byte; 32]);
     let site = |resident: bool| {
         worker.view().resident = if resident { [key(1)].into() } else { Default::default() };
-        worker.view().placement_site(&id, &[(key(1), Some(item(Modality::Image)))], later).encode.cold_us
+        worker
+            .view()
+            .placement_site(&id, &[(key(1), Some(item(Modality::Image)))], PrefillTime::UNMEASURED, later)
+            .encode
+            .cold_us
     };
     assert_eq!([site(false), site(true)], [3_000_000, 0], "what is there needs no weights");
     let forecast = worker.view().forecast(item(Modality::Image), later).unwrap();
