@@ -1,3 +1,5 @@
+//! Factors of made-up processor times.
+
 use super::*;
 use crate::curves::sample;
 
