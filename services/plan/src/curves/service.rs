@@ -86,15 +86,16 @@ mod tests {
     fn factors_that_cannot_be_are_named() {
         let scaled = curves().in_service(ServiceFactors { encode: f64::NAN, step: 0.0, front: 0.0 });
         let mistakes = scaled.mistakes().join("; ");
-        assert!(
-            mistakes.contains("in_service.encode is NaN")
-                && mistakes.contains("in_service.step is 0.1, allowed is 0.2 to 5")
-        );
+        assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
+        assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
+        assert!(!mistakes.contains("in_service.front"), "{mistakes}");
+        let usual = ServiceFactors { encode: 1.1, step: 1.3, front: 2.0 };
+        assert!(usual.are_usual() && !ServiceFactors { front: 4.0, ..usual }.are_usual());
     }
 
     #[test]
     fn a_file_keeps_the_factors() {
-        let scaled = curves().in_service(ServiceFactors { encode: 1.1, step: 1.2, front: 1.3 });
+        let scaled = curves().in_service(ServiceFactors { encode: 2.0, step: 4.0, front: 0.5 });
         let text = serde_json::to_string(&scaled).unwrap();
         assert_eq!(CostCurves::read(&text).unwrap(), scaled);
     }

@@ -42,15 +42,15 @@ pub struct UpArgs {
     /// PD workers hold the encoders too: they help out when no encoder worker can
     #[arg(long, env = "TRIPTYCH_WITH_ENCODER", value_parser = FalseyValueParser::new())]
     pub with_encoder: bool,
-    /// Encoder weights of PD workers
-    #[command(flatten)]
-    pub weights: EncoderWeightsArgs,
     /// APIs
     #[command(flatten)]
     pub api: ApiArgs,
     /// The store
     #[command(flatten)]
     pub ec: EcArgs,
+    /// Encoder weights of PD workers
+    #[command(flatten)]
+    pub weights: EncoderWeightsArgs,
     /// Models and computation; without a model: the sample models in this binary
     #[command(flatten)]
     pub models: ModelArgs,
