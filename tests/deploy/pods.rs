@@ -4,6 +4,7 @@
 use crate::chart::{of_kind, rendered, text};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::process::{Command, Output};
 use triptych_tests::process::binary;
 
@@ -75,9 +76,14 @@ fn run(container: &Value, more: &[&str], change: &[(&str, &str)]) -> Output {
 #[test]
 fn every_container_starts_with_its_settings() {
     let mut n = 0;
+    // The secret that a pod has mounted.
+    let mut token = tempfile::NamedTempFile::new().expect("a file");
+    token.write_all(b"0123456789abcdef0123456789abcdef").expect("written");
+    let token = ("TRIPTYCH_ADMIN_TOKEN_FILE", token.path().to_str().expect("plain"));
     for Container { of, container, .. } in ours() {
         let is_role = ["proxy", "encoder", "pd", "store"].contains(&text(container, "/args/0"));
-        let asked = run(container, if is_role { &["--check"] } else { &[] }, &[]);
+        let mounted = variables(container).contains_key(token.0).then_some(token);
+        let asked = run(container, if is_role { &["--check"] } else { &[] }, mounted.as_slice());
         let said = String::from_utf8_lossy(&asked.stderr);
         if is_role {
             assert!(asked.status.success(), "{of}: {said}");
