@@ -281,7 +281,19 @@ async fn a_recently_ready_item_is_not_probed_again() {
 async fn a_job_that_ends_without_output_is_sent_again() {
     let cluster = Cluster::start().await;
     cluster.encoder.script([EncodeStep::EndEarly]);
-    assert_eq!(ask(&cluster.proxy, question(&[IMAGE])).await.unwrap().sources(), [Encoded]);
+    cluster.pd.script([GenerateStep::SendThenHold(vec![])]);
+    // The second job's event reaches the proxy before the answer ends.
+    let answered_later = async {
+        eventually("the item is known to be encoded", async || {
+            let encoded = "triptych_item_source_total{source=\"encoded\",modality=\"image\"}";
+            cluster.proxy.metric(encoded).await == 1.0
+        })
+        .await;
+        cluster.pd.release(1);
+    };
+    let asked = question(&[IMAGE]);
+    let (answer, ()) = futures::join!(ask(&cluster.proxy, asked), answered_later);
+    assert_eq!(answer.unwrap().sources(), [Encoded]);
     assert_eq!(cluster.encoder.jobs().len(), 2);
 }
 
