@@ -283,51 +283,71 @@ fn published() -> Vec<String> {
     names
 }
 
-/// Encoders of the gate: one of each stem and of each way of its rows to the output. The others are with all weights; of them one
-/// plain item takes 1.056 (Pixtral) and 1.066 times (Qwen3-VL) what is foretold in bf16, which is not explained.
-const KINDS: [&str; 14] = [
+/// Encoders of the gate: one of each stem and of each way of its rows to the output.
+const KINDS: [&str; 7] = [
     "moonshine_base",
     "donut_base",
     "florence_2_base",
-    "llama_3_2_11b_vision",
     "deepseek_ocr_2",
-    "step3_vl",
     "qwen2_audio_7b",
-    "voxtral_mini_3b",
     "qwen3_asr_1_7b",
+    "qwen2_5_vl_7b",
+];
+
+/// Larger ones of these kinds. One plain item takes 1.056 (Pixtral) and 1.066 times (Qwen3-VL) what is foretold in bf16, which is
+/// not explained: they are not among them.
+const LARGER: [&str; 7] = [
+    "llama_3_2_11b_vision",
+    "step3_vl",
+    "voxtral_mini_3b",
     "whisper_large_v3",
     "trocr_base",
     "llava_1_6_mistral_7b",
     "gemma_3_4b",
-    "qwen2_5_vl_7b",
 ];
 
-/// Weights are zeros or random: what an encoder takes is a question of sizes.
-#[test]
-fn activations_of_every_kind_of_encoder_are_foretold() {
-    let _turn = TURN.lock();
-    let mut wrong = Vec::new();
-    let mut hold = |name: &str, (json, first): (&Value, &EncoderSpec), weights: &Weights| {
-        for (spec, item) in first.towers().zip(&items(json, first)) {
-            let forward = Forward { precision: Precision::Bf16, n_items: 1 };
-            let ratio = activation_ratio(name, Tower { spec, weights, item }, forward);
-            if !WELL.contains(&ratio) {
-                wrong.push(format!("{name}: {ratio:.4}"));
-            }
-        }
-    };
-    for name in KINDS {
+/// Encoders of models at published widths that take more or less than is foretold. Weights are zeros: what an encoder takes is a
+/// question of sizes.
+fn wrongly_foretold(names: &[&str]) -> Vec<String> {
+    let one = |name: &&str| {
         let json = golden::json(&format!("real_widths/{name}/expected.json"));
         let hollow = Drawn::hollow(name);
         let first = hollow.spec.encoder.as_ref().expect("an encoder");
-        hold(name, (&json, first), &hollow.weights);
+        wrong_towers(name, (&json, first), &hollow.weights)
+    };
+    names.iter().flat_map(one).collect()
+}
+
+fn wrong_towers(name: &str, (json, first): (&Value, &EncoderSpec), weights: &Weights) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (spec, item) in first.towers().zip(&items(json, first)) {
+        let forward = Forward { precision: Precision::Bf16, n_items: 1 };
+        let ratio = activation_ratio(name, Tower { spec, weights, item }, forward);
+        if !WELL.contains(&ratio) {
+            wrong.push(format!("{name}: {ratio:.4}"));
+        }
     }
+    wrong
+}
+
+#[test]
+fn activations_of_every_kind_of_encoder_are_foretold() {
+    let _turn = TURN.lock();
+    let mut wrong = wrongly_foretold(&KINDS);
     for (name, json) in widened() {
         let config = Config::new("config.json", &json["config"]);
         let spec = Family::of(&config).and_then(|family| family.spec(&config)).expect("a configuration");
         let first = spec.encoder.as_ref().expect("an encoder");
-        hold(name, (&json, first), &Weights::Dummy { seed: 1 });
+        wrong.extend(wrong_towers(name, (&json, first), &Weights::Dummy { seed: 1 }));
     }
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+#[ignore = "minutes: `cargo test -p triptych-models --test memory -- --ignored activations`"]
+fn activations_of_larger_encoders_are_foretold() {
+    let _turn = TURN.lock();
+    let wrong = wrongly_foretold(&LARGER);
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
