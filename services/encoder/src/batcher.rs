@@ -493,4 +493,4 @@ fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits, most_bytes:
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

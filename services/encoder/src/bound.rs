@@ -70,37 +70,15 @@ impl ForwardBound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batcher::{BatchItem, Batcher, BatcherConfig};
+    use crate::batcher::tests::{Fake, item};
+    use crate::batcher::{Batcher, BatcherConfig};
     use crate::meters::EncoderMeters;
     use crate::order::JobOwner;
     use crate::pool::{PoolConfig, PreprocessPool};
     use std::sync::Arc;
     use tokio_util::task::TaskTracker;
-    use triptych_core::{Extent, Modality};
-    use triptych_models::encoder::Encoder;
-    use triptych_models::preprocess::Features;
+    use triptych_core::Modality;
     use triptych_runtime::MetricsRegistry;
-
-    struct Fake;
-
-    impl Encoder for Fake {
-        fn hidden(&self) -> usize {
-            1
-        }
-
-        fn encode_in_parts(
-            &mut self,
-            batch: &[&EncoderInput],
-            _: &mut dyn FnMut(usize),
-        ) -> Result<Vec<Vec<f32>>, ModelError> {
-            Ok(batch.iter().map(|i| vec![0.5; i.n_tokens as usize]).collect())
-        }
-    }
-
-    fn item(n_tokens: u32) -> BatchItem {
-        let features = Features::Tokens(vec![7; n_tokens as usize]);
-        BatchItem { input: EncoderInput { extent: Extent::Tokens, n_tokens, features }, adapter: None }
-    }
 
     /// Ten bytes of activations for a token.
     fn bounded() -> BoundedEncoder {

@@ -19,7 +19,7 @@ fn input(n_tokens: u32) -> EncoderInput {
     EncoderInput { extent: Extent::Tokens, n_tokens, features: Features::Tokens(vec![7; n_tokens as usize]) }
 }
 
-fn item(n_tokens: u32) -> BatchItem {
+pub(crate) fn item(n_tokens: u32) -> BatchItem {
     BatchItem { input: input(n_tokens), adapter: None }
 }
 
@@ -52,7 +52,8 @@ fn a_batch_ends_before_its_activations_do_not_fit() {
     }
 }
 
-struct Fake;
+/// An encoder of rows of one value, which fails with 13 tokens.
+pub(crate) struct Fake;
 
 impl Encoder for Fake {
     fn hidden(&self) -> usize {
