@@ -77,13 +77,15 @@ async fn assign(cluster: &Cluster, id: &str, role: &str) -> u16 {
     call.send().await.expect("the proxy answers").status().as_u16()
 }
 
-/// Waits until a worker has a role and all workers are ready.
+/// Waits until a worker's order is known, it works by it, and all workers are ready. `both` is no role but leave to have any:
+/// by the load, a machine whose encodes are slow leaves a worker to them.
 async fn is_settled(cluster: &Cluster, id: &str, role: &str) {
     eventually("the role is there", async || {
         let all = workers(cluster).await;
         let ready = all.iter().all(|worker| worker["health"] == "ready");
         let found = all.iter().find(|worker| worker["id"] == id).expect("it is known");
-        (ready && found["elastic_role"] == role).then_some(())
+        let works_by_it = role == "both" || found["elastic_role"] == role;
+        (ready && found["assigned_role"] == role && works_by_it).then_some(())
     })
     .await;
 }
@@ -137,7 +139,8 @@ async fn roles_flip_under_load_and_processes_die_in_it_and_no_request_is_lost() 
         load.goes_on(2).await;
         assert_eq!(lost.load(Ordering::SeqCst), 0, "{role}");
     }
-    assert!(cluster.metric("proxy", "triptych_role_changes_total").await >= 8.0);
+    // The first worker's: the load leaves only the last one to encodes.
+    assert!(cluster.metric("proxy", "triptych_role_changes_total").await >= 2.0);
     let log = cluster.up.log();
-    assert!(log.contains("an operator gives a worker a role"), "{log}");
+    assert_eq!(log.matches("an operator gives a worker a role").count(), 8, "{log}");
 }
