@@ -13,6 +13,7 @@ mod added;
 mod adapters;
 mod graphs;
 mod layout;
+mod outputs;
 mod units;
 mod pool;
 mod position_bias;

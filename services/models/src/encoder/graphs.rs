@@ -5,6 +5,7 @@
 //! without a graph ("eager"). The idea, and the words, are those of vLLM's encoder CUDA graphs. Nothing here knows a device:
 //! a back end that captures nothing turns this off.
 
+use super::outputs::Outputs;
 use super::units::EncodeUnit;
 use crate::error::ModelError;
 pub(super) use packs::UnitSize;
@@ -148,16 +149,17 @@ impl EncoderGraphs {
         GraphStats { graphs, n_bytes, ..self.stats }
     }
 
-    /// Output values of each unit. `before` is called as [`Encoder::encode_in_parts`](super::Encoder::encode_in_parts) says;
-    /// a replay is one part.
+    /// Outputs of all units. `before` is called as [`Encoder::encode_in_parts`](super::Encoder::encode_in_parts) says; a replay
+    /// is one part.
     pub fn encode(
         &mut self,
         encoder: &impl GraphEncoder,
         units: &[EncodeUnit<'_>],
         before: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Vec<f32>>, ModelError> {
+    ) -> Result<Outputs, ModelError> {
         let sizes: Vec<UnitSize> = units.iter().map(|unit| encoder.size(unit)).collect();
-        let mut rows = vec![Vec::new(); units.len()];
+        let mut outputs = Outputs::default();
+        let size_of = |&i: &usize| (i, sizes[i].n_rows * encoder.width());
         let (packs, mut eager) = packs(&sizes, self.largest(), |i| units[i].adapter.is_none());
         for pack in packs {
             let Some(slot) = self.slot(&sizes, units, &pack) else {
@@ -171,15 +173,15 @@ impl EncoderGraphs {
                 Some(all) => all,
                 None => self.eager(encoder, &chosen, &mut |_| ())?,
             };
-            hand_out(&mut rows, all, pack.iter().map(|&i| (i, sizes[i].n_rows * encoder.width())));
+            outputs.add(all, pack.iter().map(size_of));
         }
         if !eager.is_empty() {
             eager.sort_unstable();
             let chosen: Vec<EncodeUnit<'_>> = eager.iter().map(|&i| units[i]).collect();
             let all = self.eager(encoder, &chosen, before)?;
-            hand_out(&mut rows, all, eager.iter().map(|&i| (i, sizes[i].n_rows * encoder.width())));
+            outputs.add(all, eager.iter().map(size_of));
         }
-        Ok(rows)
+        Ok(outputs)
     }
 
     /// Output values without a graph. Graphs make room where the device has none.
@@ -301,37 +303,6 @@ fn captured<'a>(
     match state {
         SlotState::Captured(graph) => Ok(graph.as_mut()),
         SlotState::Empty | SlotState::Failed => Err(KernelError::NotCapturable { op: "encode" }.into()),
-    }
-}
-
-/// Hands out the values of a forward: to each unit, by its index, as many as it has.
-fn hand_out(rows: &mut [Vec<f32>], all: Vec<f32>, units: impl Iterator<Item = (usize, usize)>) {
-    let mut rest = all.as_slice();
-    for (unit, n_values) in units {
-        let (own, after) = rest.split_at(n_values.min(rest.len()));
-        if let Some(of_unit) = rows.get_mut(unit) {
-            of_unit.extend_from_slice(own);
-        }
-        rest = after;
-    }
-}
-
-/// The rows of each item, from those of its units.
-pub(super) fn by_item(units: &[EncodeUnit<'_>], rows: Vec<Vec<f32>>, n_items: usize) -> Vec<Vec<f32>> {
-    let mut items = vec![Vec::new(); n_items];
-    for (unit, rows) in units.iter().zip(rows) {
-        if let Some(item) = items.get_mut(unit.item) {
-            append(item, rows);
-        }
-    }
-    items
-}
-
-/// Appends values, without a copy if there are none yet.
-pub(super) fn append(to: &mut Vec<f32>, values: Vec<f32>) {
-    match to.is_empty() {
-        true => *to = values,
-        false => to.extend(values),
     }
 }
 

@@ -4,9 +4,7 @@
 
 use super::adapters::AdaptedRows;
 use super::added::{AddedRows, StagedAdded};
-use super::graphs::{
-    EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize, append, by_item,
-};
+use super::graphs::{EncoderGraphConfig, EncoderGraphs, GraphEncoder, GraphShape, GraphUnits, UnitSize};
 use super::layout::{Room, RowLayout, SeqRoom, StagedLayout};
 use super::pool;
 use super::position_bias;
@@ -493,13 +491,19 @@ impl<B: Backend> GraphEncoder for TransformerEncoder<B> {
     }
 
     fn eager(&self, units: &[EncodeUnit<'_>], before: &mut dyn FnMut(usize)) -> Result<Vec<f32>, ModelError> {
-        let mut rows = Vec::new();
         let rows_of = |unit: &EncodeUnit<'_>| match &self.spec.stem {
             StemSpec::Tiles(tiles) => tiles.image_rows(),
             _ => unit.n_rows(),
         };
-        for run in runs(units, RUN_ROWS, rows_of) {
-            append(&mut rows, self.run(run, before)?);
+        let runs = runs(units, RUN_ROWS, rows_of);
+        // One run's values are not copied.
+        if let [run] = runs[..] {
+            return self.run(run, before);
+        }
+        let n_rows: usize = units.iter().map(|unit| self.n_tokens(unit)).sum();
+        let mut rows = Vec::with_capacity(n_rows.saturating_mul(self.spec.output_width()));
+        for run in runs {
+            rows.extend(self.run(run, before)?);
         }
         Ok(rows)
     }
@@ -571,9 +575,9 @@ impl<B: Backend> Encoder for TransformerEncoder<B> {
             all.extend(units(&self.spec, i, input)?.into_iter().map(|unit| EncodeUnit { adapter, ..unit }));
         }
         let mut graphs = std::mem::take(&mut self.graphs);
-        let rows = graphs.encode(&*self, &all, before);
+        let outputs = graphs.encode(&*self, &all, before);
         self.graphs = graphs;
-        let items = by_item(&all, rows?, batch.len());
+        let items = outputs?.by_item(&all, batch.len());
         Ok(batch.iter().zip(items).map(|(input, rows)| self.assembled(input, rows)).collect())
     }
 

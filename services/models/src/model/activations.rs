@@ -61,9 +61,9 @@ impl MemoryForecast {
     /// [`ModelError::Kernel`] for inputs of another encoder.
     pub fn batch_bytes(&mut self, batch: &[&EncoderInput]) -> Result<usize, ModelError> {
         self.backend.restart();
-        // Rows of tiles are put together from those that the layers made, item by item.
+        // Rows of tiles are put together from those that the layers made, and items of a batch have values of their own.
         let is_put_together = |input: &&&EncoderInput| {
-            matches!(input.features, Features::Tiles { .. } | Features::Views { .. })
+            batch.len() > 1 || matches!(input.features, Features::Tiles { .. } | Features::Views { .. })
         };
         let n_rows: usize = batch.iter().filter(is_put_together).map(|input| input.n_tokens as usize).sum();
         let put_together = n_rows.saturating_mul(self.encoder.hidden()).saturating_mul(size_of::<f32>());
