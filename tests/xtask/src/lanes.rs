@@ -1,5 +1,5 @@
 //! All tests of the workspace in two lanes: the suites of clusters, which wait for processes most of their time, beside the
-//! binaries of the crates, which compute.
+//! binaries of the crates, which compute. When there is no suite left, both take binaries.
 //!
 //! Cargo runs one test binary after another, and leaves a core idle whenever one waits. The binaries are the ones that
 //! `cargo test --workspace` builds; each runs as cargo would run it, and its output is shown when it ends.
@@ -41,16 +41,28 @@ impl TestBinary {
 pub fn run_all(prepare: fn(&mut Command)) -> Result<()> {
     let (clusters, crates): (Vec<_>, Vec<_>) = binaries()?.into_iter().partition(|binary| binary.is_cluster);
     let failed = Mutex::new(Vec::new());
-    let lane =
-        |binaries: &[TestBinary]| binaries.iter().try_for_each(|binary| run_one(binary, prepare, &failed));
+    let [clusters, crates] = [clusters, crates].map(|binaries| Mutex::new(binaries.into_iter()));
     std::thread::scope(|scope| {
-        let beside = scope.spawn(|| lane(&clusters));
-        lane(&crates).and(beside.join().unwrap_or_else(|_| bail!("a lane of tests panicked")))
+        let beside = scope.spawn(|| run_lane(&[&clusters, &crates], prepare, &failed));
+        let own = run_lane(&[&crates], prepare, &failed);
+        own.and(beside.join().unwrap_or_else(|_| bail!("a lane of tests panicked")))
     })?;
     let failed = failed.into_inner().unwrap_or_default();
     let docs = run(&mut cargo(&["test", "--workspace", "--doc"]));
     ensure!(failed.is_empty(), "tests failed: {}", failed.join(", "));
     docs
+}
+
+/// Binaries that are left to run, which lanes share.
+type Queue = Mutex<std::vec::IntoIter<TestBinary>>;
+
+/// Runs what is left in the queues, the first one first.
+fn run_lane(queues: &[&Queue], prepare: fn(&mut Command), failed: &Mutex<Vec<String>>) -> Result<()> {
+    let next = |queue: &&Queue| queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+    while let Some(binary) = queues.iter().find_map(next) {
+        run_one(&binary, prepare, failed)?;
+    }
+    Ok(())
 }
 
 /// Runs a binary, and notes its name if it fails.
@@ -146,14 +158,26 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_that_fails_is_named_and_the_next_one_runs() {
+    fn a_binary_that_fails_is_named_and_the_next_ones_of_all_queues_run() {
         let failed = Mutex::new(Vec::new());
-        for (name, text) in [("good", "#!/bin/sh\nexit 0\n"), ("bad", "#!/bin/sh\necho no; exit 3\n")] {
-            let path = script(name, text);
-            let binary = TestBinary { dir: crate::shell::root(), name: name.into(), path, is_cluster: false };
-            run_one(&binary, |_| {}, &failed).expect("it starts");
-            std::fs::remove_file(&binary.path).expect("its file");
-        }
-        assert_eq!(failed.into_inner().expect("no panic"), ["bad (exit status: 3)"]);
+        let files: Vec<PathBuf> = [("worse", "exit 4"), ("good", "exit 0"), ("bad", "echo no; exit 3")]
+            .into_iter()
+            .map(|(name, text)| script(name, &format!("#!/bin/sh\n{text}\n")))
+            .collect();
+        let binary = |name: &str, path: &PathBuf| TestBinary {
+            dir: crate::shell::root(),
+            name: name.into(),
+            path: path.clone(),
+            is_cluster: false,
+        };
+        let queue = |binaries: Vec<TestBinary>| Mutex::new(binaries.into_iter());
+        let first = queue(vec![binary("worse", &files[0]), binary("good", &files[1])]);
+        let second = queue(vec![binary("bad", &files[2])]);
+        run_lane(&[&first, &second], |_| {}, &failed).expect("they start");
+        files.iter().for_each(|file| std::fs::remove_file(file).expect("its file"));
+        assert_eq!(
+            failed.into_inner().expect("no panic"),
+            ["worse (exit status: 4)", "bad (exit status: 3)"]
+        );
     }
 }
