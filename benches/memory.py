@@ -2,7 +2,7 @@
 
 Configurations are those of `tests/golden/real_widths` (two layers of each kind), with weights of zeros in files that take no room, and
 the tokenizer and processor of a golden model of the family. An encoder worker and a PD worker start, and their anonymous memory is
-read once they are ready. Of a model of several towers an encoder worker of each starts as well. What is kept of weights, caches and states alone, to the byte, is a test: `services/models/tests/memory.rs`.
+read once they are ready. Each is told the least `--memory-mib` that it accepts, which it has to keep. Of a model of several towers an encoder worker of each starts as well. What is kept of weights, caches and states alone, to the byte, is a test: `services/models/tests/memory.rs`.
 
     python3 benches/memory.py --binary target/release/triptych [--only NAME...]
 """
@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -22,9 +23,6 @@ import urllib.request
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 PRECISION = "bf16"
-# Most error of a PD worker's memory, beside what a process has anyway: the program, its threads, what the allocator keeps.
-MOST_ERROR = 0.05
-BASE_MIB = 64
 READY_S = 120
 
 MEL = {"chunk_length": 30, "n_samples": 480000, "nb_max_frames": 3000, "feature_size": 128}
@@ -110,13 +108,26 @@ def free_port():
         return held.getsockname()[1]
 
 
-def worker_bytes(binary, role, tower, folder, store):
+def command_of(binary, role, tower, folder, store):
+    towers = ["--towers", tower] if tower else []
+    return [binary, role, "--model", f"m={folder}", "--precision", PRECISION, "--ec", f"disk:{store}", *towers]
+
+
+def least_mib(command):
+    """The least `--memory-mib` of a worker, as it says itself; less is refused before a weight is read."""
+    few = ["--grpc", "127.0.0.1:0", "--memory-mib", "100"]
+    refused = subprocess.run([*command, *few], capture_output=True, text=True)
+    found = re.search(r"(\d+) or more are needed", refused.stderr + refused.stdout)
+    assert refused.returncode and found, refused.stderr
+    return int(found[1])
+
+
+def worker_bytes(command, *flags):
     """Anonymous memory of a worker that is ready."""
     grpc, admin = free_port(), free_port()
-    towers = ["--towers", tower] if tower else []
     process = subprocess.Popen(
-        [binary, role, "--model", f"m={folder}", "--precision", PRECISION, "--grpc", f"127.0.0.1:{grpc}",
-         "--admin", f"127.0.0.1:{admin}", "--ec", f"disk:{store}", *towers], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        [*command, "--grpc", f"127.0.0.1:{grpc}", "--admin", f"127.0.0.1:{admin}", *flags],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(READY_S * 5):
             time.sleep(0.2)
@@ -124,9 +135,9 @@ def worker_bytes(binary, role, tower, folder, store):
                 with urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=5):
                     break
             except (urllib.error.URLError, OSError):
-                assert process.poll() is None, f"the {role} worker of {folder} ended with {process.returncode}"
+                assert process.poll() is None, f"{command} ended with {process.returncode}"
         else:
-            raise TimeoutError(f"the {role} worker of {folder} is not ready after {READY_S} s")
+            raise TimeoutError(f"{command} is not ready after {READY_S} s")
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
         return int(line.split()[1]) * 1024
@@ -141,16 +152,18 @@ def workers_of(binary, case, golden, changed):
         folder.mkdir()
         write_model(folder, case, golden, changed)
         for role, tower, foretold, activations in foretold_workers(binary, folder):
-            measured = worker_bytes(binary, role, tower, folder, store)
-            yield f"{role} {tower}".strip(), foretold, activations, measured
+            command = command_of(binary, role, tower, folder, store)
+            least = least_mib(command)
+            measured = worker_bytes(command, "--memory-mib", str(least))
+            yield f"{role} {tower}".strip(), foretold, activations, least, measured
 
 
 def mib(n):
     return f"{n / (1 << 20):.1f}"
 
 
-HEADER = """| configuration | worker | weights foretold, MiB | activations foretold, MiB | measured, MiB | beyond both, MiB |
-| --- | --- | ---: | ---: | ---: | ---: |"""
+HEADER = """| configuration | worker | weights foretold, MiB | activations foretold, MiB | least --memory-mib | measured, MiB | beyond weights, MiB |
+| --- | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
 def main():
@@ -163,12 +176,11 @@ def main():
     for name, golden, changed in CASES:
         if options.only and name not in options.only:
             continue
-        for role, foretold, activations, measured in workers_of(options.binary, name, golden, changed):
-            beyond = measured - foretold - activations
-            print(f"| {name} | {role} | {mib(foretold)} | {mib(activations)} | {mib(measured)} | {mib(beyond)} |", flush=True)
-            # An encoder worker has computed the smallest item before it is ready, which may be less than the example.
-            most = (foretold + activations) * (1 + MOST_ERROR) + (BASE_MIB << 20)
-            if not foretold <= measured <= most:
+        for role, foretold, activations, least, measured in workers_of(options.binary, name, golden, changed):
+            cells = [name, role, mib(foretold), mib(activations) if activations else "–", str(least)]
+            cells += [mib(measured), mib(measured - foretold)]
+            print(f"| {' | '.join(cells)} |", flush=True)
+            if not foretold <= measured <= least << 20:
                 wrong.append(f"{name}: the {role} worker has {mib(measured)} MiB, foretold are {mib(foretold)}")
     print("\n".join(wrong), file=sys.stderr)
     sys.exit(bool(wrong))

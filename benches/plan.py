@@ -1,11 +1,12 @@
-"""How right the plan is on this machine: curves in service, four workloads on three topologies, and the bars.
+"""Goodput of four topologies on this machine, and how right the plan is: curves in service, ten workloads, the bars.
 
-    python3 benches/plan.py --out results                # at most 20 minutes, on a machine with nothing else to do
-    python3 benches/plan.py --out results --minutes 60   # longer runs
+    python3 benches/plan.py --out results                 # an hour, on a machine with nothing else to do
+    python3 benches/plan.py --out results --window 60     # longer runs, four hours
 
-It goes on where it was broken off: what lies in the folder is not measured again. `validation.md` has the bars, each as
-passed or missed, `overlay.md` where time goes, `residuals.json` the model's error for later plans
-(`triptych plan --residuals`). A cell is six rates, as parts of what the plan expects, of one seed.
+It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
+its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
+`residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
+that the plan expects, of one seed; the topologies of a workload are measured one after the other.
 """
 
 import argparse
@@ -16,16 +17,24 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WORKLOADS = ["epd-short:images=1", "epd-short:images=3", "epd-short:images=2,share=0.5", "mixed:with=0.5,images=1-4"]
-TOPOLOGIES = ["1e1pd", "dp2", "colocated"]
-# Of the expected goodput. The least is about half of what a cluster carries that carries less than expected.
-PARTS = [0.45, 0.65, 0.8, 0.9, 1.0, 1.15]
-SLO = "ttft=1500ms,tpot=5ms"
+SHORT = "ttft=1500ms,tpot=5ms"
+LONG = "ttft=3s,tpot=5ms"
+WORKLOADS = {
+    "epd-short:images=1": SHORT,
+    "epd-short:images=3": SHORT,
+    "epd-short:images=2,share=0.5": SHORT,
+    "mixed:with=0.5,images=1-4": SHORT,
+    "epd-long:images=1": LONG,
+    "epd-short:images=2,share=0.9": SHORT,
+    "epd-short:images=2": SHORT,
+    "mixed:with=0.25,images=1-4": SHORT,
+    "epd-long:images=3": LONG,
+    "mixed:with=0.75,images=1-4": SHORT,
+}
+TOPOLOGIES = ["1e1pd", "colocated", "dp2", "elastic2"]
+# Two rates of a search that are this near end it.
+RESOLUTION = 0.13
 WARM_UP_S = 2
-# For the comparison at the end.
-RESERVE_S = 60
-# Start and end of a cluster, and answers that are under way when a window ends.
-BESIDE_S = 3
 
 
 def run(*command, to=None):
@@ -47,12 +56,9 @@ class Validation:
         self.model = ["--load-format", "dummy", "--precision", "int8"]
         self.curves = [self.out / "curves-1.json", self.out / "curves-2.json"]
         self.in_service = self.out / "in-service"
-        self.question = ["--slo", SLO, "--one-machine"]
+        self.question = ["--one-machine"]
         for file in [self.in_service / file.name for file in self.curves]:
             self.question += ["--curves", str(file)]
-        n_runs = len(WORKLOADS) * len(TOPOLOGIES) * len(PARTS)
-        # A fifth of the time is for curves, plans and the overlay.
-        self.window = max(4, int(args.minutes * 60 * 0.8 / n_runs) - WARM_UP_S - BESIDE_S)
 
     def measure_curves(self):
         for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
@@ -71,12 +77,12 @@ class Validation:
             run(self.binary, "plan", "calibrate", *flags, to=page)
         print(page.read_text())
 
-    def rates(self, workload):
-        """Rates of each topology, from the plan; kept, so that a second start measures the same."""
-        file = self.out / "rates.json"
+    def expected(self, workload):
+        """Goodput of each topology by the plan; kept, so that a second start measures the same."""
+        file = self.out / "expected.json"
         known = json.loads(file.read_text()) if file.exists() else {}
         if workload not in known:
-            flags = ["--workload", workload, "--budget", "2cores", "--quick", "--json"]
+            flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--budget", "2cores", "--quick", "--json"]
             command = [self.binary, "plan", *self.question, *flags]
             print("$", " ".join(command), flush=True)
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -86,57 +92,86 @@ class Validation:
             for name, rate in simulated + [(name, 0.7 * bound) for name, bound in answer["pruned"]]:
                 topology = name.split(" (")[0]
                 found[topology] = max(rate, found.get(topology, 0))
-            wanted = {t: found.get(t) or max(found.values()) for t in TOPOLOGIES}
-            known[workload] = {t: [round(rate * part, 2) for part in PARTS] for t, rate in wanted.items()}
+            known[workload] = {t: round(found.get(t) or max(found.values()), 2) for t in TOPOLOGIES}
             file.write_text(json.dumps(known, indent=1))
         return known[workload]
 
-    def suite(self, workload, topology, rates, *more, out):
-        flags = ["--slo", SLO, "--workload", workload, "--topology", topology, "--out", str(out), "--cores", "0,1"]
-        flags += ["--requests", "1000", "--seeds", "1", "--max-window", str(self.window), "--warm-up", str(WARM_UP_S)]
-        flags += ["--rates", ",".join(map(str, rates))]
+    def suite(self, workload, topology, *more, out):
+        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", topology, "--out", str(out)]
+        flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "1", "--block", "0"]
+        flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
 
     def validate(self):
         flags = ["--results", str(self.out / "cells"), "--output", str(self.out)]
-        run(self.binary, "plan", "validate", *self.question, *flags)
+        run(self.binary, "plan", "validate", *self.question, *flags, to=self.out / "validation.log")
+        run(self.binary, "bench", "report", str(self.out / "cells"), "--out", str(self.out / "report.md"))
+        (self.out / "table.md").write_text(table(self.out / "cells"))
 
     def overlay(self):
         page = self.out / "overlay.md"
         if page.exists():
             return
         workload, topology = "epd-short:images=2", "1e1pd"
-        rate = self.rates(workload)[topology][2]
+        rate = round(0.8 * self.expected(workload)[topology], 2)
         trace, simulated = self.out / "trace.json", self.out / "simulated.json"
         trace.unlink(missing_ok=True)
-        self.suite(
-            workload, topology, [rate], "--worker-flags", f"--trace-file {trace.resolve()}", out=self.out / "traced"
-        )
-        n = max(50, int(rate * (self.window + WARM_UP_S)))
-        flags = ["--workload", workload, "--topology", topology, "--rate", str(rate), "--requests", str(n)]
+        flags = ["--rates", str(rate), "--worker-flags", f"--trace-file {trace.resolve()}"]
+        self.suite(workload, topology, *flags, out=self.out / "traced")
+        n = max(50, int(rate * (self.args.window + WARM_UP_S)))
+        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", topology]
+        flags += ["--rate", str(rate), "--requests", str(n)]
         run(self.binary, "plan", "trace", *self.question, *flags, "-o", str(simulated))
         run(sys.executable, str(ROOT / "benches/overlay.py"), str(trace), str(simulated), "--steps", "40", to=page)
-        print(page.read_text())
 
     def all(self):
         began = time.monotonic()
         self.measure_curves()
         self.calibrate()
-        for workload in WORKLOADS:
-            for topology, rates in self.rates(workload).items():
-                if time.monotonic() - began > self.args.minutes * 60 - RESERVE_S:
-                    sys.exit(f"{self.args.minutes} minutes are over; start it again to go on with {workload} on {topology}")
-                self.suite(workload, topology, rates, out=self.out / "cells")
-            # After each workload, so that what was measured is compared if time runs out.
-            self.validate()
+        n_done = 0
+        for workload in self.args.workload or WORKLOADS:
+            for topology, rate in self.expected(workload).items():
+                self.suite(
+                    workload, topology, "--first-rate", str(rate), "--resolution", str(RESOLUTION), out=self.out / "cells"
+                )
+                n_done += 1
+                print(f"{n_done} of {len(WORKLOADS) * len(TOPOLOGIES)} cells, {time.monotonic() - began:.0f} s", flush=True)
+        self.validate()
         self.overlay()
-        print(f"\n{time.monotonic() - began:.0f} s; {self.out}/validation.md, overlay.md, curves-1.md, curves-2.md")
+        print((self.out / "table.md").read_text())
+        print(f"{time.monotonic() - began:.0f} s; {self.out}/table.md, validation.md, report.md, overlay.md")
+
+
+def bracket(goodput):
+    """The highest rate that passes and the lowest that fails, requests/s."""
+    passes, fails = goodput.get("rate") or 0, goodput.get("fails_at")
+    return f"{passes:.1f} to {fails:.1f}" if fails else f"{passes:.1f} or more"
+
+
+def table(cells):
+    """Goodput of every cell as Markdown; the best of a row, and those whose interval meets its, are bold."""
+    results = [json.loads(file.read_text()) for file in sorted(cells.glob("*.json"))]
+    found = {(one["setup"]["workload"], one["setup"]["topology"]): one["goodput"] for one in results}
+    lines = ["| workload | " + " | ".join(TOPOLOGIES) + " |", "| --- |" + " ---: |" * len(TOPOLOGIES)]
+    for workload in WORKLOADS:
+        row = [found.get((workload, topology)) for topology in TOPOLOGIES]
+        best = max((one.get("rate") or 0 for one in row if one), default=0)
+        texts = []
+        for one in row:
+            if one is None:
+                texts.append("–")
+                continue
+            is_best = (one.get("rate") or 0) == best or (one.get("fails_at") or best) > best
+            texts.append(f"**{bracket(one)}**" if is_best else bracket(one))
+        lines.append(f"| {workload} | " + " | ".join(texts) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of results")
-    parser.add_argument("--minutes", type=float, default=20, help="time for everything")
+    parser.add_argument("--window", type=int, default=16, help="judged seconds of a run")
+    parser.add_argument("--workload", nargs="*", choices=WORKLOADS, help="some of the workloads")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/triptych")

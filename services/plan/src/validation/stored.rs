@@ -26,16 +26,17 @@ const CORRECTIONS: usize = 4;
 /// A stored sweep, parsed.
 struct StoredSweep<'a> {
     result: &'a SweepResult,
+    /// Those of the plan, with the sweep's SLO and requests.
+    inputs: PlanInputs,
     topology: Topology,
-    demand: Named,
     /// Simulate the step times that the workers reported.
     as_reported: bool,
 }
 
-/// Compares all results.
+/// Compares all results, each by its own SLO.
 ///
 /// # Errors
-/// [`MeasureError::Setting`] that names a result with another model or SLO.
+/// [`MeasureError::Setting`] that names a result with another model, or something of it that cannot be read.
 pub fn validate(
     inputs: &PlanInputs,
     results: &[SweepResult],
@@ -44,15 +45,16 @@ pub fn validate(
     let stored =
         results.iter().map(|r| StoredSweep::of(inputs, r, as_reported)).collect::<Result<Vec<_>, _>>()?;
     let mut validation = Validation { facts: facts(inputs, results), ..Validation::default() };
-    let mut workloads: BTreeMap<&str, Vec<(&StoredSweep<'_>, f64)>> = BTreeMap::new();
+    let mut workloads: BTreeMap<(&str, &str), Vec<(&StoredSweep<'_>, f64)>> = BTreeMap::new();
     for one in &stored {
-        let compared = one.latencies(inputs)?;
+        let compared = one.latencies()?;
         let slowness = median(compared.iter().map(|c| c.slowness).collect());
         validation.compared.extend(compared);
-        workloads.entry(one.demand.workload.text()).or_default().push((one, slowness));
+        let question = (one.inputs.demand.workload.text(), one.result.setup.slo.as_str());
+        workloads.entry(question).or_default().push((one, slowness));
     }
     for of_workload in workloads.values() {
-        validation.regrets.extend(regret(inputs, of_workload)?);
+        validation.regrets.extend(regret(of_workload)?);
     }
     Ok(validation)
 }
@@ -65,10 +67,11 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn facts(inputs: &PlanInputs, results: &[SweepResult]) -> Vec<(String, String)> {
     let joined = |all: BTreeSet<&str>| all.into_iter().collect::<Vec<_>>().join(", ");
+    let slos = results.iter().map(|r| r.setup.slo.as_str()).collect();
     let measured = results.iter().filter_map(|r| r.host.commit.as_deref()).collect();
     let curves = inputs.curves.iter().map(|c| c.measured.commit.as_str()).collect();
     vec![
-        ("SLO".into(), inputs.slo.to_string()),
+        ("SLO".into(), joined(slos)),
         ("commits of the measurements".into(), joined(measured)),
         ("commits of the curves".into(), joined(curves)),
     ]
@@ -86,16 +89,15 @@ impl<'a> StoredSweep<'a> {
                 "only clusters that the bench started, with --topology, can be simulated".into(),
             ));
         };
-        if setup.slo.parse::<Slo>().ok() != Some(inputs.slo) {
-            return Err(wrong(format!("the SLO is {}, --slo is {}", setup.slo, inputs.slo)));
-        }
+        let slo: Slo = setup.slo.parse().map_err(|e| wrong(format!("SLO {}: {e}", setup.slo)))?;
         if let Some(other) = inputs.curves.iter().find(|c| c.model != setup.model) {
             return Err(wrong(format!("the model is {}, --curves are of {}", setup.model, other.model)));
         }
         let workload = Workload::parse(&setup.workload).map_err(|e| wrong(e.to_string()))?;
         let arrivals: Arrivals = setup.arrivals.parse().map_err(|e| wrong(format!("arrivals: {e}")))?;
         let topology = name.parse().map_err(|e: NotATopology| wrong(e.to_string()))?;
-        Ok(Self { result, topology, demand: Named { workload, arrivals }, as_reported })
+        let inputs = PlanInputs { slo, demand: Named { workload, arrivals }, ..inputs.clone() };
+        Ok(Self { result, inputs, topology, as_reported })
     }
 
     fn n_cores(&self) -> usize {
@@ -103,22 +105,22 @@ impl<'a> StoredSweep<'a> {
     }
 
     /// Curves of workers with as many cores as each worker of the topology had.
-    fn curves<'b>(&self, inputs: &'b PlanInputs) -> Option<&'b Arc<CostCurves>> {
+    fn curves(&self) -> Option<&Arc<CostCurves>> {
         let threads = (self.n_cores() / self.topology.kinds().len().max(1)).max(1);
-        inputs.curves.iter().find(|c| c.threads == threads)
+        self.inputs.curves.iter().find(|c| c.threads == threads)
     }
 
     /// Latencies at every rate that passed.
-    fn latencies(&self, inputs: &PlanInputs) -> Result<Vec<LoadComparison>, MeasureError> {
-        let (Some(curves), Some(capacity)) = (self.curves(inputs), self.result.goodput.rate) else {
+    fn latencies(&self) -> Result<Vec<LoadComparison>, MeasureError> {
+        let (Some(curves), Some(capacity)) = (self.curves(), self.result.goodput.rate) else {
             return Ok(Vec::new());
         };
         let passed = self.result.rates.iter().filter(|rate| rate.offered() <= capacity);
         let compared = passed.map(|rate| {
             let load = rate.offered() / capacity;
-            let (simulated, slowness) = self.simulated(inputs, curves, rate)?;
+            let (simulated, slowness) = self.simulated(curves, rate)?;
             Ok(LoadComparison {
-                workload: self.demand.workload.text().to_owned(),
+                workload: self.inputs.demand.workload.text().to_owned(),
                 topology: self.topology.to_string(),
                 load,
                 rate: rate.offered(),
@@ -131,13 +133,8 @@ impl<'a> StoredSweep<'a> {
     }
 
     /// Simulation of the same requests, judged in the same windows, and the slowness that was assumed.
-    fn simulated(
-        &self,
-        inputs: &PlanInputs,
-        curves: &CostCurves,
-        rate: &RateResult,
-    ) -> Result<(RunVerdict, f64), MeasureError> {
-        let question = inputs.question(Budget::Cores(self.n_cores()), &self.demand);
+    fn simulated(&self, curves: &CostCurves, rate: &RateResult) -> Result<(RunVerdict, f64), MeasureError> {
+        let question = self.inputs.question(Budget::Cores(self.n_cores()), &self.inputs.demand);
         let mut slowness = 1.0;
         let spec = |slowness: f64| {
             let curves = Arc::new(curves.slowed(slowness));
@@ -145,26 +142,22 @@ impl<'a> StoredSweep<'a> {
         };
         if let Some(reported_ms) = reported_step_ms(rate).filter(|_| self.as_reported) {
             for _ in 0..CORRECTIONS {
-                let (_, step_ms) = self.run(inputs, &spec(slowness), rate)?;
+                let (_, step_ms) = self.run(&spec(slowness), rate)?;
                 slowness *= if step_ms > 0.0 { reported_ms / step_ms } else { 1.0 };
             }
         }
-        Ok((self.run(inputs, &spec(slowness), rate)?.0, slowness))
+        Ok((self.run(&spec(slowness), rate)?.0, slowness))
     }
 
     /// One simulation of each of a rate's runs, and the mean time of their engine steps in milliseconds.
-    fn run(
-        &self,
-        inputs: &PlanInputs,
-        spec: &ClusterSpec,
-        rate: &RateResult,
-    ) -> Result<(RunVerdict, f64), MeasureError> {
+    fn run(&self, spec: &ClusterSpec, rate: &RateResult) -> Result<(RunVerdict, f64), MeasureError> {
         let mut simulated = Vec::new();
         let mut step_s = 0.0;
         let mut n_steps = 0;
         for run in &rate.runs {
             let window = window(run);
-            let offered = self.demand.workload.requests(rate.rate, self.demand.arrivals, run.seed);
+            let offered =
+                self.inputs.demand.workload.requests(rate.rate, self.inputs.demand.arrivals, run.seed);
             let offered = offered.take_while(|offered| offered.at < window.to + TAIL);
             let simulation = simulate(spec, offered, run.seed);
             let simulation = simulation.map_err(|e| MeasureError::setting("cannot simulate", &e))?;
@@ -176,7 +169,7 @@ impl<'a> StoredSweep<'a> {
         }
         let runs: Vec<_> =
             simulated.iter().map(|(outcomes, window)| Run { outcomes, window: *window }).collect();
-        let verdict = judge_runs(&runs, &inputs.slo, &Default::default());
+        let verdict = judge_runs(&runs, &self.inputs.slo, &Default::default());
         Ok((verdict, step_s * 1e3 / n_steps.max(1) as f64))
     }
 }
@@ -195,23 +188,25 @@ fn window(run: &RunResult) -> JudgedWindow {
 }
 
 /// The cluster that a plan recommends beside the best measured one, under one workload.
-fn regret(inputs: &PlanInputs, measured: &[(&StoredSweep<'_>, f64)]) -> Result<Option<Regret>, MeasureError> {
+fn regret(measured: &[(&StoredSweep<'_>, f64)]) -> Result<Option<Regret>, MeasureError> {
     let Some((first, _)) = measured.first() else { return Ok(None) };
+    let inputs = &first.inputs;
     let with_curves = |(one, slowness): &(&StoredSweep<'_>, f64)| {
-        Some((one.topology.clone(), Arc::new(one.curves(inputs)?.slowed(*slowness))))
+        Some((one.topology.clone(), Arc::new(one.curves()?.slowed(*slowness))))
     };
     let setup = &first.result.setup;
     let length = MeasurementLength {
         n_requests: setup.n_requests,
         longest: Duration::try_from_secs_f64(setup.max_window_s).unwrap_or(Duration::MAX),
     };
-    let found = choose(inputs, &first.demand, measured.iter().filter_map(with_curves).collect(), length)?;
+    let found =
+        choose(inputs, &first.inputs.demand, measured.iter().filter_map(with_curves).collect(), length)?;
     let goodput = |(one, _): &(&StoredSweep<'_>, f64)| {
         let goodput = &one.result.goodput;
         (one.topology.to_string(), goodput.rate.unwrap_or(0.0), goodput.fails_at)
     };
     let goodputs = measured.iter().map(goodput).collect();
-    let workload = first.demand.workload.text();
+    let workload = first.inputs.demand.workload.text();
     let error = inputs.error_for(workload);
     Ok(Some(Regret::new(workload, goodputs, &found, (setup.seeds.len(), error))))
 }

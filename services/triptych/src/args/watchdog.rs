@@ -7,6 +7,9 @@ use std::io::Write;
 use std::time::Duration;
 use triptych_runtime::watchdog::{Overrun, Watchdog, WatchdogLimits, default_memory_bytes};
 
+/// Least limit of a stated memory, in MiB.
+const LEAST_MIB: u64 = 256;
+
 /// Limits at which a worker ends itself.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Limits at which a worker ends itself")]
@@ -33,9 +36,11 @@ impl WatchdogArgs {
         WatchdogLimits { work, memory_bytes }
     }
 
-    /// The same within a stated memory, unless a limit is set.
+    /// The same within a stated memory, unless a limit is set. A memory that is too small is refused when it is divided, which
+    /// takes some itself.
     pub fn within(self, memory_mib: Option<u32>) -> Self {
-        Self { memory_limit_mib: self.memory_limit_mib.or(memory_mib.map(u64::from)), ..self }
+        let stated = memory_mib.map(|mib| u64::from(mib).max(LEAST_MIB));
+        Self { memory_limit_mib: self.memory_limit_mib.or(stated), ..self }
     }
 
     /// Starts the watchdog of this process, which ends it.
@@ -82,6 +87,16 @@ mod tests {
         assert!(limits(&[]).memory_bytes.is_some_and(|bytes| bytes > 0));
         let none = limits(&["--step-timeout", "0", "--memory-limit-mib", "0"]);
         assert_eq!(none, WatchdogLimits::default());
+    }
+
+    #[test]
+    fn a_stated_memory_is_the_limit_unless_one_is_set() {
+        let within = |set: Option<u64>, stated| {
+            let given = WatchdogArgs { step_timeout: 7, memory_limit_mib: set };
+            given.within(stated).memory_limit_mib
+        };
+        assert_eq!([within(None, Some(1000)), within(None, Some(64))], [Some(1000), Some(256)]);
+        assert_eq!([within(Some(64), Some(1000)), within(None, None)], [Some(64), None]);
     }
 
     #[test]

@@ -30,8 +30,9 @@ pub struct QuestionArgs {
     /// Arrival process: own, poisson, gamma:cv=2, constant
     #[arg(long, value_name = "ARRIVALS", default_value = "own")]
     pub arrivals: Arrivals,
-    /// SLO of every request, as in ttft=500ms,tpot=50ms; e2el limits the time to the end
-    #[arg(long, value_name = "SLO", required = true)]
+    /// SLO of every request, as in ttft=500ms,tpot=50ms; e2el limits the time to the end. Required, except where stored results
+    /// have one
+    #[arg(long, value_name = "SLO")]
     pub slo: Option<Slo>,
     /// Proxy, store and clients use the workers' cores, as on one machine. Default: they have their own
     #[arg(long, value_parser = FalseyValueParser::new())]
@@ -64,11 +65,19 @@ impl QuestionArgs {
     /// # Errors
     /// [`CliError::Setting`] that names the flag, its value and what is allowed.
     pub fn read(&self) -> Result<PlanInputs, CliError> {
+        let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
+        self.read_with(slo)
+    }
+
+    /// The same, with the SLO of something else than the flag.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_with(&self, slo: Slo) -> Result<PlanInputs, CliError> {
         let curves = read_curves(&self.curves, self.threads_per_worker)?;
         let curves = with_pd_curves(curves, &self.pd_curves)?;
         let workload = Workload::parse(&self.workload)
             .map_err(|e| CliError::setting(format!("--workload {}", self.workload), &e))?;
-        let slo = self.slo.ok_or_else(|| CliError::Setting("--slo is missing, as in ttft=500ms".into()))?;
         Ok(PlanInputs {
             curves,
             demand: Named { workload, arrivals: self.arrivals },

@@ -44,7 +44,7 @@ pub struct ValidateArgs {
     /// Longest judged part of a measured run, in seconds
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window_s: u64,
-    /// Stored results of `triptych bench`, or folders of them: these are compared, and nothing is started
+    /// Stored results of `triptych bench`, or folders of them: these are compared, each by its own SLO, and nothing is started
     #[arg(long, value_name = "RESULT.json")]
     pub results: Vec<PathBuf>,
     /// With --results: scale the simulated machine to the mean step time that the workers reported in each run, so that the
@@ -67,24 +67,29 @@ pub struct ValidateArgs {
 /// # Errors
 /// [`CliError`] for settings that cannot work, and if a cluster dies: its measurements are void.
 pub async fn run(args: ValidateArgs) -> Result<(), CliError> {
-    let inputs = args.question.read()?;
     if !args.output.is_dir() {
         return Err(CliError::Setting(format!("--output: there is no directory {}", args.output.display())));
     }
     let validation = match args.results.is_empty() {
-        true => measure(&args, &inputs).await?,
-        false => {
-            let results = read_all(&args.results)?;
-            let stored_inputs = inputs.clone();
-            let as_reported = args.as_reported;
-            let compared =
-                blocking(move || Ok(stored::validate(&stored_inputs, &results, as_reported)?)).await?;
-            let validation = Validation { warnings: warnings(&args, &inputs), ..compared };
-            save((&args.output, &inputs), &validation)?;
-            validation
-        }
+        true => measure(&args, &args.question.read()?).await?,
+        false => compare(&args).await?,
     };
     print(&validation.report().to_markdown())
+}
+
+/// Compares stored results, each by its own SLO.
+async fn compare(args: &ValidateArgs) -> Result<Validation, CliError> {
+    let results = read_all(&args.results)?;
+    let slo = results.first().and_then(|result| result.setup.slo.parse().ok());
+    let inputs = match slo {
+        Some(slo) => args.question.read_with(slo)?,
+        None => args.question.read()?,
+    };
+    let (stored_inputs, as_reported) = (inputs.clone(), args.as_reported);
+    let compared = blocking(move || Ok(stored::validate(&stored_inputs, &results, as_reported)?)).await?;
+    let validation = Validation { warnings: warnings(args, &inputs), ..compared };
+    save((&args.output, &inputs), &validation)?;
+    Ok(validation)
 }
 
 /// Starts clusters and measures them.
