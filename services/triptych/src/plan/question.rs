@@ -69,7 +69,7 @@ impl QuestionArgs {
         self.read_with(slo)
     }
 
-    /// The same, with the SLO of something else than the flag.
+    /// The same with this SLO, as stored results have one.
     ///
     /// # Errors
     /// As [`Self::read`].
