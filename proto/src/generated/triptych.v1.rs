@@ -2139,15 +2139,34 @@ pub struct WorkerLoad {
     /// PD workers: prompt tokens queued for prefill.
     #[prost(uint64, tag = "8")]
     pub waiting_tokens: u64,
-    /// PD workers: time of all engine steps so far beyond a step's fixed time, in microseconds, at a coarse grain.
-    #[prost(uint64, tag = "9")]
-    pub step_work_us: u64,
     /// PD workers: measured time of prompt tokens; one entry for each model that has read some.
     #[prost(message, repeated, tag = "10")]
     pub prefill_costs: ::prost::alloc::vec::Vec<PrefillCost>,
     /// Encoders whose weights are not in memory: the first job waits for a load.
     #[prost(message, repeated, tag = "11")]
     pub cold_encoders: ::prost::alloc::vec::Vec<ColdEncoder>,
+    /// What it has computed since its start.
+    #[prost(message, optional, tag = "12")]
+    pub computed: ::core::option::Option<ComputedWork>,
+}
+/// Compute time and decoded tokens since a worker's start, each at a coarse grain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ComputedWork {
+    /// Encoders: compute time of all forwards, in microseconds, without the engine steps between their chunks.
+    #[prost(uint64, tag = "1")]
+    pub encode_us: u64,
+    /// PD workers: time of all engine steps beyond a step's fixed time, in microseconds.
+    #[prost(uint64, tag = "2")]
+    pub step_us: u64,
+    /// PD workers: fixed time of the engine steps that decode, in microseconds.
+    #[prost(uint64, tag = "3")]
+    pub step_fixed_us: u64,
+    /// PD workers: engine steps that decode.
+    #[prost(uint64, tag = "4")]
+    pub decode_steps: u64,
+    /// PD workers: tokens that they decode.
+    #[prost(uint64, tag = "5")]
+    pub decoded_tokens: u64,
 }
 /// Measured time of a prompt token in engine steps.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -74,9 +74,9 @@ pub struct ForwardResult {
     pub rows: Vec<f32>,
     /// Time in the queue of the batcher.
     pub queue: Duration,
-    /// Time of the batch's forward.
+    /// Time of the batch's forward, with the steps of engines between its chunks.
     pub encode: Duration,
-    /// This item's share of the forward, by output tokens.
+    /// This item's share of the forward's compute time, by output tokens.
     pub share: Duration,
 }
 
@@ -394,8 +394,8 @@ impl BatcherThread {
         }
     }
 
-    /// Runs a forward, through the compute arbiter if there is one.
-    fn forward(&mut self, batch: &[BatchJob]) -> Result<Vec<Vec<f32>>, ModelError> {
+    /// Runs a forward, through the compute arbiter if there is one; adds to `blocked` the time for which engines had the cores.
+    fn forward(&mut self, batch: &[BatchJob], blocked: &mut Duration) -> Result<Vec<Vec<f32>>, ModelError> {
         let inputs: Vec<&EncoderInput> = batch.iter().map(|job| &job.item.input).collect();
         let adapters: Vec<Option<AdapterId>> =
             batch.iter().map(|job| job.item.adapter.as_ref().map(|part| part.id)).collect();
@@ -408,7 +408,7 @@ impl BatcherThread {
         let Some(encoder) = self.slot.loaded() else { return Ok(Vec::new()) };
         encoder.encode_adapted(&inputs, &adapters, &mut |tokens| {
             if let Some(turns) = &mut turns {
-                turns.part(tokens);
+                *blocked += turns.part(tokens);
                 watched.progress();
             }
             if let Some(computing) = &self.computing {
@@ -429,7 +429,8 @@ impl BatcherThread {
         let start = Instant::now();
         let n_tokens: usize = batch.iter().map(|job| job.item.input.n_tokens as usize).sum();
         let span = tracing::trace_span!(target: COMPUTE, "forward", items = batch.len(), tokens = n_tokens);
-        let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&batch))));
+        let mut blocked = Duration::ZERO;
+        let result = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| self.forward(&batch, &mut blocked))));
         let encode = start.elapsed();
         // Items that are encoded one by one take it again.
         drop(room);
@@ -448,9 +449,10 @@ impl BatcherThread {
             Ok(Err(e)) => return fail(batch, &e.to_string()),
             Err(_) => return fail(batch, "the forward panicked"),
         };
+        let computed = encode.saturating_sub(blocked);
         for (job, rows) in batch.into_iter().zip(rows) {
             let queue = start.saturating_duration_since(job.since);
-            let share = encode.mul_f64(f64::from(job.item.input.n_tokens) / n_tokens.max(1) as f64);
+            let share = computed.mul_f64(f64::from(job.item.input.n_tokens) / n_tokens.max(1) as f64);
             // The send fails if the caller went away meanwhile.
             let _ = job.reply.send(Ok(ForwardResult { rows, queue, encode, share }));
         }

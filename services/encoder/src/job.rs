@@ -2,6 +2,7 @@
 
 use crate::batcher::{BatchItem, LoadedPart};
 use crate::fences::FenceTable;
+use crate::load::EncodeTimes;
 use crate::memory::{job_bytes, rows_bytes};
 use crate::meters::{EncoderMeters, JobTimes};
 use crate::pool::{JobPermit, PreprocessPool, RawItem};
@@ -202,7 +203,8 @@ impl EncoderWorkerState {
         let times =
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
         let beside = preprocess + times.publish;
-        permit.load().done(n_tokens, beside + encoded.share, beside + encoded.encode);
+        let of_job = EncodeTimes { computed: encoded.share, encode: encoded.encode, beside };
+        permit.load().done(n_tokens, of_job);
         self.meters.item(modality, times);
         Ok(self.response(&published.item, times))
     }
@@ -235,7 +237,8 @@ impl EncoderWorkerState {
         let start = Instant::now();
         let published = self.publish(output, Some(Arc::clone(&permit))).await?;
         let times = JobTimes { preprocess, publish: start.elapsed(), ..JobTimes::default() };
-        permit.load().done(given.n_tokens, preprocess + times.publish, preprocess + times.publish);
+        let of_job = EncodeTimes { beside: preprocess + times.publish, ..EncodeTimes::default() };
+        permit.load().done(given.n_tokens, of_job);
         self.meters.item(modality, times);
         Ok(self.response(&published.item, times))
     }

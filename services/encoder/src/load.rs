@@ -58,6 +58,8 @@ struct JobTable {
     costs: BTreeMap<EncoderKind, CostFit>,
     /// Every kind that had a job, so that its gauge returns to zero.
     kinds: BTreeSet<EncoderKind>,
+    /// Compute time of all finished jobs.
+    computed: Duration,
 }
 
 struct TrackedJob {
@@ -154,6 +156,10 @@ impl LoadTracker {
             capacity: self.0.capacity,
             queued_us: u64::try_from(table.queued().as_micros()).unwrap_or(u64::MAX),
             costs: table.costs.iter().filter_map(cost).collect(),
+            computed: Some(v1::ComputedWork {
+                encode_us: u64::try_from(table.computed.as_micros()).unwrap_or(u64::MAX),
+                ..v1::ComputedWork::default()
+            }),
             ..v1::WorkerLoad::default()
         }
     }
@@ -228,6 +234,17 @@ impl JobRanks {
     }
 }
 
+/// Times of a finished job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodeTimes {
+    /// Its share of the compute time of its forward.
+    pub computed: Duration,
+    /// Latency of its forward.
+    pub encode: Duration,
+    /// Preprocessing and publishing.
+    pub beside: Duration,
+}
+
 /// One job, from admission to its end. Dropping it removes the job.
 pub struct JobLoad {
     load: LoadTracker,
@@ -269,11 +286,14 @@ impl JobLoad {
     }
 
     /// Removes the finished job and learns its cost.
-    pub fn done(&self, tokens: u32, work: Duration, took: Duration) {
+    pub fn done(&self, tokens: u32, times: EncodeTimes) {
+        let EncodeTimes { computed, encode, beside } = times;
         self.load.change(|table| {
             if let Some(job) = table.jobs.remove(&self.id) {
+                let (work, took) = (beside + computed, beside + encode);
                 let sample = CostSample { bytes: self.bytes, tokens, work, took };
                 table.costs.entry(job.kind).or_default().learn(sample);
+                table.computed = table.computed.saturating_add(computed);
             }
         });
     }
@@ -368,12 +388,17 @@ mod tests {
         (load.running, load.waiting, load.queued_us)
     }
 
+    /// Times of a job that was alone in its forward, without preprocessing.
+    fn times(took: Duration) -> EncodeTimes {
+        EncodeTimes { computed: took, encode: took, beside: Duration::ZERO }
+    }
+
     /// A worker that has learned that a token costs a millisecond, and a byte is a token.
     fn trained() -> LoadTracker {
         let (load, _) = worker(8);
         for tokens in [10, 20, 30, 40, 50] {
             let took = tokens * MS;
-            load.admit("m", Modality::Image, tokens as usize, JobOwner::default()).done(tokens, took, took);
+            load.admit("m", Modality::Image, tokens as usize, JobOwner::default()).done(tokens, times(took));
         }
         load
     }
@@ -422,7 +447,7 @@ mod tests {
             job
         });
         shows("40");
-        jobs[0].done(10, MS, MS);
+        jobs[0].done(10, times(MS));
         shows("30");
         drop(jobs);
         shows("0");

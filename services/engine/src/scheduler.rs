@@ -111,6 +111,12 @@ pub struct SchedulerCounters {
     pub computed_tokens: u64,
     /// Time of steps beyond that of the fastest step that only decodes, in microseconds.
     pub step_work_us: u64,
+    /// Time of the fastest step that only decodes, for each step that decodes, in microseconds.
+    pub step_fixed_us: u64,
+    /// Steps that decode.
+    pub decode_steps: u64,
+    /// Tokens that they decode.
+    pub decoded_tokens: u64,
     /// Draft tokens that were verified.
     pub drafted_tokens: u64,
     /// Draft tokens that were accepted.
@@ -285,12 +291,18 @@ impl Scheduler {
     pub fn observe(&mut self, plan: &StepPlan, took: Duration) {
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
-        let work = took.saturating_sub(self.rates.least(0, 1));
-        self.counts.step_work_us =
-            self.counts.step_work_us.saturating_add(u64::try_from(work.as_micros()).unwrap_or(u64::MAX));
+        let fixed = self.rates.least(0, 1);
+        let n_decoded = plan.chunks.iter().filter(|c| c.tokens.len() == 1).count() as u64;
+        let add = |sum: &mut u64, n: u64| *sum = sum.saturating_add(n);
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        add(&mut self.counts.step_work_us, micros(took.saturating_sub(fixed)));
+        if n_decoded > 0 {
+            add(&mut self.counts.step_fixed_us, micros(fixed));
+            add(&mut self.counts.decode_steps, 1);
+            add(&mut self.counts.decoded_tokens, n_decoded);
+        }
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
-        let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
-        self.decode_pacing.observe(StepMix { prefills, decodes }, took);
+        self.decode_pacing.observe(StepMix { prefills, decodes: n_decoded > 0 }, took);
     }
 
     /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.

@@ -59,6 +59,12 @@ pub struct Stats {
     /// Time of steps beyond that of the fastest step that only decodes, in microseconds: what rows cost, without what any step
     /// does.
     pub step_work_us: u64,
+    /// The other part: time of the fastest step that only decodes, for each step that decodes, in microseconds.
+    pub step_fixed_us: u64,
+    /// Steps that decode.
+    pub decode_steps: u64,
+    /// Tokens that they decode.
+    pub decoded_tokens: u64,
     /// Time of a prompt token in recent steps, without what any step takes; `None` before the second that has
     /// some.
     pub prefill_row: Option<Duration>,
@@ -100,6 +106,9 @@ impl Stats {
             drafted_tokens: counts.drafted_tokens,
             accepted_tokens: counts.accepted_tokens,
             step_work_us: counts.step_work_us,
+            step_fixed_us: counts.step_fixed_us,
+            decode_steps: counts.decode_steps,
+            decoded_tokens: counts.decoded_tokens,
             prefill_row: scheduler.prefill_row(),
         }
     }

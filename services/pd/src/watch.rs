@@ -21,8 +21,10 @@ pub const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Steps in which block usage is reported, so that not every token is a change.
 const SHARES: f32 = 64.0;
 
-/// Grain in which work is reported, for the same reason.
+/// Grain in which compute time is reported, for the same reason.
 const WORK_GRAIN_US: u64 = 10_000;
+/// The same of steps and tokens.
+const COUNT_GRAIN: u64 = 16;
 /// Steps within a factor of two in which the time of a prompt token is reported.
 const STEPS_OF_DOUBLE: f64 = 8.0;
 
@@ -93,6 +95,25 @@ pub struct RequestSlots {
     pub total: usize,
 }
 
+/// What the engines and the colocated encoders have computed.
+fn computed<'a>(stats: impl Iterator<Item = &'a Stats>, encoders: Option<v1::ComputedWork>) -> v1::ComputedWork {
+    let coarse = |n: u64, grain: u64| n / grain * grain;
+    let mut sum = v1::ComputedWork::default();
+    for stats in stats {
+        sum.step_us = sum.step_us.saturating_add(stats.step_work_us);
+        sum.step_fixed_us = sum.step_fixed_us.saturating_add(stats.step_fixed_us);
+        sum.decode_steps = sum.decode_steps.saturating_add(stats.decode_steps);
+        sum.decoded_tokens = sum.decoded_tokens.saturating_add(stats.decoded_tokens);
+    }
+    v1::ComputedWork {
+        encode_us: coarse(encoders.map_or(0, |encoders| encoders.encode_us), WORK_GRAIN_US),
+        step_us: coarse(sum.step_us, WORK_GRAIN_US),
+        step_fixed_us: coarse(sum.step_fixed_us, WORK_GRAIN_US),
+        decode_steps: coarse(sum.decode_steps, COUNT_GRAIN),
+        decoded_tokens: coarse(sum.decoded_tokens, COUNT_GRAIN),
+    }
+}
+
 /// Load of a worker from its admitted requests, the statistics of its engines under the names of their models, and the load of
 /// colocated encoders.
 pub fn load(requests: RequestSlots, engines: &[(&str, Stats)], encoders: v1::WorkerLoad) -> v1::WorkerLoad {
@@ -116,12 +137,12 @@ pub fn load(requests: RequestSlots, engines: &[(&str, Stats)], encoders: v1::Wor
         kv_usage: fullest(&mut stats().map(|s| share(s.self_used, s.self_total))),
         cross_kv_usage: fullest(&mut stats().map(|s| share(s.cross_used, s.cross_total))),
         waiting_tokens: stats().map(|s| s.waiting_tokens as u64).sum(),
-        step_work_us: stats().map(|s| s.step_work_us).sum::<u64>() / WORK_GRAIN_US * WORK_GRAIN_US,
         prefill_costs: engines.iter().filter_map(prefill_cost).collect(),
         // Of colocated encoders: the proxy gives them work too.
         queued_us: encoders.queued_us,
         costs: encoders.costs,
         cold_encoders: encoders.cold_encoders,
+        computed: Some(computed(stats(), encoders.computed)),
     }
 }
 

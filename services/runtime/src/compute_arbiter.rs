@@ -140,13 +140,16 @@ pub struct ForwardPermit<'a> {
 }
 
 impl ForwardPermit<'_> {
-    /// Ends the chunk before this one and blocks until this one, of `tokens` output tokens, may run.
-    pub fn part(&mut self, tokens: usize) {
+    /// Ends the chunk before this one and blocks until this one, of `tokens` output tokens, may run. Returns the time blocked.
+    pub fn part(&mut self, tokens: usize) -> Duration {
         let tokens = tokens as u64;
         self.end_part();
+        let asked = Instant::now();
         self.shared.state().ask_part(self.id, tokens);
         self.shared.wait(|state| state.take_part(self.id));
-        self.part = Some((tokens, Instant::now()));
+        let since = Instant::now();
+        self.part = Some((tokens, since));
+        since - asked
     }
 
     fn end_part(&mut self) {

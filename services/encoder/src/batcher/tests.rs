@@ -13,6 +13,7 @@ use triptych_core::{Extent, Modality};
 use triptych_models::encoder::Encoder;
 use triptych_models::preprocess::Features;
 use triptych_runtime::MetricsRegistry;
+use triptych_runtime::compute_arbiter::{ComputeArbiter, EncoderBudget};
 use triptych_runtime::memory_budget::MemoryBudget;
 
 fn input(n_tokens: u32) -> EncoderInput {
@@ -296,4 +297,51 @@ async fn adapters_come_back_with_the_weights() {
     drop(part);
     bed.job().await.unwrap();
     assert_eq!(bed.seen(), ["unload", "encode"]);
+}
+
+/// An encoder of two chunks a forward.
+struct Chunked;
+
+impl Encoder for Chunked {
+    fn hidden(&self) -> usize {
+        1
+    }
+
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        before(1);
+        before(1);
+        Fake.encode_in_parts(batch, before)
+    }
+}
+
+#[tokio::test]
+async fn the_time_of_engine_steps_is_not_an_items_compute_time() {
+    const STEP: Duration = Duration::from_millis(20);
+    let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+    let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+    let config = BatcherConfig { arbiter: Some(arbiter.encoder()), ..BatcherConfig::default() };
+    let slot = EncoderSlot::Held(Box::new(Chunked));
+    let batcher = Batcher::spawn("test".into(), slot, config, Arc::clone(&meters));
+    let config = PoolConfig { threads: 1, max_jobs: 1, ..PoolConfig::default() };
+    let pool = PreprocessPool::new(config, meters, TaskTracker::new());
+    let permit = pool.admit("m", Modality::Image, 1, JobOwner::default()).unwrap();
+    let (engine, gate) = (arbiter.engine(), arbiter.clone());
+    let (started, has_started) = blocking::channel();
+    let stepping = std::thread::spawn(move || {
+        let step = engine.step();
+        started.send(()).unwrap();
+        while gate.n_waiting() == 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(STEP);
+        drop(step);
+    });
+    has_started.recv().unwrap();
+    let encoded = batcher.encode(item(3), &permit).await.unwrap();
+    stepping.join().unwrap();
+    assert!(encoded.encode >= encoded.share + STEP, "{:?} of {:?}", encoded.share, encoded.encode);
 }

@@ -267,7 +267,7 @@ impl World<'_> {
         if let Some(asker) = asker {
             self.item_given(asker, &key);
         }
-        self.proxy.divide(instant, work.encode_us);
+        self.proxy.divide();
         self.queue.after(self.hop(), Event::JobArrives(job));
     }
 

@@ -11,6 +11,7 @@ use crate::curves::{BatchShape, Stage};
 use std::collections::VecDeque;
 use std::time::Duration;
 use triptych_core::{RequestId, TowerIdx};
+use triptych_encoder::load::EncodeTimes;
 use triptych_encoder::n_in_batch;
 use triptych_encoder::order::{JobOwner, take_next};
 
@@ -313,7 +314,8 @@ impl World<'_> {
         let beside = preprocess + publish;
         let of = |nanos: Nanos| Duration::from_nanos(nanos);
         if let Some(ticket) = &job.ticket {
-            ticket.done(output.sized.tokens, of(beside + share), of(beside + encode));
+            let times = EncodeTimes { computed: of(share), encode: of(encode), beside: of(beside) };
+            ticket.done(output.sized.tokens, times);
         }
         self.leave(id);
         self.report_soon(worker);

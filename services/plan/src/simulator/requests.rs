@@ -123,7 +123,7 @@ impl World<'_> {
         if request.items.iter().all(|item| item.is_stored) || !self.proxy.encoders.is_empty() {
             return;
         }
-        self.proxy.divide(now, 0);
+        self.proxy.divide();
         let request = &self.requests[r];
         let colocated = self.proxy.answering(&self.proxy.colocated);
         let prefill = self.proxy.prefill_time();
@@ -237,7 +237,7 @@ impl World<'_> {
         holders: &[WorkerId],
     ) -> Option<usize> {
         let now = self.now();
-        self.proxy.divide(now, 0);
+        self.proxy.divide();
         let (proxy, request) = (&mut self.proxy, &self.requests[r]);
         let among = |w: &usize, ids: &[WorkerId]| ids.contains(&proxy.ids[*w]);
         let fresh: Vec<_> = proxy.pds.iter().copied().filter(|w| !among(w, tried)).collect();
@@ -351,8 +351,8 @@ impl World<'_> {
     /// A report.
     pub(super) fn reported(&mut self, worker: usize, state: v1::WorkerState) {
         let now = self.now();
-        let worked_us = self.proxy.views[worker].take_report(state, false, now);
-        self.proxy.work.add_answers(now, worked_us);
+        let done = self.proxy.views[worker].take_report(state, false, now);
+        self.proxy.work.add(now, done);
     }
 
     /// The request that a PD worker knows under this name.

@@ -47,7 +47,7 @@ impl FleetState {
         };
         let (_, worker) = able.get(index)?;
         let (work, forecast) = given(worker, want, size, now());
-        self.divide(catalog, work.encode_us);
+        self.divide(catalog);
         if let Size::Request { prompt, .. } = size {
             self.prefixes.lock().read(prompt, &worker.id);
         }

@@ -93,7 +93,7 @@ impl FleetState {
         if items.iter().all(|item| item.bytes.is_none()) || items.iter().any(serves) {
             return None;
         }
-        self.divide(catalog, 0);
+        self.divide(catalog);
         let (able, _) = self.able(catalog, pd, &[])?;
         let (now, prefill) = (now(), prefill_time(&able, pd));
         let sizes = items.iter().map(|item| {

@@ -2,7 +2,7 @@
 
 use super::catalog::{Catalog, Health, Known};
 use super::description::Description;
-use super::elastic::{WorkSplit, divide};
+use super::elastic::{WorkSplit, Workers, divide};
 use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::pairing::{pair, pairings};
@@ -37,7 +37,7 @@ pub(super) struct FleetState {
     pub(super) dialer: Dialer,
     pub(super) encode_slo: Mutex<Option<Duration>>,
     pub(super) roles: Roles,
-    /// Encodes and answers, where roles are elastic.
+    /// Work of the workers, where roles are elastic.
     pub(super) work: Mutex<WorkSplit>,
     pub(super) meters: FleetMeters,
 }
@@ -47,16 +47,16 @@ impl FleetState {
         self.workers.lock()
     }
 
-    /// Gives every PD worker with encoders its role, by what operators assigned and by the encodes that are asked for.
-    pub(super) fn divide(&self, catalog: &Catalog, encode_us: u64) {
+    /// Gives every PD worker with encoders its role, by what operators assigned and by the work that workers report.
+    pub(super) fn divide(&self, catalog: &Catalog) {
         let n_encoders = match self.roles {
             Roles::Fixed => 0,
             Roles::Auto => {
                 let n_encoders = catalog.workers.iter().filter(|known| known.role == Role::Encoder).count();
                 let mut work = self.work.lock();
-                work.add_encodes(Instant::now().into_std(), encode_us);
+                let decided = work.n_encoders(Workers { n: catalog.workers.len(), n_encoders });
                 self.meters.encode_share(work.encode_share());
-                work.n_encoders(catalog.workers.len()).saturating_sub(n_encoders)
+                decided.saturating_sub(n_encoders)
             }
         };
         let workers = self.workers();
@@ -178,8 +178,8 @@ impl FleetState {
 
     pub(super) fn report(&self, worker: &Worker, state: v1::WorkerState, first: bool) {
         let now = Instant::now().into_std();
-        let worked_us = worker.view().take_report(state, first, now);
-        self.work.lock().add_answers(now, worked_us);
+        let done = worker.view().take_report(state, first, now);
+        self.work.lock().add(now, done);
         self.refresh(worker);
     }
 

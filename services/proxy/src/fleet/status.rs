@@ -128,7 +128,7 @@ impl Fleet {
             return Err(RoleError::LastPd);
         }
         worker.view().assigned = role;
-        self.shared.divide(&catalog, 0);
+        self.shared.divide(&catalog);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! No clock, no lock, no network: time is an argument. The planner's simulator keeps the same views.
 
 use super::catalog::Health;
-use super::elastic::PlacementSite;
+use super::elastic::{PlacementSite, WorkDone};
 use super::outlier::{Circuit, Outlier};
 use super::roles::ElasticRole;
 use super::score::{EncoderLoad, EngineLoad, PdLoad, PlacementLoad};
@@ -118,9 +118,9 @@ impl View {
         }
     }
 
-    /// A message of its watch. `first`: nothing that was known before holds. Returns the work of its engine's steps since the
-    /// message before, in microseconds.
-    pub fn take_report(&mut self, state: v1::WorkerState, first: bool, now: Instant) -> u64 {
+    /// A message of its watch. `first`: nothing that was known before holds. Returns what it has computed since the
+    /// message before.
+    pub fn take_report(&mut self, state: v1::WorkerState, first: bool, now: Instant) -> WorkDone {
         if first {
             self.resident.clear();
         }
@@ -133,16 +133,23 @@ impl View {
                 self.resident.insert(key);
             }
         }
-        let Some(mut load) = state.load else { return 0 };
+        let Some(mut load) = state.load else { return WorkDone::default() };
         load.costs.truncate(MAX_COSTS);
         load.prefill_costs.truncate(MAX_COSTS);
         // Of a watch that begins nobody knows when the work was done.
-        let before = self.load().filter(|_| !first).map_or(load.step_work_us, |load| load.step_work_us);
-        let worked_us = load.step_work_us.saturating_sub(before);
+        let computed = load.computed.unwrap_or_default();
+        let before = self.load().filter(|_| !first).map_or(computed, |load| load.computed.unwrap_or_default());
+        let done = WorkDone {
+            encode_us: computed.encode_us.saturating_sub(before.encode_us),
+            step_us: computed.step_us.saturating_sub(before.step_us),
+            step_fixed_us: computed.step_fixed_us.saturating_sub(before.step_fixed_us),
+            n_decode_steps: computed.decode_steps.saturating_sub(before.decode_steps),
+            n_decoded: computed.decoded_tokens.saturating_sub(before.decoded_tokens),
+        };
         self.report = Some(Report { at: now, load });
         self.sent = Sent::default();
         self.epoch += 1;
-        worked_us
+        done
     }
 
     /// Its watch ended: what was reported grows old, and what it holds is not known. One that drains still does.

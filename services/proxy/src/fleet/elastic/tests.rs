@@ -116,67 +116,6 @@ fn with_role(id: &WorkerId, queued_us: u64, role: ElasticRole) -> EncoderLoad<'_
     EncoderLoad { engine: Some(EngineLoad { role, ..EngineLoad::default() }), ..encoder(id, queued_us) }
 }
 
-/// Work of two workers over so many seconds from `now` on, each second in these parts of a worker; the workers left to encodes.
-fn after(work: &mut WorkSplit, now: &mut Instant, seconds: u32, (encodes, answers): (f64, f64)) -> usize {
-    for _ in 0..seconds {
-        *now += Duration::from_secs(1);
-        work.add_encodes(*now, (encodes * 1e6) as u64);
-        work.add_answers(*now, (answers * 1e6) as u64);
-        work.n_encoders(2);
-    }
-    work.n_encoders(2)
-}
-
-#[test]
-fn a_worker_is_left_to_encodes_while_they_are_more_than_half_of_the_work() {
-    let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-    // Encodes and answers in workers, for so many seconds, and the workers left to encodes at the end.
-    for (encodes, answers, seconds, expect) in [
-        (0.7, 0.8, 120, 0),
-        (0.8, 0.6, 120, 1),
-        // Within the hysteresis, as before.
-        (0.7, 0.6, 120, 1),
-        (0.6, 0.7, 120, 0),
-        (0.7, 0.6, 120, 0),
-        (0.9, 0.5, 120, 1),
-        // All do both where there is room.
-        (0.3, 0.1, 120, 0),
-    ] {
-        let found = after(&mut work, &mut now, seconds, (encodes, answers));
-        assert_eq!(found, expect, "{encodes} {answers}");
-    }
-    assert_eq!(after(&mut WorkSplit::default(), &mut now, 120, (0.9, 0.0)), 0, "no engine took a step");
-}
-
-#[test]
-fn the_first_seconds_are_right_and_before_them_nothing_is_decided() {
-    let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-    assert_eq!(after(&mut work, &mut now, 8, (0.9, 0.5)), 0);
-    assert_eq!(after(&mut work, &mut now, 5, (0.9, 0.5)), 1);
-    assert!((work.busy_workers() - 1.4).abs() < 0.15, "{}", work.busy_workers());
-    assert!((work.encode_share() - 0.9 / 1.4).abs() < 1e-6, "{}", work.encode_share());
-    // A clock that stands still or goes back is no trouble.
-    work.add_encodes(now.checked_sub(Duration::from_secs(9)).unwrap(), u64::MAX);
-    work.add_answers(now, 1);
-    assert_eq!(work.n_encoders(2), 1, "one answers");
-}
-
-#[test]
-fn a_mix_that_changes_is_noticed_within_seconds() {
-    let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-    assert_eq!(after(&mut work, &mut now, 120, (0.4, 1.2)), 0);
-    assert_eq!(after(&mut work, &mut now, 15, (1.0, 0.7)), 1, "and not after a minute");
-    assert_eq!(after(&mut work, &mut now, 15, (0.2, 1.4)), 0);
-}
-
-#[test]
-fn the_part_counts_and_not_the_rate() {
-    for rate in [1.0, 3.0, 20.0] {
-        let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-        assert_eq!(after(&mut work, &mut now, 90, (0.6 * rate, 0.4 * rate)), 1, "{rate}");
-    }
-}
-
 #[test]
 fn as_many_workers_are_left_to_encodes_as_they_keep_busy_and_one_always_answers() {
     use ElasticRole::{Both, Encoder, Pd};
