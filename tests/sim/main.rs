@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 /// Default number of seeds of a run.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 400;
 
 fn setting(name: &str, default: u64) -> u64 {
     match env::var(name) {

@@ -202,8 +202,9 @@ impl EncoderWorkerState {
         let published = publish.instrument(tracing::info_span!("publish")).await?;
         let times =
             JobTimes { queue: encoded.queue, preprocess, encode: encoded.encode, publish: start.elapsed() };
-        let beside = preprocess + times.publish;
-        let of_job = EncodeTimes { computed: encoded.share, encode: encoded.encode, beside };
+        let (forward, encode) = (encoded.share, encoded.encode);
+        let n_threads = self.pool.n_threads();
+        let of_job = EncodeTimes { forward, encode, preprocess, publish: times.publish, n_threads };
         permit.load().done(n_tokens, of_job);
         self.meters.item(modality, times);
         Ok(self.response(&published.item, times))
@@ -237,7 +238,8 @@ impl EncoderWorkerState {
         let start = Instant::now();
         let published = self.publish(output, Some(Arc::clone(&permit))).await?;
         let times = JobTimes { preprocess, publish: start.elapsed(), ..JobTimes::default() };
-        let of_job = EncodeTimes { beside: preprocess + times.publish, ..EncodeTimes::default() };
+        let n_threads = self.pool.n_threads();
+        let of_job = EncodeTimes { preprocess, publish: times.publish, n_threads, ..EncodeTimes::default() };
         permit.load().done(given.n_tokens, of_job);
         self.meters.item(modality, times);
         Ok(self.response(&published.item, times))

@@ -238,11 +238,15 @@ impl JobRanks {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeTimes {
     /// Its share of the compute time of its forward.
-    pub computed: Duration,
+    pub forward: Duration,
     /// Latency of its forward.
     pub encode: Duration,
-    /// Preprocessing and publishing.
-    pub beside: Duration,
+    /// Its preprocessing, on one thread.
+    pub preprocess: Duration,
+    /// Publishing of its rows.
+    pub publish: Duration,
+    /// Threads that preprocess: an item takes one of them from the rest of the worker.
+    pub n_threads: u32,
 }
 
 /// One job, from admission to its end. Dropping it removes the job.
@@ -287,10 +291,11 @@ impl JobLoad {
 
     /// Removes the finished job and learns its cost.
     pub fn done(&self, tokens: u32, times: EncodeTimes) {
-        let EncodeTimes { computed, encode, beside } = times;
+        let EncodeTimes { forward, encode, preprocess, publish, n_threads } = times;
+        let (beside, computed) = (preprocess + publish, forward + preprocess / n_threads.max(1));
         self.load.change(|table| {
             if let Some(job) = table.jobs.remove(&self.id) {
-                let (work, took) = (beside + computed, beside + encode);
+                let (work, took) = (beside + forward, beside + encode);
                 let sample = CostSample { bytes: self.bytes, tokens, work, took };
                 table.costs.entry(job.kind).or_default().learn(sample);
                 table.computed = table.computed.saturating_add(computed);
@@ -390,7 +395,7 @@ mod tests {
 
     /// Times of a job that was alone in its forward, without preprocessing.
     fn times(took: Duration) -> EncodeTimes {
-        EncodeTimes { computed: took, encode: took, beside: Duration::ZERO }
+        EncodeTimes { forward: took, encode: took, ..EncodeTimes::default() }
     }
 
     /// A worker that has learned that a token costs a millisecond, and a byte is a token.

@@ -26,6 +26,7 @@ const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(50), Duration::
 /// CPU pool and bound on jobs.
 pub struct PreprocessPool {
     threads: ThreadTurns,
+    n_threads: u32,
     jobs: Arc<Semaphore>,
     max_jobs: usize,
     limits: Arc<Limits>,
@@ -104,6 +105,7 @@ impl PreprocessPool {
         let load = LoadTracker::new(max_jobs, meters.backlog());
         Self {
             threads: ThreadTurns::new(threads, order, load.clone()),
+            n_threads: u32::try_from(threads).unwrap_or(u32::MAX),
             jobs: Arc::new(Semaphore::new(max_jobs.min(Semaphore::MAX_PERMITS))),
             max_jobs,
             limits: Arc::new(limits),
@@ -115,6 +117,11 @@ impl PreprocessPool {
             watchdog,
             fault,
         }
+    }
+
+    /// Items preprocessed at once.
+    pub fn n_threads(&self) -> u32 {
+        self.n_threads
     }
 
     /// Load of the admitted jobs.

@@ -96,7 +96,10 @@ pub struct RequestSlots {
 }
 
 /// What the engines and the colocated encoders have computed.
-fn computed<'a>(stats: impl Iterator<Item = &'a Stats>, encoders: Option<v1::ComputedWork>) -> v1::ComputedWork {
+fn computed<'a>(
+    stats: impl Iterator<Item = &'a Stats>,
+    encoders: Option<v1::ComputedWork>,
+) -> v1::ComputedWork {
     let coarse = |n: u64, grain: u64| n / grain * grain;
     let mut sum = v1::ComputedWork::default();
     for stats in stats {

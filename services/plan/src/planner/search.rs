@@ -10,6 +10,7 @@ use super::interval::Interval;
 use super::question::{PlanError, Question};
 use crate::simulator::result::PoolUse;
 use crate::simulator::simulate;
+use rayon::prelude::*;
 use std::time::Duration;
 use triptych_bench::judge::{JudgedWindow, Run, RunVerdict, judge_runs, offered_rate};
 use triptych_bench::search::{self as rates, SearchPlan, Trial};
@@ -99,18 +100,20 @@ pub(super) fn settle_with(
     } else {
         full_range(&found.bound)
     };
-    let mut by_seed = Vec::new();
-    let mut at = found.at.clone();
-    let mut broken = found.broken.clone();
-    for (nth, seed) in (0..effort.seeds.max(1)).map(|nth| (nth, effort.first_seed.saturating_add(nth))) {
-        began(seed);
-        let searched =
-            RateSearch { question, candidate: &found.candidate, effort, seed }.between(range, first)?;
-        by_seed.push(searched.rate);
-        if nth == 0 {
-            (at, broken) = (searched.at.or(at), searched.broken.or(broken));
-        }
+    let seeds: Vec<u64> = (0..effort.seeds.max(1)).map(|nth| effort.first_seed.saturating_add(nth)).collect();
+    let search =
+        |seed| RateSearch { question, candidate: &found.candidate, effort, seed }.between(range, first);
+    let mut searched = Vec::new();
+    // As many at a time as there are threads, so that what is told of the progress is so.
+    for some in seeds.chunks(rayon::current_num_threads().max(1)) {
+        some.iter().for_each(|seed| began(*seed));
+        let of_some = some.par_iter().map(|seed| search(*seed));
+        searched.extend(of_some.collect::<Result<Vec<_>, _>>()?);
     }
+    let by_seed: Vec<f64> = searched.iter().map(|searched| searched.rate).collect();
+    let first = searched.into_iter().next();
+    let (at, broken) = first.map_or((None, None), |first| (first.at, first.broken));
+    let (at, broken) = (at.or(found.at), broken.or(found.broken));
     let goodput = Interval::of(&by_seed, effort.tolerance);
     Ok(SearchedCandidate {
         rate: goodput.mean,

@@ -311,10 +311,16 @@ impl World<'_> {
     fn done(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let Job { times: JobTimes { preprocess, encode, publish, .. }, share, output, worker, .. } = *job;
-        let beside = preprocess + publish;
         let of = |nanos: Nanos| Duration::from_nanos(nanos);
         if let Some(ticket) = &job.ticket {
-            let times = EncodeTimes { computed: of(share), encode: of(encode), beside: of(beside) };
+            let n_threads = self.workers[worker].encoder.as_ref().map_or(1, |e| e.preprocess_threads);
+            let times = EncodeTimes {
+                forward: of(share),
+                encode: of(encode),
+                preprocess: of(preprocess),
+                publish: of(publish),
+                n_threads: u32::try_from(n_threads).unwrap_or(u32::MAX),
+            };
             ticket.done(output.sized.tokens, times);
         }
         self.leave(id);

@@ -6,6 +6,7 @@ use crate::curves::CostCurves;
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{Budget, Named};
 use crate::simulator::{ClusterSpec, simulate};
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,16 +47,16 @@ pub fn validate(
         results.iter().map(|r| StoredSweep::of(inputs, r, as_reported)).collect::<Result<Vec<_>, _>>()?;
     let mut validation = Validation { facts: facts(inputs, results), ..Validation::default() };
     let mut workloads: BTreeMap<(&str, &str), Vec<(&StoredSweep<'_>, f64)>> = BTreeMap::new();
-    for one in &stored {
-        let compared = one.latencies()?;
+    let latencies = stored.par_iter().map(StoredSweep::latencies).collect::<Result<Vec<_>, _>>()?;
+    for (one, compared) in stored.iter().zip(latencies) {
         let slowness = median(compared.iter().map(|c| c.slowness).collect());
         validation.compared.extend(compared);
         let question = (one.inputs.demand.workload.text(), one.result.setup.slo.as_str());
         workloads.entry(question).or_default().push((one, slowness));
     }
-    for of_workload in workloads.values() {
-        validation.regrets.extend(regret(of_workload)?);
-    }
+    let workloads: Vec<_> = workloads.into_values().collect();
+    let regrets = workloads.par_iter().map(|measured| regret(measured)).collect::<Result<Vec<_>, _>>()?;
+    validation.regrets.extend(regrets.into_iter().flatten());
     Ok(validation)
 }
 

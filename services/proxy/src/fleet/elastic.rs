@@ -1,14 +1,14 @@
 //! Elastic roles: the worker that encodes an item, and the one that answers a request, where PD workers hold encoders too.
 //!
-//! Work moves, processes do not. [`WorkSplit`] measures what workers compute, and leaves as many whole workers to encodes as the
-//! others can do without: decodes of those run in larger batches, and nothing stands beside them (DistServe,
+//! Work moves, processes do not. [`WorkSplit`] measures what workers compute, and leaves whole workers to encodes where that makes
+//! the busiest worker less busy: decodes of the others run in larger batches, and nothing stands beside them (DistServe,
 //! <https://arxiv.org/abs/2401.09670>, says why that pays; here the split follows the load, as Splitwise's mixed pool does,
-//! <https://arxiv.org/abs/2311.18677>). What is less than a whole worker is shared.
+//! <https://arxiv.org/abs/2311.18677>).
 //!
 //! An item has a home: the worker at which its request is placed, or the best of those that are left to encodes. Another
-//! worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more than a part of
-//! the item's own cost: encoder workers are a floor and not a wall. Both margins are amounts of work and no pauses. Functions
-//! of what is known of each worker, without clock, locks or network.
+//! worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more than
+//! the item's own cost: encoder workers are a floor and not a wall. Functions of what is known of each worker, without clock,
+//! locks or network.
 
 mod work;
 
@@ -18,9 +18,6 @@ use super::roles::ElasticRole;
 use super::score::{Choice, EncoderLoad, PlacementLoad, Reason, choose_encoder, choose_placement};
 use rand::Rng;
 use triptych_core::ContentKey;
-
-/// The part of an item's cost by which another worker must be better than its home.
-const MARGIN_PARTS: u64 = 4;
 
 /// Roles of workers with encoders: those that an operator gave, and the others so that this many are left to encodes. The
 /// last in order are, always the same ones; one is left to requests whatever is asked for.
@@ -76,7 +73,7 @@ fn spilled(loads: &[EncoderLoad<'_>], home: Choice) -> Choice {
     let others = loads.iter().enumerate().filter(|(i, load)| *i != home.index && !load.is_full);
     let best = others.min_by_key(|(_, load)| load.total_us());
     match best {
-        Some((index, load)) if load.total_us().saturating_add(at_home.cost_us / MARGIN_PARTS) < bound => {
+        Some((index, load)) if load.total_us().saturating_add(at_home.cost_us) < bound => {
             Choice { index, reason: Reason::Spill }
         }
         _ => home,
@@ -99,9 +96,8 @@ pub struct PlacementSite<'a> {
 pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<usize> {
     let load = |(i, site): (usize, &PlacementSite<'_>)| {
         let others = sites.iter().enumerate().filter(|(other, _)| *other != i);
-        let elsewhere = others
-            .map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us / MARGIN_PARTS))
-            .min();
+        let elsewhere =
+            others.map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us)).min();
         let encoded_us = site.encode.total_us().min(elsewhere.unwrap_or(u64::MAX));
         // Encodes that are there already share the cores with the prompt, wherever the request's own are.
         let before = match role(&site.encode) {

@@ -138,7 +138,8 @@ impl View {
         load.prefill_costs.truncate(MAX_COSTS);
         // Of a watch that begins nobody knows when the work was done.
         let computed = load.computed.unwrap_or_default();
-        let before = self.load().filter(|_| !first).map_or(computed, |load| load.computed.unwrap_or_default());
+        let before =
+            self.load().filter(|_| !first).map_or(computed, |load| load.computed.unwrap_or_default());
         let done = WorkDone {
             encode_us: computed.encode_us.saturating_sub(before.encode_us),
             step_us: computed.step_us.saturating_sub(before.step_us),

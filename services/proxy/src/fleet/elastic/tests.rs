@@ -34,11 +34,11 @@ fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_the_margin() 
     // Queue of the encoder worker, that of the PD worker, requests that run there, and who encodes.
     for (queued, beside, running, expect) in [
         (0, 0, 0, 0),
-        (COST_US / 4, 0, 0, 0),
-        (COST_US / 4 + 1, 0, 0, 1),
+        (COST_US, 0, 0, 0),
+        (COST_US + 1, 0, 0, 1),
         // Running requests take half of the cores, and each is delayed by the item.
         (2 * COST_US, 0, 1, 0),
-        (3 * COST_US, 0, 1, 1),
+        (3 * COST_US + 1, 0, 1, 1),
         (9 * COST_US, 0, 8, 0),
         (2 * COST_US, 2 * COST_US, 0, 0),
     ] {
@@ -54,7 +54,7 @@ fn a_worker_that_writes_nothing_takes_encodes_of_one_that_does() {
     let busy = |running| [pd(&ids[0], 0, running), pd(&ids[1], 0, 0)];
     assert_eq!(choose(&busy(0), Some(0)), (0, Reason::Favourite), "an item stays at its placement");
     assert_eq!(choose(&busy(8), Some(0)), (1, Reason::Spill));
-    let short = [pd(&ids[0], COST_US / 4, 0), pd(&ids[1], 0, 0)];
+    let short = [pd(&ids[0], COST_US, 0), pd(&ids[1], 0, 0)];
     assert_eq!(choose(&short, Some(0)), (0, Reason::Favourite), "and does if the gain is small");
     let queue = [pd(&ids[0], 2 * COST_US, 0), pd(&ids[1], 0, 0)];
     assert_eq!(choose(&queue, Some(0)), (1, Reason::Spill));
@@ -71,7 +71,7 @@ fn a_worker_whose_encoder_weights_are_away_is_chosen_when_the_load_is_shorter_th
     let ids = ids(2);
     let cold = |queued| [EncoderLoad { cold_us: 5 * COST_US, ..pd(&ids[0], 0, 0) }, pd(&ids[1], queued, 0)];
     assert_eq!(choose(&cold(0), Some(0)), (1, Reason::Spill), "not even as the home");
-    assert_eq!(choose(&cold(4 * COST_US), Some(0)), (1, Reason::Spill));
+    assert_eq!(choose(&cold(3 * COST_US), Some(0)), (1, Reason::Spill));
     assert_eq!(choose(&cold(9 * COST_US), Some(0)), (0, Reason::Favourite));
     assert_eq!(choose(&cold(9 * COST_US), Some(1)), (0, Reason::Spill), "a cold worker helps out");
 }
@@ -105,8 +105,8 @@ proptest! {
         let mut loads: Vec<_> = queued.iter().zip(&ids).map(|((us, n), id)| pd(id, *us, *n)).collect();
         let (index, reason) = choose(&loads, Some(0));
         if reason == Reason::Spill {
-            prop_assert!(loads[index].total_us() + COST_US / 4 < loads[0].total_us());
-            loads[0].queued_us = loads[0].queued_us.saturating_sub(COST_US / 8);
+            prop_assert!(loads[index].total_us() + COST_US < loads[0].total_us());
+            loads[0].queued_us = loads[0].queued_us.saturating_sub(COST_US / 2);
             prop_assert_ne!(choose(&loads, Some(index)).0, 0);
         }
     }
@@ -150,7 +150,7 @@ fn items_go_to_workers_that_are_left_to_encodes_before_any_that_answers() {
     assert_eq!(choose(&loads([0, 7 * COST_US, 0]), Some(0)).0, 2);
     assert_ne!(choose(&loads([0, 8 * COST_US, 8 * COST_US]), Some(0)).0, 0);
     assert_eq!(
-        choose(&loads([0, 9 * COST_US, 9 * COST_US]), Some(0)),
+        choose(&loads([0, 10 * COST_US, 10 * COST_US]), Some(0)),
         (0, Reason::Spill),
         "a floor, no wall"
     );
