@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 use triptych_core::{ContentKey, ModelName, TowerIdx, WorkerId};
 use triptych_proxy::decisions::Admission;
-use triptych_proxy::decisions::elastic::{WorkSplit, Workers, divide};
+use triptych_proxy::decisions::elastic::{WorkSplit, WorkerCounts, divide};
 use triptych_proxy::decisions::prefix::PrefixTable;
 use triptych_proxy::decisions::score::is_within_bound;
 use triptych_proxy::decisions::size::PrefillTime;
@@ -97,7 +97,7 @@ impl Proxy {
         if self.roles == Roles::Fixed {
             return;
         }
-        let workers = Workers { n: self.ids.len(), n_encoders: self.encoders.len() };
+        let workers = WorkerCounts { n: self.ids.len(), n_encoders: self.encoders.len() };
         let n_encoders = self.work.n_encoders(workers).saturating_sub(workers.n_encoders);
         let assigned: Vec<_> = self.colocated.iter().map(|w| self.views[*w].assigned).collect();
         for (w, role) in self.colocated.iter().zip(divide(&assigned, n_encoders)) {

@@ -12,7 +12,7 @@
 
 mod work;
 
-pub use work::{WorkDone, WorkSplit, Workers};
+pub use work::{WorkDone, WorkSplit, WorkerCounts};
 
 use super::roles::ElasticRole;
 use super::score::{Choice, EncoderLoad, PlacementLoad, Reason, choose_encoder, choose_placement};

@@ -2,7 +2,7 @@
 
 use super::catalog::{Catalog, Health, Known};
 use super::description::Description;
-use super::elastic::{WorkSplit, Workers, divide};
+use super::elastic::{WorkSplit, WorkerCounts, divide};
 use super::meters::FleetMeters;
 use super::outlier::{Cause, Circuit, Outcome, outliers};
 use super::pairing::{pair, pairings};
@@ -54,7 +54,7 @@ impl FleetState {
             Roles::Auto => {
                 let n_encoders = catalog.workers.iter().filter(|known| known.role == Role::Encoder).count();
                 let mut work = self.work.lock();
-                let decided = work.n_encoders(Workers { n: catalog.workers.len(), n_encoders });
+                let decided = work.n_encoders(WorkerCounts { n: catalog.workers.len(), n_encoders });
                 self.meters.encode_share(work.encode_share());
                 decided.saturating_sub(n_encoders)
             }

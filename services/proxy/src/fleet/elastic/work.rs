@@ -1,8 +1,7 @@
-//! The number of workers that are left to encodes: as many as make the busiest worker no busier than all would be if each did
-//! both.
+//! The number of workers that are left to encodes: where the busiest worker is then no busier than all would be if each did both.
 //!
-//! Workers report what they computed: time of forwards of their encoders, time of engine steps by the rows in them, and the fixed
-//! time of steps that decode. The last depends on the number of workers that answer: a step is taken while anything decodes, and
+//! Workers report what they computed: time of encodes, time of engine steps by the rows in them, and the fixed time of steps that
+//! decode. The last depends on the number of workers that answer: a step is taken while anything decodes, and
 //! more sequences at a worker decode in the same step. With sequences that come by chance (Poisson) and a mean of `c` that decode
 //! at a time, `m` workers take steps for `m (1 - exp(-c / m))` of the time of one that always does, and the mean batch of a
 //! worker's steps is `x / (1 - exp(-x))` for `x = c / m`, from which `c` follows.
@@ -30,10 +29,10 @@ const LEAST_UTILISATION: f64 = 0.4;
 /// Rounds of Newton's method, which halves the error of the mean number of decoding sequences at least.
 const ROUNDS: usize = 20;
 
-/// What workers have computed in some time.
+/// What workers have computed in some time, as they report it ([`triptych_proto::v1::ComputedWork`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkDone {
-    /// Compute time of encoders' forwards, in microseconds.
+    /// Compute time of forwards of encoders, and of preprocessing by the part of the threads that it takes, in microseconds.
     pub encode_us: u64,
     /// Time of engine steps beyond a step's fixed time, in microseconds.
     pub step_us: u64,
@@ -47,7 +46,7 @@ pub struct WorkDone {
 
 /// Workers among which work is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workers {
+pub struct WorkerCounts {
     /// All of them.
     pub n: usize,
     /// Those that encode and nothing else, whatever is decided.
@@ -104,10 +103,10 @@ impl RecentWork {
         self.n_decoded += done.n_decoded as f64;
     }
 
-    /// Part of it that is encodes. Workers that report no steps, of other engines, say nothing of it.
+    /// Part of it that is encodes, without the fixed time of steps: the part is of the mix, whatever the batches. Workers that
+    /// report no steps, of other engines, say nothing of it.
     fn encode_share(&self) -> f64 {
-        let answers_s = self.steps_s + self.fixed_s;
-        if answers_s > 0.0 { self.encodes_s / (self.encodes_s + answers_s) } else { 0.0 }
+        if self.steps_s > 0.0 { self.encodes_s / (self.encodes_s + self.steps_s) } else { 0.0 }
     }
 
     /// Mean number of sequences that decode at a time, on all of `n` workers, while any does.
@@ -145,7 +144,7 @@ impl WorkSplit {
     }
 
     /// Workers to leave to encodes. With hysteresis: what was returned before counts.
-    pub fn n_encoders(&mut self, workers: Workers) -> usize {
+    pub fn n_encoders(&mut self, workers: WorkerCounts) -> usize {
         let is_seen =
             |work: &RecentWork, memory: Duration| work.seen_s >= LEAST_WEIGHT * memory.as_secs_f64();
         let change = (self.latest.encode_share() - self.all.encode_share()).abs();
@@ -164,7 +163,7 @@ impl WorkSplit {
 
     /// The split whose busiest worker is the least busy one; none where all are no busier if each does both. What is there already
     /// stays until another is better by the hysteresis.
-    fn best_split(&self, workers: Workers) -> usize {
+    fn best_split(&self, workers: WorkerCounts) -> usize {
         let (work, n) = (self.all, workers.n);
         if work.encode_share() <= 0.0 {
             return 0;
@@ -182,7 +181,7 @@ impl WorkSplit {
         (0..n).min_by(|a, b| busiest(*a).total_cmp(&busiest(*b))).unwrap_or(0)
     }
 
-    /// Part of all work that is encodes, 0 to 1; 0 where no engine took a step.
+    /// Part of encodes in them and the rows of steps, 0 to 1; 0 where no engine took a step.
     pub fn encode_share(&self) -> f64 {
         self.all.encode_share()
     }
