@@ -95,7 +95,7 @@ pub struct RequestSlots {
     pub total: usize,
 }
 
-/// What the engines and the colocated encoders have computed.
+/// Work of the engines and the colocated encoders since the start.
 fn computed<'a>(
     stats: impl Iterator<Item = &'a Stats>,
     encoders: Option<v1::ComputedWork>,

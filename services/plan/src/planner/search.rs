@@ -104,7 +104,7 @@ pub(super) fn settle_with(
     let search =
         |seed| RateSearch { question, candidate: &found.candidate, effort, seed }.between(range, first);
     let mut searched = Vec::new();
-    // As many at a time as there are threads, so that what is told of the progress is so.
+    // As many at a time as there are threads, so that the progress reported is right.
     for some in seeds.chunks(rayon::current_num_threads().max(1)) {
         some.iter().for_each(|seed| began(*seed));
         let of_some = some.par_iter().map(|seed| search(*seed));

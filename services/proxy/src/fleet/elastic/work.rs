@@ -29,7 +29,7 @@ const LEAST_UTILISATION: f64 = 0.4;
 /// Rounds of Newton's method, which halves the error of the mean number of decoding sequences at least.
 const ROUNDS: usize = 20;
 
-/// What workers have computed in some time, as they report it ([`triptych_proto::v1::ComputedWork`]).
+/// Work of workers in some time, as they report it ([`triptych_proto::v1::ComputedWork`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkDone {
     /// Compute time of forwards of encoders, and of preprocessing by the part of the threads that it takes, in microseconds.
