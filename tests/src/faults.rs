@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The longest engine step or preprocessing of such a worker: far more than an honest one takes on a busy machine.
-pub const STEP_TIMEOUT: Duration = Duration::from_secs(4);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(6);
 /// Most memory that such a worker may allocate, in bytes.
 pub const MEMORY_LIMIT: u64 = 512 << 20;
 

@@ -2152,7 +2152,8 @@ pub struct WorkerLoad {
 /// Compute time and decoded tokens since a worker's start, each at a coarse grain.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ComputedWork {
-    /// Encoders: compute time of all forwards, in microseconds, without the engine steps between their chunks.
+    /// Encoders: compute time of all forwards, in microseconds, without the engine steps between their chunks, and of
+    /// preprocessing, divided by the threads that do it.
     #[prost(uint64, tag = "1")]
     pub encode_us: u64,
     /// PD workers: time of all engine steps beyond a step's fixed time, in microseconds.

@@ -73,13 +73,13 @@ fn a_burst_at_an_encoder_worker_spills_to_a_pd_worker_that_holds_encoders() {
 }
 
 #[test]
-fn encodes_that_keep_a_worker_busy_get_it_for_themselves() {
+fn encodes_get_a_worker_for_themselves_where_the_other_answers_as_long() {
     let prices = Prices { prefill_token: 100.0, ..SLOW };
-    let loads = |image_tokens| {
-        let load = Load { rate: 1.8, n: 150, text: 10, output: 4, images: 1, image_tokens, pool: None };
+    let loads = |image_tokens, text| {
+        let load = Load { rate: 1.8, n: 150, text, output: 4, images: 1, image_tokens, pool: None };
         simulate(&cluster(vec![both(2, prices)], Roles::Auto), load.requests(1), 1).unwrap().items.loads
     };
-    // Half a second of each, at 1.8 a second: 0.9 of a worker. The other answers, and loads what it reads.
-    assert!(loads(500) > 75, "{}", loads(500));
-    assert!(loads(50) < 15, "0.09 of a worker is none: {}", loads(50));
+    // Half a second of each and of its prompt, at 1.8 a second: 0.9 of a worker twice. One answers, and loads what it reads.
+    assert!(loads(500, 4000) > 75, "{}", loads(500, 4000));
+    assert!(loads(50, 4000) < 15, "0.09 of a worker is none: {}", loads(50, 4000));
 }
