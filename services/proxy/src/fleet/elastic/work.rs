@@ -120,11 +120,12 @@ impl RecentWork {
         each * n
     }
 
-    /// Seconds of fixed times if `to` workers answered instead of `from`.
-    fn fixed_s(&self, from: f64, to: f64) -> f64 {
-        let decoding = self.decoding(from);
-        let taken = |n: f64| n * (1.0 - (-decoding / n).exp());
-        if taken(from) > 0.0 { self.fixed_s * taken(to) / taken(from) } else { self.fixed_s }
+    /// Seconds of fixed times by the number of workers that answer, where `n` of them did.
+    fn fixed_s(&self, n: f64) -> impl Fn(f64) -> f64 {
+        let decoding = self.decoding(n);
+        let taken = move |n: f64| n * (1.0 - (-decoding / n).exp());
+        let (fixed_s, now) = (self.fixed_s, taken(n));
+        move |n| if now > 0.0 { fixed_s * taken(n) / now } else { fixed_s }
     }
 }
 
@@ -169,7 +170,8 @@ impl WorkSplit {
             return 0;
         }
         let answering = n.saturating_sub(self.n_encoders.max(workers.n_encoders)).max(1) as f64;
-        let answers_s = |m: f64| work.steps_s + work.fixed_s(answering, m);
+        let fixed_s = work.fixed_s(answering);
+        let answers_s = |m: f64| work.steps_s + fixed_s(m);
         let busiest = |k: usize| {
             let m = (n - k) as f64;
             let busiest = match k {

@@ -130,10 +130,10 @@ fn fixed_times_follow_the_number_of_workers_that_decode() {
         work.add(Second { encodes: 0.0, steps: 0.0, fixed: 0.6, batch }.done());
         work
     };
-    assert!((work(1.0).fixed_s(2.0, 1.0) - 0.6).abs() < 0.02, "each step decodes one sequence");
-    assert!((work(12.0).fixed_s(2.0, 1.0) - 0.3).abs() < 0.01, "both always decode");
-    assert!((work(3.0).fixed_s(1.0, 1.0) - 0.6).abs() < 1e-9);
-    let there = work(3.0).fixed_s(2.0, 1.0);
+    assert!((work(1.0).fixed_s(2.0)(1.0) - 0.6).abs() < 0.02, "each step decodes one sequence");
+    assert!((work(12.0).fixed_s(2.0)(1.0) - 0.3).abs() < 0.01, "both always decode");
+    assert!((work(3.0).fixed_s(1.0)(1.0) - 0.6).abs() < 1e-9);
+    let there = work(3.0).fixed_s(2.0)(1.0);
     assert!(there > 0.3 && there < 0.36, "{there}");
-    assert!(RecentWork::default().fixed_s(2.0, 1.0).abs() < 1e-9, "nothing decodes");
+    assert!(RecentWork::default().fixed_s(2.0)(1.0).abs() < 1e-9, "nothing decodes");
 }
