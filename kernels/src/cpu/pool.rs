@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ops::Result;
 
+mod cores;
 mod throttle;
 mod workers;
 
@@ -57,7 +58,7 @@ impl Pool {
         let n_helpers = self.n_threads().min(n_tasks).saturating_sub(1);
         match &self.workers {
             Some(workers) if n_helpers > 0 && cost_ns >= MIN_PARALLEL_NS => {
-                workers.run(n_tasks, n_helpers, &task);
+                workers.run(n_tasks, n_helpers, cost_ns, &task);
             }
             _ => (0..n_tasks).for_each(task),
         }

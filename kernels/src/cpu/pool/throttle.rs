@@ -1,28 +1,49 @@
 //! Number of threads beside neighbours that take cores away.
 //!
-//! A thread that the system puts off in the middle of a task holds up its op, for milliseconds at a time, while the
-//! others wait. If `n` threads wait for more than one n-th of the time, `n - 1` of them would have been faster:
-//! `(took - stalled) · n / (n - 1) < took`. Then there is one less for a while, and after that one more on trial, at
-//! times that double as long as trials fail.
+//! Two threads that share their cores with others can be slower than one, which the system gives more of a core and which waits
+//! for nobody. How much slower depends on the system's rules, so it is measured: where the system puts threads off,
+//! ops run with one thread less for a window, and then with as many as were faster. Later one thread more is tried.
+//! Times between trials double as long as trials change nothing. An op of a trial is compared with ops of its size before it,
+//! as what ops cost for their work depends on what they do.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time in ops over which waits are judged.
-const WINDOW: Duration = Duration::from_millis(10);
-/// Time until the first trial.
-const SHORTEST: Duration = Duration::from_millis(40);
-/// Longest time until a trial: with a window for each, trials take 2 % of the time.
-const LONGEST: Duration = Duration::from_millis(640);
+use super::cores::ThreadId;
 
-/// Time of an op.
+/// Time in ops over which speed is measured: that of a hundred slices of the system's scheduler.
+const WINDOW: Duration = Duration::from_millis(400);
+/// Time in ops from a change of threads until the system has found the new shares of the cores.
+const SETTLING: Duration = Duration::from_millis(200);
+/// Preemptions of a caller in a window from which on neighbours count.
+const PREEMPTIONS: u64 = 20;
+/// Speed of a trial over the speed before from which on the trial is kept.
+const GAIN: f64 = 1.05;
+/// Time from a trial that is kept to the next.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Longest time until a trial of one thread more where the caller is no longer put off.
+const LONGEST_QUIET: Duration = Duration::from_secs(4);
+/// Longest time until a trial: trials take 2 % of the time.
+const LONGEST: Duration = Duration::from_secs(32);
+
+/// An op that ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OpTime {
-    /// Threads that it might use, its caller included.
+pub(super) struct Op {
+    /// Threads that it could use, its caller included.
+    pub(super) n_possible: usize,
+    /// Threads that it might use.
     pub(super) n_threads: usize,
-    /// All of it.
+    pub(super) n_tasks: usize,
+    /// Its work, in any unit.
+    pub(super) cost: usize,
     pub(super) took: Duration,
-    /// Of that, the time for which its caller slept until others had ended their tasks.
-    pub(super) stalled: Duration,
+}
+
+/// Times that the system put a thread off, since it began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Preemptions {
+    pub(super) thread: ThreadId,
+    pub(super) count: u64,
 }
 
 /// The rule, without a clock.
@@ -30,15 +51,31 @@ pub(super) struct OpTime {
 pub(super) struct Throttle {
     /// Threads that there are.
     n_all: usize,
-    /// Threads that an op may use.
+    /// Threads that ops use outside of trials.
     n_threads: usize,
-    /// The running window.
-    took: Duration,
-    stalled: Duration,
-    /// Time of the next trial; `None`: all threads are used, or a trial runs.
-    trial_at: Option<Instant>,
-    /// Time from the latest reduction to its trial.
+    /// Threads of the trial that runs.
+    trial: Option<usize>,
+    /// `true` if the next trial is of one thread more, where there is one.
+    is_next_up: bool,
+    /// End of the latest trial.
+    tried_at: Option<Instant>,
+    /// Time from the latest trial to the next.
     pause: Duration,
+    /// Time in ops that is left until speed is measured.
+    settling: Duration,
+    window: Window,
+    /// Time and work of ops outside of trials, the latest the most, by the magnitude of tasks and work.
+    known: HashMap<(u32, u32), (Duration, f64)>,
+}
+
+/// Ops since a moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    took: Duration,
+    /// The time that they would have taken outside of the trial.
+    expected: Duration,
+    /// At its first op, of that op's caller.
+    preemptions: Option<Preemptions>,
 }
 
 impl Throttle {
@@ -47,98 +84,162 @@ impl Throttle {
         Self {
             n_all,
             n_threads: n_all,
-            took: Duration::ZERO,
-            stalled: Duration::ZERO,
-            trial_at: None,
+            trial: None,
+            is_next_up: false,
+            tried_at: None,
             pause: SHORTEST,
+            settling: Duration::ZERO,
+            window: Window::default(),
+            known: HashMap::new(),
         }
     }
 
     /// Threads for an op that begins now.
-    pub(super) fn n_threads(&mut self, now: Instant) -> usize {
-        if self.trial_at.is_some_and(|at| at <= now) {
-            self.trial_at = None;
-            self.n_threads += 1;
-            self.begin_window();
-        }
-        self.n_threads
+    pub(super) fn n_threads(&self) -> usize {
+        self.trial.unwrap_or(self.n_threads)
     }
 
-    /// Takes an op into account.
-    pub(super) fn record(&mut self, op: OpTime, now: Instant) {
-        if op.n_threads < self.n_threads || self.n_threads == 1 {
+    /// Takes an op into account. Asks for the preemptions of its caller once or twice in a window.
+    pub(super) fn record(&mut self, op: Op, now: Instant, preemptions: impl Fn() -> Preemptions) {
+        let n_compared = self.trial.unwrap_or(0).max(self.n_threads);
+        if op.n_possible < n_compared || op.n_threads != self.n_threads() {
             return;
         }
-        self.took += op.took;
-        self.stalled += op.stalled;
-        if self.took < WINDOW {
+        if !self.settling.is_zero() {
+            self.settling = self.settling.saturating_sub(op.took);
             return;
         }
-        let n = u32::try_from(self.n_threads).unwrap_or(u32::MAX);
-        if self.stalled.saturating_mul(n) > self.took {
-            self.n_threads -= 1;
-            self.trial_at = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(LONGEST);
-        } else if self.trial_at.is_none() {
-            self.pause = SHORTEST;
-            self.trial_at = (self.n_threads < self.n_all).then(|| now + SHORTEST);
+        let of_its_size = (op.n_tasks.max(1).ilog2(), op.cost.max(1).ilog2());
+        let work = op.cost.max(1) as f64;
+        if self.trial.is_none() {
+            let known = self.known.entry(of_its_size).or_default();
+            *known = (known.0 + op.took, known.1 + work);
+        } else if let Some((took, of)) = self.known.get(&of_its_size) {
+            self.window.expected += took.mul_f64(work / of);
+        } else {
+            return;
         }
-        self.begin_window();
+        let begun = *self.window.preemptions.get_or_insert_with(&preemptions);
+        self.window.took += op.took;
+        if self.window.took < WINDOW {
+            return;
+        }
+        let Window { took, expected, .. } = std::mem::take(&mut self.window);
+        if let Some(n) = self.trial.take() {
+            self.end_trial(n, took.mul_f64(GAIN) <= expected, now);
+            return;
+        }
+        let ended = preemptions();
+        let is_disturbed = ended.thread == begun.thread && ended.count >= begun.count + PREEMPTIONS;
+        let is_quiet = !is_disturbed && self.n_threads < self.n_all;
+        let pause = if is_quiet { self.pause.min(LONGEST_QUIET) } else { self.pause };
+        if self.tried_at.is_none_or(|at| at + pause <= now) {
+            self.trial = self.next_trial(is_disturbed);
+        }
+        match self.trial {
+            Some(_) => self.settling = SETTLING,
+            None => self.forget_half(),
+        }
     }
 
-    fn begin_window(&mut self) {
-        (self.took, self.stalled) = (Duration::ZERO, Duration::ZERO);
+    /// Halves what is known, and drops sizes of which little is left.
+    fn forget_half(&mut self) {
+        self.known.retain(|_, (took, work)| {
+            (*took, *work) = (*took / 2, *work / 2.0);
+            *took > Duration::from_micros(1)
+        });
+    }
+
+    /// Threads of a trial that begins now, if there is one to make.
+    fn next_trial(&self, is_disturbed: bool) -> Option<usize> {
+        let up = (self.n_threads < self.n_all).then_some(self.n_threads + 1);
+        let down = (is_disturbed && self.n_threads > 1).then_some(self.n_threads - 1);
+        if self.is_next_up { up.or(down) } else { down.or(up) }
+    }
+
+    fn end_trial(&mut self, n_threads: usize, is_faster: bool, now: Instant) {
+        let was_up = n_threads > self.n_threads;
+        if is_faster {
+            self.n_threads = n_threads;
+            self.known.clear();
+        }
+        self.settling = SETTLING;
+        self.pause = if is_faster { SHORTEST } else { (self.pause * 2).min(LONGEST) };
+        // On in a direction that helps, else the other one.
+        self.is_next_up = was_up == is_faster;
+        self.tried_at = Some(now);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::cores::current_thread;
     use super::*;
 
-    /// Ops of a millisecond for `ms`, of which `stalled(n)` percent are waits with `n` threads. Milliseconds at each number
-    /// of threads.
-    fn run(throttle: &mut Throttle, from: Instant, ms: u64, stalled: impl Fn(usize) -> u64) -> Vec<u64> {
-        let mut at = vec![0; throttle.n_all + 1];
-        for i in 0..ms {
-            let now = from + Duration::from_millis(i);
-            let n_threads = throttle.n_threads(now);
-            at[n_threads] += 1;
-            let stalled = Duration::from_micros(10 * stalled(n_threads));
-            let op = OpTime { n_threads, took: Duration::from_millis(1), stalled };
-            throttle.record(op, now + Duration::from_millis(1));
+    /// Ops of two sizes one after the other for `ms`, of `10 / speed(n)` ms with `n` threads on average, with a preemption of
+    /// the caller each `preempted_every` ops. Milliseconds at each number of threads.
+    fn run(
+        throttle: &mut Throttle,
+        from: Instant,
+        ms: u64,
+        speed: impl Fn(usize) -> u32,
+        preempted_every: u64,
+    ) -> Vec<u64> {
+        let mut at = vec![Duration::ZERO; throttle.n_all + 1];
+        let mut now = from;
+        for i in 0.. {
+            if now > from + Duration::from_millis(ms) {
+                break;
+            }
+            let n_threads = throttle.n_threads();
+            // The second size does ten times as much for its cost.
+            let (cost, ten_ms) = [(1000, Duration::from_millis(18)), (100, Duration::from_millis(2))][i % 2];
+            let took = ten_ms / speed(n_threads);
+            now += took;
+            at[n_threads] += took;
+            let op = Op { n_possible: throttle.n_all, n_threads, n_tasks: 8, cost, took };
+            let count = i as u64 / preempted_every;
+            throttle.record(op, now, || Preemptions { thread: current_thread(), count });
         }
-        at
+        at.into_iter().map(|time| time.as_millis() as u64).collect()
     }
 
     #[test]
-    fn threads_that_wait_less_than_one_would_lose_stay() {
-        let at = run(&mut Throttle::new(4), Instant::now(), 1000, |n| 100 / n as u64);
-        assert_eq!(at[4], 1000);
+    fn all_threads_stay_where_nobody_is_put_off() {
+        let at = run(&mut Throttle::new(4), Instant::now(), 10_000, |_| 10, 1000);
+        assert!(at[4] >= 10_000 && at[..4].iter().sum::<u64>() == 0, "{at:?}");
     }
 
     #[test]
-    fn one_thread_computes_while_a_neighbour_holds_up_two() {
+    fn trials_that_are_slower_take_two_percent_of_the_time() {
+        let at = run(&mut Throttle::new(2), Instant::now(), 600_000, |n| 5 * n as u32, 3);
+        assert!(at[1] > 0 && at[1] < 18_000, "{at:?}");
+    }
+
+    #[test]
+    fn one_thread_computes_while_a_neighbour_makes_two_slower() {
         let (mut throttle, start) = (Throttle::new(2), Instant::now());
-        let at = run(&mut throttle, start, 10_000, |_| 60);
-        assert!(at[1] > 9_500, "{at:?}");
-        let later = start + Duration::from_secs(10);
-        let at = run(&mut throttle, later, 2_000, |_| 0);
-        assert!(at[2] > 1_300, "the neighbour went away: {at:?}");
+        let at = run(&mut throttle, start, 120_000, |n| [0, 10, 8][n], 3);
+        assert!(at[1] > 114_000, "{at:?}");
+        let later = start + Duration::from_secs(120);
+        let at = run(&mut throttle, later, 10_000, |n| 5 * n as u32, 1000);
+        assert!(at[2] > 5_500, "the neighbour went away: {at:?}");
     }
 
     #[test]
-    fn as_many_threads_go_as_are_held_up() {
-        let at = run(&mut Throttle::new(8), Instant::now(), 20_000, |n| if n > 6 { 50 } else { 1 });
-        assert!(at[6] > 18_000 && at[..6].iter().sum::<u64>() == 0, "{at:?}");
+    fn as_many_threads_go_as_make_it_slower() {
+        let speed = |n: usize| if n > 5 { 10 - (n as u32 - 5) } else { 2 * n as u32 };
+        let at = run(&mut Throttle::new(8), Instant::now(), 60_000, speed, 3);
+        assert!(at[5] > 50_000, "{at:?}");
     }
 
     #[test]
     fn ops_that_use_fewer_threads_by_themselves_say_nothing() {
         let (mut throttle, now) = (Throttle::new(4), Instant::now());
-        for _ in 0..100 {
-            let took = Duration::from_millis(1);
-            throttle.record(OpTime { n_threads: 2, took, stalled: took }, now);
+        for count in 0..1000 {
+            let op = Op { n_possible: 2, n_threads: 2, n_tasks: 2, cost: 1, took: Duration::from_millis(1) };
+            throttle.record(op, now, || Preemptions { thread: current_thread(), count });
         }
-        assert_eq!(throttle.n_threads(now), 4);
+        assert_eq!(throttle.n_threads(), 4);
     }
 }

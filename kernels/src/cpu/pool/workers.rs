@@ -5,8 +5,9 @@
 //! the latest wake-up on a busy machine. Jobs of several callers stand side by side. A thread without work looks
 //! for more during [`SPIN`] turns, a few microseconds, as the ops of a step follow each other; then it sleeps. A caller that
 //! waits sleeps too: the core that it leaves is where the system can go on with a thread that it had put off. It looks
-//! anew every [`NAP`], as that is when the system looks for threads to move to an idle core; and where others take cores away for
-//! long, fewer threads compute ([`throttle`](super::throttle)).
+//! anew after [`NAP`], and moves a thread of the job that has no core to its own ([`cores`]). A thread that finds itself on the
+//! caller's core goes to another one. Where others take cores away, as many threads compute as are fastest
+//! ([`throttle`](super::throttle)).
 //!
 //! A task that panics does not end its thread; the panic is passed on to the caller.
 
@@ -21,13 +22,18 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::throttle::{OpTime, Throttle};
+use super::cores::{self, ThreadId};
+use super::throttle::{Op, Preemptions, Throttle};
 use crate::ops::{KernelError, Result};
 
 /// Turns of an idle loop before a thread sleeps.
 const SPIN: usize = 1500;
-/// Longest sleep of a caller that waits.
+/// First sleep of a thread that waits for others to end their tasks; the next ones are twice as long each.
 const NAP: Duration = Duration::from_micros(300);
+/// Longest of these sleeps.
+const LONGEST_NAP: Duration = Duration::from_millis(10);
+/// Shortest time from one move of a thread off the caller's core to the next.
+const BETWEEN_MOVES: Duration = Duration::from_millis(1);
 
 /// Threads and their queue.
 #[derive(Debug)]
@@ -44,6 +50,21 @@ struct JobQueue {
     posted: AtomicUsize,
     state: Mutex<State>,
     wake: Condvar,
+    /// All threads of the workers that have begun.
+    helpers: Mutex<Vec<Arc<Helper>>>,
+}
+
+/// A thread of the workers as others see it.
+#[derive(Debug)]
+struct Helper {
+    id: ThreadId,
+    /// [`address`] of the job that it is inside, 0 if none.
+    inside: AtomicUsize,
+}
+
+/// What tells a job from all others that live.
+fn address(job: &Arc<Job>) -> usize {
+    Arc::as_ptr(job).addr()
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +87,11 @@ struct Job {
     n_inside: AtomicUsize,
     panicked: AtomicBool,
     caller: Thread,
+    caller_id: ThreadId,
+    /// Core of the caller when it posted the job.
+    caller_core: usize,
+    /// `true` while the caller takes tasks.
+    is_caller_inside: AtomicBool,
 }
 
 /// The caller's task without its lifetime.
@@ -92,16 +118,34 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Calls `task` for each number below `n_tasks`, with at most `n_helpers` threads beside the caller.
+    /// Calls `task` for each number below `n_tasks`, with at most `n_helpers` threads beside the caller. All of them take about
+    /// `cost_ns` on one thread.
     ///
     /// # Panics
     /// If a task does.
-    pub(super) fn run(&self, n_tasks: usize, n_helpers: usize, task: &(dyn Fn(usize) + Sync)) {
+    pub(super) fn run(
+        &self,
+        n_tasks: usize,
+        n_helpers: usize,
+        cost_ns: usize,
+        task: &(dyn Fn(usize) + Sync),
+    ) {
         let start = Instant::now();
-        let n_helpers = n_helpers.min(self.throttle.lock().n_threads(start) - 1);
-        if n_helpers == 0 {
-            return (0..n_tasks).for_each(task);
+        let n_possible = n_helpers + 1;
+        let n_threads = n_possible.min(self.throttle.lock().n_threads());
+        if n_threads == 1 {
+            (0..n_tasks).for_each(task);
+        } else {
+            self.share(n_tasks, n_threads - 1, task);
         }
+        let now = Instant::now();
+        let op = Op { n_possible, n_threads, n_tasks, cost: cost_ns, took: now - start };
+        let preemptions = || Preemptions { thread: cores::current_thread(), count: cores::preemptions() };
+        self.throttle.lock().record(op, now, preemptions);
+    }
+
+    /// [`run`](Self::run) with threads beside the caller.
+    fn share(&self, n_tasks: usize, n_helpers: usize, task: &(dyn Fn(usize) + Sync)) {
         let erased: *const (dyn Fn(usize) + Sync + '_) = task;
         // SAFETY: only the lifetime changes, and no one calls it after `Posted` is dropped, before `task` ends.
         let task_ptr = unsafe {
@@ -115,16 +159,16 @@ impl Workers {
             n_inside: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             caller: thread::current(),
+            caller_id: cores::current_thread(),
+            caller_core: cores::current_core(),
+            is_caller_inside: AtomicBool::new(true),
         });
         let posted = self.queue.post(job.clone());
         while let Some(i) = job.take() {
             task(i);
         }
-        let stalled = posted.wait();
+        posted.wait();
         drop(posted);
-        let now = Instant::now();
-        let op = OpTime { n_threads: n_helpers + 1, took: now - start, stalled };
-        self.throttle.lock().record(op, now);
         assert!(!job.panicked.load(Ordering::Relaxed), "a task of a kernel panicked; its message is above");
     }
 }
@@ -152,24 +196,26 @@ struct Posted<'a> {
 }
 
 impl Posted<'_> {
-    /// Takes the job off the queue and waits until no thread is inside. The time that the caller slept.
-    fn wait(&self) -> Duration {
+    /// Takes the job off the queue and waits until no thread is inside.
+    fn wait(&self) {
         if self.is_over.replace(true) {
-            return Duration::ZERO;
+            return;
         }
+        self.job.is_caller_inside.store(false, Ordering::Release);
         self.queue.lock().jobs.retain(|job| !Arc::ptr_eq(job, &self.job));
         let is_busy = || self.job.n_inside.load(Ordering::Acquire) > 0;
         for _ in 0..SPIN {
             if !is_busy() {
-                return Duration::ZERO;
+                return;
             }
             spin_loop();
         }
-        let start = Instant::now();
+        let mut nap = NAP;
         while is_busy() {
-            thread::park_timeout(NAP);
+            cores::pull(self.queue.threads_inside(&self.job));
+            thread::park_timeout(nap);
+            nap = (2 * nap).min(LONGEST_NAP);
         }
-        start.elapsed()
     }
 }
 
@@ -225,31 +271,66 @@ impl JobQueue {
         Posted { queue: self, job, is_over: Cell::new(false) }
     }
 
+    /// Threads of the workers that are inside a job.
+    fn threads_inside(&self, job: &Arc<Job>) -> Vec<ThreadId> {
+        let is_inside = |helper: &&Arc<Helper>| helper.inside.load(Ordering::Acquire) == address(job);
+        self.helpers.lock().iter().filter(is_inside).map(|helper| helper.id).collect()
+    }
+
     /// Main loop of a worker thread.
     fn serve(&self) {
+        let me = Arc::new(Helper { id: cores::current_thread(), inside: AtomicUsize::new(0) });
+        self.helpers.lock().push(me.clone());
+        let (mut last, mut nap, mut moved_at) = (None::<Arc<Job>>, NAP, None::<Instant>);
         loop {
             let seen = self.posted.load(Ordering::Acquire);
-            let mut state = self.lock();
+            let state = self.lock();
             if state.stopped {
                 return;
             }
             if let Some(job) = state.jobs.iter().find(|job| job.wants_help()).cloned() {
+                let may_move = || moved_at.is_none_or(|at| at.elapsed() > BETWEEN_MOVES);
+                if job.caller_core == cores::current_core() && may_move() {
+                    // Not inside yet: the caller does not wait for a thread that has to find a core.
+                    drop(state);
+                    cores::leave(job.caller_core);
+                    moved_at = Some(Instant::now());
+                    continue;
+                }
                 job.n_inside.fetch_add(1, Ordering::Relaxed);
                 drop(state);
+                me.inside.store(address(&job), Ordering::Release);
                 job.help();
+                me.inside.store(0, Ordering::Release);
+                (last, nap) = (Some(job), NAP);
                 continue;
             }
             drop(state);
-            if !self.spin(seen) {
-                state = self.lock();
-                // A caller that posts later finds this thread asleep and wakes it.
-                if self.posted.load(Ordering::Acquire) == seen && !state.stopped {
-                    state.n_asleep += 1;
-                    self.wake.wait(&mut state);
-                    state.n_asleep -= 1;
-                }
+            if self.spin(seen) {
+                continue;
             }
+            last = last.filter(|job| job.is_caller_inside.load(Ordering::Acquire));
+            if let Some(job) = &last {
+                cores::pull([job.caller_id]);
+            }
+            self.sleep(seen, last.as_ref().map(|_| nap));
+            nap = (2 * nap).min(LONGEST_NAP);
         }
+    }
+
+    /// Sleeps until a job is posted, unless one was since `seen`; for `at_most` this long.
+    fn sleep(&self, seen: usize, at_most: Option<Duration>) {
+        let mut state = self.lock();
+        // A caller that posts later finds this thread asleep and wakes it.
+        if self.posted.load(Ordering::Acquire) != seen || state.stopped {
+            return;
+        }
+        state.n_asleep += 1;
+        match at_most {
+            Some(nap) => _ = self.wake.wait_for(&mut state, nap),
+            None => self.wake.wait(&mut state),
+        }
+        state.n_asleep -= 1;
     }
 
     /// `true` if a job was posted during a short wait.
@@ -280,7 +361,7 @@ mod tests {
                 scope.spawn(|| {
                     for n in 2..200 {
                         let done = counts(n);
-                        workers.run(n, 3, &|i| {
+                        workers.run(n, 3, 0, &|i| {
                             done[i].fetch_add(1, Ordering::Relaxed);
                         });
                         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
@@ -296,7 +377,7 @@ mod tests {
         for bad in 0..20 {
             let done = counts(20);
             let ran = catch_unwind(AssertUnwindSafe(|| {
-                workers.run(20, 2, &|i| {
+                workers.run(20, 2, 0, &|i| {
                     assert_ne!(i, bad, "on purpose");
                     done[i].fetch_add(1, Ordering::Relaxed);
                 });
@@ -304,7 +385,7 @@ mod tests {
             assert!(ran.is_err());
         }
         let done = counts(50);
-        workers.run(50, 2, &|i| {
+        workers.run(50, 2, 0, &|i| {
             done[i].fetch_add(1, Ordering::Relaxed);
         });
         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
@@ -315,7 +396,7 @@ mod tests {
         let workers = Workers::new(3).expect("threads");
         for n_helpers in 1..=3 {
             let (inside, most, done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
-            workers.run(200, n_helpers, &|_| {
+            workers.run(200, n_helpers, 0, &|_| {
                 let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                 most.fetch_max(now, Ordering::SeqCst);
                 thread::yield_now();
