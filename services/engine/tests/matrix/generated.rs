@@ -39,7 +39,7 @@ fn greedy_completions_of_the_reference_back_end_are_the_references() {
 
 #[test]
 fn greedy_completions_on_cuda_are_the_references() {
-    for case in cases().iter().step_by(10) {
+    for case in cases().iter().step_by(20) {
         let mut bench = Bench::on(&cuda(), case, ahead());
         // Each arrives in the middle of the others, so that prompts and decoding share steps.
         for (id, request) in case.numbered() {

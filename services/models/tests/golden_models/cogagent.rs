@@ -215,7 +215,7 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
         for chunk in [5, 6] {
             let mix = Mix { stagger: 2, chunk };
             let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: 2, mix };
-            assert_greedy(&mut *decoder, name, check);
+            assert_greedy(backend, &mut *decoder, name, check);
         }
     }
 }

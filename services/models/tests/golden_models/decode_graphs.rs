@@ -128,11 +128,10 @@ fn replays_are_eager(precision: Precision, cases: &[&str]) {
         let [mut eager, mut graphed] =
             [None, Some(config)].map(|graphs| Recorder::new(&case, &backend, graphs));
         let sequences = sequences(&eager.info());
-        // All at once, then they begin and end one after another: steps of one to five sequences, some beside a prompt.
-        for mix in [Mix::PLAIN, Mix { stagger: 2, chunk: 16 }] {
-            let tokens = [&mut eager, &mut graphed].map(|decoder| greedy(decoder, &sequences, 6, mix));
-            assert_eq!(tokens[0], tokens[1], "{name} {precision:?}");
-        }
+        // They begin and end one after another: steps of one to five sequences, some beside a prompt.
+        let mix = Mix { stagger: 1, chunk: 16 };
+        let tokens = [&mut eager, &mut graphed].map(|decoder| greedy(decoder, &sequences, 6, mix));
+        assert_eq!(tokens[0], tokens[1], "{name} {precision:?}");
         assert_eq!(eager.logits.len(), graphed.logits.len(), "{name}");
         for (i, (expected, actual)) in eager.logits.iter().zip(&graphed.logits).enumerate() {
             assert_eq!(actual, expected, "{name} {precision:?}: step {i}");

@@ -4,6 +4,7 @@ use crate::case::{encoded, stored};
 use std::sync::Arc;
 use triptych_core::AdapterId;
 use triptych_core::shape::KV_BLOCK_TOKENS;
+use triptych_kernels::Backend;
 use triptych_kernels::ops::PagedBatch;
 use triptych_models::decoder::{AdapterRows, Decoder, DecoderInfo, EmbedRows, GroupKv, StepInput};
 use triptych_models::sampling::ChooseBatch;
@@ -87,15 +88,17 @@ pub struct GreedyCheck<'a> {
 }
 
 /// Holds sequences to the tokens expected of them: the first ones one at a time, then all in a batch, at once and as the
-/// mix schedules them.
-pub fn assert_greedy(decoder: &mut dyn Decoder, name: &str, check: GreedyCheck<'_>) {
+/// mix schedules them. The stand-in takes a hundred times as long as a device: there one alone and the mix are run.
+pub fn assert_greedy<B: Backend>(backend: &B, decoder: &mut dyn Decoder, name: &str, check: GreedyCheck<'_>) {
     let GreedyCheck { sequences, expected, n_alone, mix } = check;
+    let is_brief = backend.name() == "cuda" && triptych_cuda_standin::device().is_none();
+    let n_alone = if is_brief { n_alone.min(1) } else { n_alone };
     let n_steps = expected[0].len();
     for (one, expected) in sequences.iter().zip(expected).take(n_alone) {
         let alone = greedy(decoder, std::slice::from_ref(one), n_steps, Mix::PLAIN);
         assert_eq!(&alone[0], expected, "{name} alone");
     }
-    for mix in [Mix::PLAIN, mix] {
+    for mix in if is_brief { vec![mix] } else { vec![Mix::PLAIN, mix] } {
         assert_eq!(greedy(decoder, sequences, n_steps, mix), expected, "{name} in a batch");
     }
 }

@@ -105,7 +105,7 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         let (sequences, expected) = (adapted.sequences(), adapted.greedy_tokens());
         let mix = Mix { stagger: 3, chunk: 7 };
         let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
-        assert_greedy(&mut *adapted.decoder(backend), name, check);
+        assert_greedy(backend, &mut *adapted.decoder(backend), name, check);
     }
 }
 

@@ -94,7 +94,7 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
         let (sequences, expected) = (sequences(&case, &model), case.greedy_tokens());
         let mix = Mix { stagger: 3, chunk: 7 };
         let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
-        assert_greedy(&mut *decoder, name, check);
+        assert_greedy(backend, &mut *decoder, name, check);
     }
 }
 

@@ -277,7 +277,7 @@ fn greedy_tokens_match<B: Backend>(cases: &[&str], backend: &B) {
         let sequences: Vec<Sequence> = (0..expected.len()).map(|k| sequence(&loaded, k, &embeds)).collect();
         let mix = Mix { stagger: 3, chunk: 7 };
         let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: usize::MAX, mix };
-        assert_greedy(&mut *decoder, name, check);
+        assert_greedy(backend, &mut *decoder, name, check);
     }
 }
 

@@ -203,7 +203,7 @@ fn greedy_tokens_match<B: Backend>(backend: &B) {
         // A chunk of 7 cuts prompts in the middle of frames.
         let mix = Mix { stagger: 3, chunk: 7 };
         let check = GreedyCheck { sequences: &sequences, expected: &expected, n_alone: 2, mix };
-        assert_greedy(&mut *decoder, case.0, check);
+        assert_greedy(backend, &mut *decoder, case.0, check);
     }
 }
 
