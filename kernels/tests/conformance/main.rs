@@ -32,25 +32,31 @@ mod sequences;
 mod staging;
 mod subject;
 
-/// Makes a test of each check, which runs it on every subject.
-macro_rules! on_every_backend {
-    ($($module:ident: $($check:ident),+;)+) => {$($(
+/// Makes a test of each check, which runs it on every subject, or, `without weights`, on one of those that differ by the kind of
+/// their weights alone.
+macro_rules! tests {
+    ($($module:ident: $($check:ident),+;)+) => { tests! { @ |_| true; $($module: $($check),+;)+ } };
+    (without weights; $($module:ident: $($check:ident),+;)+) => {
+        tests! { @ |is_for_weights: bool| !is_for_weights; $($module: $($check),+;)+ }
+    };
+    (@ $takes:expr; $($module:ident: $($check:ident),+;)+) => {$($(
         #[test]
         fn $check() {
+            let takes: fn(bool) -> bool = $takes;
             if let Some(subject) = subject::reference() {
                 $module::$check(&subject);
             }
-            for subject in subject::cpus() {
+            for subject in subject::cpus().into_iter().filter(|subject| takes(subject.is_for_weights)) {
                 $module::$check(&subject);
             }
-            for subject in subject::cudas() {
+            for subject in subject::cudas().into_iter().filter(|subject| takes(subject.is_for_weights)) {
                 $module::$check(&subject);
             }
         }
     )+)+};
 }
 
-on_every_backend! {
+tests! {
     linear:
         linear_is_the_oracles_over_odd_sizes,
         linear_is_the_oracles_where_it_takes_several_tasks,
@@ -97,6 +103,34 @@ on_every_backend! {
         batches_that_do_not_fit_are_refused,
         submitted_choices_are_those_that_are_waited_for,
         tokens_that_are_being_chosen_are_carried_over;
+    invariance:
+        a_row_of_a_linear_layer_is_the_same_alone,
+        a_long_row_of_a_linear_layer_is_the_same_alone,
+        a_sequence_is_the_same_alone,
+        a_cached_sequence_is_the_same_alone,
+        sequences_of_bounded_masks_are_the_same_alone,
+        sequences_over_the_same_pages_are_the_same_alone,
+        chunks_of_a_prefill_give_what_the_whole_gives,
+        threads_do_not_change_a_bit,
+        elementwise_rows_are_the_same_alone,
+        a_convolved_image_and_a_normalised_sequence_are_the_same_alone;
+    staging:
+        a_handle_of_another_step_is_refused,
+        where_an_array_lies_does_not_matter;
+    errors:
+        weights_that_do_not_fit_are_refused,
+        shapes_that_do_not_agree_are_refused,
+        indices_past_the_end_are_refused,
+        offsets_that_are_not_offsets_are_refused,
+        caches_refuse_what_they_do_not_hold,
+        rows_of_one_projection_that_do_not_fit_are_refused,
+        biases_that_do_not_fit_are_refused,
+        convolutions_that_do_not_fit_are_refused,
+        nothing_in_gives_nothing_out;
+}
+
+tests! {
+    without weights;
     attention:
         attention_is_the_oracles_over_odd_sizes,
         attention_is_the_oracles_over_many_keys,
@@ -139,30 +173,6 @@ on_every_backend! {
         layers_of_states_are_kept_apart,
         states_and_rows_that_do_not_fit_are_refused,
         weights_and_layouts_of_states_that_do_not_fit_are_refused;
-    invariance:
-        a_row_of_a_linear_layer_is_the_same_alone,
-        a_long_row_of_a_linear_layer_is_the_same_alone,
-        a_sequence_is_the_same_alone,
-        a_cached_sequence_is_the_same_alone,
-        sequences_of_bounded_masks_are_the_same_alone,
-        sequences_over_the_same_pages_are_the_same_alone,
-        chunks_of_a_prefill_give_what_the_whole_gives,
-        threads_do_not_change_a_bit,
-        elementwise_rows_are_the_same_alone,
-        a_convolved_image_and_a_normalised_sequence_are_the_same_alone;
-    staging:
-        a_handle_of_another_step_is_refused,
-        where_an_array_lies_does_not_matter;
-    errors:
-        weights_that_do_not_fit_are_refused,
-        shapes_that_do_not_agree_are_refused,
-        indices_past_the_end_are_refused,
-        offsets_that_are_not_offsets_are_refused,
-        caches_refuse_what_they_do_not_hold,
-        rows_of_one_projection_that_do_not_fit_are_refused,
-        biases_that_do_not_fit_are_refused,
-        convolutions_that_do_not_fit_are_refused,
-        nothing_in_gives_nothing_out;
 }
 
 #[test]

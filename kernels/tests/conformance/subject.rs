@@ -23,6 +23,8 @@ pub struct Subject<B> {
     pub activations: f32,
     /// `true` if keys and values are the same in pages as outside; bytes in pages are rounded more.
     pub keeps_pages: bool,
+    /// `true` if another subject differs from this one by the kind of its weights alone.
+    pub is_for_weights: bool,
     /// Element type in which a table of f32 is kept.
     pub tables: DType,
     /// A second back end that may differ in speed only.
@@ -42,6 +44,7 @@ pub fn reference() -> Option<Subject<ReferenceBackend>> {
         products: 2e-5,
         activations: 0.0,
         keeps_pages: true,
+        is_for_weights: false,
         tables: DType::F32,
         other_threads: backend,
     })
@@ -71,6 +74,7 @@ pub fn cpus() -> Vec<Subject<CpuBackend>> {
             products,
             activations: 0.0,
             keeps_pages,
+            is_for_weights: precision == Precision::Int4,
             tables,
             other_threads: with(1),
         }
@@ -107,6 +111,7 @@ pub fn cudas() -> Vec<Subject<CudaBackend>> {
             activations,
             // Few queries over pages are computed by a kernel of their own.
             keeps_pages: is_f32,
+            is_for_weights: matches!(precision, Precision::Int8 | Precision::Int4),
             tables: if is_f32 { DType::F32 } else { DType::Bf16 },
         }
     };

@@ -173,8 +173,8 @@ impl Throttle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cores::current_thread;
     use super::*;
+    use crate::cpu::pool::cores::current_thread;
 
     /// Ops of two sizes one after the other for `ms`, of `10 / speed(n)` ms with `n` threads on average, with a preemption of
     /// the caller each `preempted_every` ops. Milliseconds at each number of threads.

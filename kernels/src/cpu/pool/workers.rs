@@ -62,7 +62,7 @@ struct Helper {
     inside: AtomicUsize,
 }
 
-/// What tells a job from all others that live.
+/// Address of a job, which no other has while it lives.
 fn address(job: &Arc<Job>) -> usize {
     Arc::as_ptr(job).addr()
 }

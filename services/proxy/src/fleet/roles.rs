@@ -8,10 +8,10 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Roles {
     /// Each encode goes to the worker of either kind that is predicted to be done first.
+    #[default]
     Auto,
     /// Encoder workers encode; PD workers with encoders do for their own requests where there are no encoder workers, and
     /// as a last resort.
-    #[default]
     Fixed,
 }
 
