@@ -5,6 +5,7 @@ use std::time::Duration;
 use triptych_bench::outcome::{End, Outcome};
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, ItemsAt, PdSpec, PoolRole, SpecError};
+use triptych_proxy::Roles;
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 fn ttft(outcome: &Outcome) -> f64 {
@@ -107,7 +108,8 @@ fn on_shared_cores_no_more_is_encoded_between_two_tokens_than_the_budget_allows(
 fn where_pd_workers_encode_an_item_is_encoded_where_its_request_is_answered() {
     let (pd, encoder) = (PdSpec::default(), EncoderSpec::default());
     let role = PoolRole::Both { pd, encoder, encoder_budget: EncoderBudget::Automatic };
-    let cluster = ClusterSpec::new(vec![pool("both", 2, role, FAST)]);
+    let mut cluster = ClusterSpec::new(vec![pool("both", 2, role, FAST)]);
+    cluster.proxy.roles = Roles::Fixed;
     let load = Load { rate: 5.0, n: 60, text: 50, output: 8, images: 2, image_tokens: 200, pool: None };
     let run = simulate(&cluster, load.requests(1), 1).unwrap();
     assert_eq!(run.items.loads, 0, "nothing crosses: {:?}", run.items);
