@@ -81,7 +81,8 @@ fn first_tokens_follow_the_references_distribution() {
         ..SamplingParams::default()
     };
     let hot = SamplingParams { temperature: 2.0, ..SamplingParams::default() };
-    for (i, case) in cases().iter().enumerate() {
+    // Choices know nothing of the family that computed the logits.
+    for (i, case) in cases().iter().step_by(3).enumerate() {
         let request = case.requests.iter().find(|r| r.is_plain()).expect("a request without forced tokens");
         let params = if i % 2 == 0 { &cuts } else { &hot };
         let params = SamplingParams { max_tokens: Some(1), ignore_eos: true, ..params.clone() };
