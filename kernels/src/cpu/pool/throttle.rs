@@ -114,10 +114,10 @@ impl Throttle {
         if self.trial.is_none() {
             let known = self.known.entry(of_its_size).or_default();
             *known = (known.0 + op.took, known.1 + work);
-        } else if let Some((took, of)) = self.known.get(&of_its_size) {
-            self.window.expected += took.mul_f64(work / of);
         } else {
-            return;
+            // A size that is not known says nothing, and brings the end of the trial nearer.
+            let known = self.known.get(&of_its_size);
+            self.window.expected += known.map_or(op.took, |(took, of)| took.mul_f64(work / of));
         }
         let begun = *self.window.preemptions.get_or_insert_with(&preemptions);
         self.window.took += op.took;
@@ -231,6 +231,23 @@ mod tests {
         let speed = |n: usize| if n > 5 { 10 - (n as u32 - 5) } else { 2 * n as u32 };
         let at = run(&mut Throttle::new(8), Instant::now(), 60_000, speed, 3);
         assert!(at[5] > 50_000, "{at:?}");
+    }
+
+    #[test]
+    fn a_trial_ends_where_all_ops_are_of_another_size() {
+        let (mut throttle, mut now, mut count) = (Throttle::new(2), Instant::now(), 0);
+        let mut run = |throttle: &mut Throttle, cost| {
+            now += Duration::from_millis(1);
+            count += 1;
+            let (n_threads, took) = (throttle.n_threads(), Duration::from_millis(1));
+            let op = Op { n_possible: 2, n_threads, n_tasks: 8, cost, took };
+            throttle.record(op, now, || Preemptions { thread: current_thread(), count });
+        };
+        while throttle.n_threads() == 2 {
+            run(&mut throttle, 100);
+        }
+        (0..1000).for_each(|_| run(&mut throttle, 1_000_000));
+        assert_eq!(throttle.n_threads(), 2);
     }
 
     #[test]

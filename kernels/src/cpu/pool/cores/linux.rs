@@ -7,11 +7,13 @@ use std::time::Duration;
 use rustix::process::{Pid, getpid};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
+/// A thread, by its number in the system.
 pub type ThreadId = Pid;
 
 /// Turns of an idle loop, 10 to 30 µs, in which the clock of a thread that has a core moves on.
 const LOOK: usize = 600;
 
+/// The calling thread.
 pub fn current_thread() -> ThreadId {
     thread_local!(static ID: Cell<Option<Pid>> = const { Cell::new(None) });
     let id = ID.get().unwrap_or_else(gettid);
@@ -19,6 +21,7 @@ pub fn current_thread() -> ThreadId {
     id
 }
 
+/// Number of the core that the calling thread is on.
 pub fn current_core() -> usize {
     sched_getcpu()
 }
@@ -54,7 +57,7 @@ pub fn pull(threads: impl IntoIterator<Item = ThreadId>) {
     }
 }
 
-/// Moves the calling thread to another core if it is on this one.
+/// Moves the calling thread to another core if it is on this one; `true` if it was, and there is another.
 pub fn leave(core: usize) -> bool {
     if sched_getcpu() != core {
         return false;
@@ -121,13 +124,16 @@ mod tests {
                 stay_on(last);
                 let is_free =
                     |thread: &ThreadId| sched_getaffinity(Some(*thread)).is_ok_and(|own| own == all);
-                while !threads.iter().any(is_free) {
+                // Each time finds one without a core or does not; all of them take seconds.
+                (0..100_000).any(|_| {
                     pull(threads);
                     thread::yield_now();
-                }
+                    threads.iter().any(is_free)
+                })
             });
-            puller.join().expect("no panic");
+            let is_pulled = puller.join().expect("no panic");
             stop.store(true, Ordering::Relaxed);
+            assert!(is_pulled);
         });
     }
 
