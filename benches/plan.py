@@ -2,16 +2,20 @@
 
     python3 benches/plan.py --out results                 # an hour and a half, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, five hours
+    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two to three hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
-that the plan expects, of one seed; the topologies of a workload are measured one after the other.
+that the plan expects, of one seed; the topologies of a workload take turns, run by run, since the machine's speed drifts. With
+`--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
 """
 
 import argparse
 import json
 import pathlib
+import re
+import statistics
 import subprocess
 import sys
 import time
@@ -32,6 +36,9 @@ WORKLOADS = {
     "mixed:with=0.75,images=1-4": SHORT,
 }
 TOPOLOGIES = ["1e1pd", "colocated", "dp2", "elastic2"]
+# Apart, together and reuse at their best, and a mix; with the topologies that win any row.
+DECIDING = ["epd-short:images=1", "epd-short:images=2,share=0.9", "mixed:with=0.5,images=1-4", "epd-long:images=1"]
+CONTENDERS = ["1e1pd", "dp2", "elastic2"]
 # Two rates of a search that are this near end it.
 RESOLUTION = 0.13
 WARM_UP_S = 2
@@ -49,16 +56,16 @@ def run(*command, to=None):
     part.rename(to)
 
 
+def curve_flags(files):
+    return [flag for file in files for flag in ("--curves", str(file))]
+
+
 class Validation:
     def __init__(self, args):
         self.args, self.out = args, args.out
         self.binary = str(args.binary)
         self.model = ["--load-format", "dummy", "--precision", "int8"]
         self.curves = [self.out / "curves-1.json", self.out / "curves-2.json"]
-        self.in_service = self.out / "in-service"
-        self.question = ["--one-machine"]
-        for file in [self.in_service / file.name for file in self.curves]:
-            self.question += ["--curves", str(file)]
 
     def measure_curves(self):
         for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
@@ -68,14 +75,16 @@ class Validation:
                 run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
 
-    def calibrate(self):
-        page = self.out / "in-service.md"
+    def in_service(self, workload):
+        """Curves scaled to a cluster in service just before the workload is measured, as flags: the machine's speed drifts."""
+        folder = self.out / "in-service" / re.sub(r"[^a-z0-9.-]", "_", workload)
+        page = folder / "factors.md"
         if not page.exists():
-            flags = ["--cores", "0,1", "--output", str(self.in_service), "--model", self.args.model, *self.model]
-            for file in self.curves:
-                flags += ["--curves", str(file)]
-            run(self.binary, "plan", "calibrate", *flags, to=page)
-        print(page.read_text())
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = ["--cores", "0,1", "--output", str(folder), "--model", self.args.model, *self.model]
+            run(self.binary, "plan", "calibrate", *flags, *curve_flags(self.curves), to=page)
+            print(page.read_text())
+        return curve_flags([folder / file.name for file in self.curves])
 
     def expected(self, workload):
         """Goodput of each topology by the plan; kept, so that a second start measures the same."""
@@ -83,7 +92,7 @@ class Validation:
         known = json.loads(file.read_text()) if file.exists() else {}
         if workload not in known:
             flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--budget", "2cores", "--quick", "--json"]
-            command = [self.binary, "plan", *self.question, *flags]
+            command = [self.binary, "plan", "--one-machine", *self.in_service(workload), *flags]
             print("$", " ".join(command), flush=True)
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             found = {}
@@ -96,15 +105,36 @@ class Validation:
             file.write_text(json.dumps(known, indent=1))
         return known[workload]
 
-    def suite(self, workload, topology, *more, out):
-        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", topology, "--out", str(out)]
+    def suite(self, workload, topologies, *more, out):
+        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
         flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "1", "--block", "0"]
         flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
 
+    def full(self):
+        """Runs as long as the rule asks for, from the middle of what the short ones found."""
+        for workload in self.args.workload or DECIDING:
+            rates = sorted(self.passing(workload, topology) for topology in CONTENDERS)
+            flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(CONTENDERS)]
+            flags += ["--cores", "0,1", "--first-rate", str(rates[len(rates) // 2]), "--resolution", str(RESOLUTION)]
+            flags += ["--block", "60", "--out", str(self.out / "full")]
+            run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags)
+        run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
+
+    def passing(self, workload, topology):
+        """The highest rate that passed in a short run, or the expected one."""
+        for file in sorted((self.out / "cells").glob("*.json")):
+            one = json.loads(file.read_text())
+            if (one["setup"]["workload"], one["setup"]["topology"]) == (workload, topology) and one["goodput"]["rate"]:
+                return round(one["goodput"]["rate"], 2)
+        return self.expected(workload)[topology]
+
     def validate(self):
-        flags = ["--results", str(self.out / "cells"), "--output", str(self.out)]
-        run(self.binary, "plan", "validate", *self.question, *flags, to=self.out / "validation.log")
+        # Each cell is simulated with the curves that were scaled last before it.
+        flags = ["--one-machine", "--results", str(self.out / "cells"), "--output", str(self.out)]
+        for workload in self.args.workload or WORKLOADS:
+            flags += self.in_service(workload)
+        run(self.binary, "plan", "validate", *flags, to=self.out / "validation.log")
         run(self.binary, "bench", "report", str(self.out / "cells"), "--out", str(self.out / "report.md"))
         (self.out / "table.md").write_text(table(self.out / "cells"))
 
@@ -117,25 +147,22 @@ class Validation:
         trace, simulated = self.out / "trace.json", self.out / "simulated.json"
         trace.unlink(missing_ok=True)
         flags = ["--rates", str(rate), "--worker-flags", f"--trace-file {trace.resolve()}"]
-        self.suite(workload, topology, *flags, out=self.out / "traced")
+        self.suite(workload, [topology], *flags, out=self.out / "traced")
         n = max(50, int(rate * (self.args.window + WARM_UP_S)))
         flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", topology]
         flags += ["--rate", str(rate), "--requests", str(n)]
-        run(self.binary, "plan", "trace", *self.question, *flags, "-o", str(simulated))
+        run(self.binary, "plan", "trace", "--one-machine", *self.in_service(workload), *flags, "-o", str(simulated))
         run(sys.executable, str(ROOT / "benches/overlay.py"), str(trace), str(simulated), "--steps", "40", to=page)
 
     def all(self):
         began = time.monotonic()
         self.measure_curves()
-        self.calibrate()
-        n_done = 0
-        for workload in self.args.workload or WORKLOADS:
-            for topology, rate in self.expected(workload).items():
-                self.suite(
-                    workload, topology, "--first-rate", str(rate), "--resolution", str(RESOLUTION), out=self.out / "cells"
-                )
-                n_done += 1
-                print(f"{n_done} of {len(WORKLOADS) * len(TOPOLOGIES)} cells, {time.monotonic() - began:.0f} s", flush=True)
+        workloads = self.args.workload or WORKLOADS
+        for n_done, workload in enumerate(workloads, 1):
+            first = statistics.median(self.expected(workload).values())
+            flags = ["--first-rate", str(round(first, 2)), "--resolution", str(RESOLUTION)]
+            self.suite(workload, TOPOLOGIES, *flags, out=self.out / "cells")
+            print(f"{n_done} of {len(workloads)} workloads, {time.monotonic() - began:.0f} s", flush=True)
         self.validate()
         self.overlay()
         print((self.out / "table.md").read_text())
@@ -172,6 +199,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of results")
     parser.add_argument("--window", type=int, default=16, help="judged seconds of a run")
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, help="some of the workloads")
+    parser.add_argument("--full", action="store_true", help="the workloads that decide, in runs as long as the rule asks")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/triptych")
@@ -179,7 +207,8 @@ def main():
     if not args.binary.exists():
         sys.exit(f"{args.binary} is not there: cargo build --release, or --binary FILE")
     args.out.mkdir(parents=True, exist_ok=True)
-    Validation(args).all()
+    validation = Validation(args)
+    validation.full() if args.full else validation.all()
 
 
 if __name__ == "__main__":

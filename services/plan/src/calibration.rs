@@ -70,7 +70,7 @@ impl Seconds {
             false => (ratio(self.encode, encode), ratio(self.step, step)),
         };
         let front = ratio((self.other - preprocess * encode).max(0.0), sum(|pool| pool.front_s));
-        ServiceFactors { encode, step, front }
+        ServiceFactors { encode, step, front, at_s: None }
     }
 }
 

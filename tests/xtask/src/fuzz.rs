@@ -5,13 +5,14 @@
 //! outside bytes ([`Form::Fuzzed`]) and shares all others with the tests.
 
 use crate::rustc::{self, COVERAGE, Form};
-use crate::shell::{cargo, command, root, run};
+use crate::shell::{cargo, command, root, run, show};
 use crate::static_binary::AS_FOR_TESTS;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 /// The targets, each with the folders of files that it starts from.
 const TARGETS: [(&str, &[&str]); 7] = [
@@ -85,26 +86,53 @@ fn program(target: &str) -> String {
 }
 
 fn run_targets(wanted: Option<&str>, runs: u64, programs: &Path) -> Result<()> {
-    for (target, folders) in
-        TARGETS.iter().filter(|(target, _)| wanted.is_none_or(|wanted| wanted == *target))
-    {
-        let corpus = made(&root().join(".cache/fuzz").join(target))?;
-        let failures = made(&root().join("target/fuzz/failures"))?;
-        let mut fuzz = command(&programs.join(program(target)).to_string_lossy(), &[]);
-        fuzz.arg(&corpus).args(folders.iter().map(|folder| root().join(folder)));
-        fuzz.arg(format!("-artifact_prefix={}/{target}-", failures.display())).arg(format!("-runs={runs}"));
-        let dictionary = root().join(format!("tests/fuzz/{target}.dict"));
-        if dictionary.is_file() {
-            fuzz.arg(format!("-dict={}", dictionary.display()));
-        }
-        fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
-        if runs <= BRIEF {
-            // Nobody watches it find its way.
-            fuzz.arg("-verbosity=0").arg(format!("-max_total_time={BRIEF_SECONDS}"));
-        }
-        run(&mut fuzz)?;
+    let is_wanted = |target: &str| wanted.is_none_or(|wanted| wanted == target);
+    let chosen = TARGETS.iter().filter(|(target, _)| is_wanted(target));
+    let fuzzers = chosen.map(|(target, seeds)| fuzzer(target, seeds, (runs, programs)));
+    let fuzzers = fuzzers.collect::<Result<Vec<_>>>()?;
+    match runs <= BRIEF {
+        true => run_side_by_side(fuzzers),
+        false => fuzzers.into_iter().try_for_each(|mut fuzzer| run(&mut fuzzer)),
     }
-    Ok(())
+}
+
+/// The program of a target, from its corpus and these folders of seeds.
+fn fuzzer(target: &str, seeds: &[&str], (runs, programs): (u64, &Path)) -> Result<Command> {
+    let corpus = made(&root().join(".cache/fuzz").join(target))?;
+    let failures = made(&root().join("target/fuzz/failures"))?;
+    let mut fuzz = command(&programs.join(program(target)).to_string_lossy(), &[]);
+    fuzz.arg(&corpus).args(seeds.iter().map(|folder| root().join(folder)));
+    fuzz.arg(format!("-artifact_prefix={}/{target}-", failures.display())).arg(format!("-runs={runs}"));
+    let dictionary = root().join(format!("tests/fuzz/{target}.dict"));
+    if dictionary.is_file() {
+        fuzz.arg(format!("-dict={}", dictionary.display()));
+    }
+    fuzz.args(["-max_len=65536", "-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+    if runs <= BRIEF {
+        // Nobody watches it find its way.
+        fuzz.arg("-verbosity=0").arg(format!("-max_total_time={BRIEF_SECONDS}"));
+    }
+    Ok(fuzz)
+}
+
+/// Two at a time, as each computes on one core. The output of each is shown when it ends.
+fn run_side_by_side(fuzzers: Vec<Command>) -> Result<()> {
+    let queue = Mutex::new(fuzzers.into_iter());
+    let next = || queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+    let lane = || -> Result<()> {
+        while let Some(mut fuzzer) = next() {
+            let shown = show(&fuzzer);
+            let output = fuzzer.output().with_context(|| format!("cannot start `{shown}`"))?;
+            println!("$ {shown}\n{}", String::from_utf8_lossy(&output.stderr));
+            ensure!(output.status.success(), "`{shown}` ended with {}", output.status);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(lane);
+        let own = lane();
+        own.and(beside.join().unwrap_or_else(|_| bail!("a lane of fuzzers panicked")))
+    })
 }
 
 /// A folder that is there.

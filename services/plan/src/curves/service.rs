@@ -16,6 +16,9 @@ pub struct ServiceFactors {
     pub step: f64,
     /// Of client, proxy and network.
     pub front: f64,
+    /// Time of the measurement in seconds after 1970; `None`: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_s: Option<u64>,
 }
 
 /// Most that a factor may be.
@@ -69,7 +72,8 @@ mod tests {
 
     #[test]
     fn each_stage_has_its_own_factor() {
-        let (base, factors) = (two_towers(), ServiceFactors { encode: 1.5, step: 2.0, front: 3.0 });
+        let (base, factors) =
+            (two_towers(), ServiceFactors { encode: 1.5, step: 2.0, front: 3.0, at_s: Some(7) });
         let scaled = base.in_service(factors);
         assert_eq!(scaled.encode[0].p50_us, base.encode[0].p50_us * 1.5);
         assert_eq!(scaled.preprocess[0].p95_us, base.preprocess[0].p95_us * 1.5);
@@ -84,18 +88,20 @@ mod tests {
 
     #[test]
     fn factors_that_cannot_be_are_named() {
-        let scaled = curves().in_service(ServiceFactors { encode: f64::NAN, step: 0.0, front: 0.0 });
+        let scaled =
+            curves().in_service(ServiceFactors { encode: f64::NAN, step: 0.0, front: 0.0, at_s: None });
         let mistakes = scaled.mistakes().join("; ");
         assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
         assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
         assert!(!mistakes.contains("in_service.front"), "{mistakes}");
-        let usual = ServiceFactors { encode: 1.1, step: 1.3, front: 2.0 };
+        let usual = ServiceFactors { encode: 1.1, step: 1.3, front: 2.0, at_s: None };
         assert!(usual.are_usual() && !ServiceFactors { front: 4.0, ..usual }.are_usual());
     }
 
     #[test]
     fn a_file_keeps_the_factors() {
-        let scaled = curves().in_service(ServiceFactors { encode: 2.0, step: 4.0, front: 0.5 });
+        let scaled =
+            curves().in_service(ServiceFactors { encode: 2.0, step: 4.0, front: 0.5, at_s: Some(7) });
         let text = serde_json::to_string(&scaled).unwrap();
         assert_eq!(CostCurves::read(&text).unwrap(), scaled);
     }

@@ -99,6 +99,8 @@ pub struct WorkerSettings {
     pub token_budget: usize,
     /// Sequences of an engine that run at once.
     pub max_sequences: usize,
+    /// Percent of the time for decode while prompts are prefilled.
+    pub decode_share: u8,
     /// Output tokens of an encoder batch.
     pub batch_tokens: usize,
     /// Items of an encoder batch.
@@ -115,6 +117,7 @@ impl Default for WorkerSettings {
         Self {
             token_budget: engine.token_budget,
             max_sequences: engine.max_sequences,
+            decode_share: engine.decode_share,
             batch_tokens: batch.max_tokens,
             batch_items: batch.max_items,
             encoder_budget: EncoderBudget::Automatic,
@@ -187,6 +190,7 @@ impl Candidate {
         let engine = EngineSettings {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
+            decode_share: settings.decode_share,
             ..EngineSettings::default()
         };
         let kv = &self.curves.kv;

@@ -46,8 +46,10 @@ pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let threads = candidate.curves.threads;
     let common =
         format!("--model {model} --threads {threads} --precision {} --ec STORE", candidate.curves.precision);
-    let engine =
-        format!("--token-budget {} --max-sequences {}", settings.token_budget, settings.max_sequences);
+    let engine = format!(
+        "--token-budget {} --max-sequences {} --decode-share {}",
+        settings.token_budget, settings.max_sequences, settings.decode_share
+    );
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
     let (has_foreign_encoders, has_foreign_pds) = foreign(candidate);
     let encoder = match has_foreign_encoders {
@@ -166,8 +168,8 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
     let turns = ["--encoder-token-budget".to_owned(), settings.encoder_budget.to_string()];
     let kv = curves.kv_dtype.iter().flat_map(|dtype| [KV_FLAG.to_owned(), dtype.clone()]);
     let engine = format!(
-        "    engine: {{tokenBudget: {}, maxSequences: {}}}\n",
-        settings.token_budget, settings.max_sequences
+        "    engine: {{tokenBudget: {}, maxSequences: {}, decodeShare: {}}}\n",
+        settings.token_budget, settings.max_sequences, settings.decode_share
     );
     match (role, candidate.shape.is_split()) {
         ("encoder", _) => yaml.push_str(&args(batch)),
@@ -240,7 +242,7 @@ mod tests {
             "  - name: qwen-qwen2-v-encoder\n    role: encoder\n",
             "    replicas: 2\n",
             "    replicas: 3\n",
-            "    engine: {tokenBudget: 512, maxSequences: 64}\n",
+            "    engine: {tokenBudget: 512, maxSequences: 64, decodeShare: 33}\n",
             "      requests: {cpu: \"1\"}\n",
         ] {
             assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");

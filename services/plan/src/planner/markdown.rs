@@ -78,6 +78,7 @@ fn error(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
 fn settings(page: &mut String, settings: &WorkerSettings, is_split: bool) -> std::fmt::Result {
     writeln!(page, "| setting | |\n|---|---|\n| `--token-budget` | {} |", settings.token_budget)?;
     writeln!(page, "| `--max-sequences` | {} |", settings.max_sequences)?;
+    writeln!(page, "| `--decode-share` | {} |", settings.decode_share)?;
     if is_split {
         return writeln!(
             page,

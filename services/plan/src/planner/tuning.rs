@@ -9,6 +9,8 @@ use super::search::{RunSpec, SearchedCandidate, run};
 const TOKEN_BUDGETS: [usize; 4] = [128, 256, 512, 1024];
 /// Numbers of concurrent sequences.
 const SEQUENCES: [usize; 4] = [16, 32, 64, 128];
+/// Percent of the time for decode while prompts are prefilled.
+const DECODE_SHARES: [u8; 5] = [0, 20, 33, 50, 67];
 /// Limits of an encoder batch: output tokens and items.
 const BATCHES: [(usize, usize); 4] = [(128, 16), (512, 16), (2048, 16), (8192, 16)];
 /// Least improvement by which a setting is changed.
@@ -32,7 +34,7 @@ pub fn tune(question: &Question<'_>, found: SearchedCandidate) -> Result<Searche
 }
 
 /// Variants of each group of settings, as functions of the best candidate so far.
-const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 3] = [
+const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 4] = [
     |c| {
         let with = |encoder_budget| WorkerSettings { encoder_budget, ..c.settings };
         if c.shape.is_split() || c.curves.api.is_some() {
@@ -42,6 +44,11 @@ const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 3] = [
         }
     },
     |c| TOKEN_BUDGETS.iter().map(|&token_budget| WorkerSettings { token_budget, ..c.settings }).collect(),
+    |c| {
+        let with = |decode_share| WorkerSettings { decode_share, ..c.settings };
+        // Other engines have no such setting.
+        if c.curves.api.is_some() { Vec::new() } else { DECODE_SHARES.map(with).to_vec() }
+    },
     |c| {
         let sequences = SEQUENCES.iter().map(|&max_sequences| WorkerSettings { max_sequences, ..c.settings });
         let batches = BATCHES.iter().map(|&(batch_tokens, batch_items)| WorkerSettings {

@@ -60,6 +60,18 @@ pub fn validate(
     Ok(validation)
 }
 
+/// Of curves in service that differ in their time alone, those that were scaled last before a measurement, or if none was, the
+/// first after it: a machine's speed drifts by a third within hours.
+fn of_the_time(curves: &[Arc<CostCurves>], measured_s: u64) -> Vec<Arc<CostCurves>> {
+    let scaled_s = |curves: &CostCurves| curves.in_service.and_then(|factors| factors.at_s);
+    let rank = |scaled_s: u64| (scaled_s > measured_s, scaled_s.abs_diff(measured_s));
+    let is_meant = |one: &&Arc<CostCurves>| {
+        let others = curves.iter().filter(|other| other.threads == one.threads);
+        scaled_s(one).is_none_or(|own| others.filter_map(|o| scaled_s(o)).all(|s| rank(own) <= rank(s)))
+    };
+    curves.iter().filter(is_meant).cloned().collect()
+}
+
 /// The middle one; 1 of none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -97,7 +109,8 @@ impl<'a> StoredSweep<'a> {
         let workload = Workload::parse(&setup.workload).map_err(|e| wrong(e.to_string()))?;
         let arrivals: Arrivals = setup.arrivals.parse().map_err(|e| wrong(format!("arrivals: {e}")))?;
         let topology = name.parse().map_err(|e: NotATopology| wrong(e.to_string()))?;
-        let inputs = PlanInputs { slo, demand: Named { workload, arrivals }, ..inputs.clone() };
+        let curves = of_the_time(&inputs.curves, result.host.at_unix_s);
+        let inputs = PlanInputs { slo, demand: Named { workload, arrivals }, curves, ..inputs.clone() };
         Ok(Self { result, inputs, topology, as_reported })
     }
 
@@ -210,4 +223,29 @@ fn regret(measured: &[(&StoredSweep<'_>, f64)]) -> Result<Option<Regret>, Measur
     let workload = first.inputs.demand.workload.text();
     let error = inputs.error_for(workload);
     Ok(Some(Regret::new(workload, goodputs, &found, (setup.seeds.len(), error))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::ServiceFactors;
+    use crate::curves::sample::curves;
+
+    #[test]
+    fn a_result_is_simulated_with_the_curves_of_its_time() {
+        let scaled = |threads: usize, at_s: Option<u64>| {
+            let factors = ServiceFactors { encode: 1.0, step: 1.0, front: 1.0, at_s };
+            Arc::new(CostCurves { threads, ..curves().in_service(factors) })
+        };
+        let all = [(1, Some(100)), (2, Some(100)), (1, Some(300)), (2, Some(310)), (4, None)];
+        let all = all.map(|(threads, at_s)| scaled(threads, at_s));
+        let chosen = |measured_s: u64| {
+            let time = |c: &Arc<CostCurves>| (c.threads, c.in_service.and_then(|f| f.at_s));
+            of_the_time(&all, measured_s).iter().map(time).collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(305), [(2, Some(100)), (1, Some(300)), (4, None)]);
+        assert_eq!(chosen(299), [(1, Some(100)), (2, Some(100)), (4, None)]);
+        assert_eq!(chosen(5000), [(1, Some(300)), (2, Some(310)), (4, None)]);
+        assert_eq!(chosen(50), [(1, Some(100)), (2, Some(100)), (4, None)], "all are later");
+    }
 }

@@ -106,6 +106,27 @@ fn the_answer_is_within_its_bound_and_its_runner_up_is_not_better() {
     assert!(!best.bottleneck.pool.is_empty() && best.bottleneck.utilisation > 0.0);
 }
 
+#[test]
+fn decode_gets_the_share_of_time_that_the_slo_asks_for() {
+    let demand = demand("text:text=600,output=40");
+    let effort = Effort { requests: 200, tolerance: 0.05, tunes: true, ..EFFORT };
+    let share = |slo: &str| {
+        let plain = question(&demand, &Costs::default(), Budget::Cores(1));
+        let slo = slo.parse().expect("an SLO");
+        let answer = plan(&Question { slo, effort, ..plain }, &|_| {}).expect("a plan");
+        let share = answer.best.settings.decode_share;
+        assert!(markdown(&answer).contains(&format!("| `--decode-share` | {share} |")));
+        assert!(
+            answer.best.commands[0].contains(&format!("--decode-share {share}")),
+            "{:?}",
+            answer.best.commands
+        );
+        share
+    };
+    let (tokens, prompts) = (share("ttft=60s,tpot=7ms"), share("ttft=600ms,tpot=1s"));
+    assert!(tokens > prompts, "{tokens} % with a tight TPOT, {prompts} % with a tight TTFT");
+}
+
 /// The numbers of a text, in order.
 fn numbers(text: &str) -> Vec<f64> {
     text.split(|c: char| !c.is_ascii_digit() && c != '.').filter_map(|word| word.parse().ok()).collect()

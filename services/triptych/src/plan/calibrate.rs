@@ -15,6 +15,7 @@ use triptych_bench::slo::Slo;
 use triptych_bench::topology::{Topology, Workers};
 use triptych_bench::workload::Workload;
 use triptych_plan::calibration::{CalibrationSettings, calibrate};
+use triptych_plan::curves::ServiceFactors;
 use triptych_plan::planner::inputs::{PlanInputs, read_curves, read_residuals};
 use triptych_plan::planner::{Effort, Named};
 use triptych_plan::simulator::spec::FrontCores;
@@ -77,8 +78,8 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         screen.say(&format!("{topology}: {} s of {}", args.window_s, args.workload));
         let (curves, found) = calibrate(&starter, &topology, &inputs, &settings).await?;
         let to = args.output.join(file.file_name().unwrap_or(file.as_os_str()));
-        std::fs::write(&to, to_json(&curves.in_service(found.factors))?).map_err(|e| failed(&to, &e))?;
-        let factors = found.factors;
+        let factors = ServiceFactors { at_s: Some(now), ..found.factors };
+        std::fs::write(&to, to_json(&curves.in_service(factors))?).map_err(|e| failed(&to, &e))?;
         if !factors.are_usual() {
             screen.say(&format!(
                 "{topology}: such factors are not usual: was something else running? Measure again"

@@ -44,7 +44,8 @@ pub struct ValidateArgs {
     /// Longest judged part of a measured run, in seconds
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window_s: u64,
-    /// Stored results of `triptych bench`, or folders of them: these are compared, each by its own SLO, and nothing is started
+    /// Stored results of `triptych bench`, or folders of them: these are compared, each by its own SLO, and nothing is started.
+    /// Of several --curves of as many threads each is simulated with those that `plan calibrate` scaled last before it
     #[arg(long, value_name = "RESULT.json")]
     pub results: Vec<PathBuf>,
     /// With --results: scale the simulated machine to the mean step time that the workers reported in each run, so that the
