@@ -4,6 +4,7 @@
 //! panics, hangs and memory. A long run has coverage counters in every crate. A brief one has them in those of ours that read
 //! outside bytes ([`Form::Fuzzed`]) and shares all others with the tests.
 
+use crate::lanes::in_two_lanes;
 use crate::rustc::{self, COVERAGE, Form};
 use crate::shell::{cargo, command, root, run, show};
 use crate::static_binary::AS_FOR_TESTS;
@@ -12,7 +13,6 @@ use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 /// The targets, each with the folders of files that it starts from.
 const TARGETS: [(&str, &[&str]); 7] = [
@@ -91,7 +91,8 @@ fn run_targets(wanted: Option<&str>, runs: u64, programs: &Path) -> Result<()> {
     let fuzzers = chosen.map(|(target, seeds)| fuzzer(target, seeds, (runs, programs)));
     let fuzzers = fuzzers.collect::<Result<Vec<_>>>()?;
     match runs <= BRIEF {
-        true => run_side_by_side(fuzzers),
+        // Each computes on one core.
+        true => in_two_lanes(fuzzers, Vec::new(), run_and_show),
         false => fuzzers.into_iter().try_for_each(|mut fuzzer| run(&mut fuzzer)),
     }
 }
@@ -115,24 +116,13 @@ fn fuzzer(target: &str, seeds: &[&str], (runs, programs): (u64, &Path)) -> Resul
     Ok(fuzz)
 }
 
-/// Two at a time, as each computes on one core. The output of each is shown when it ends.
-fn run_side_by_side(fuzzers: Vec<Command>) -> Result<()> {
-    let queue = Mutex::new(fuzzers.into_iter());
-    let next = || queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
-    let lane = || -> Result<()> {
-        while let Some(mut fuzzer) = next() {
-            let shown = show(&fuzzer);
-            let output = fuzzer.output().with_context(|| format!("cannot start `{shown}`"))?;
-            println!("$ {shown}\n{}", String::from_utf8_lossy(&output.stderr));
-            ensure!(output.status.success(), "`{shown}` ended with {}", output.status);
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let beside = scope.spawn(lane);
-        let own = lane();
-        own.and(beside.join().unwrap_or_else(|_| bail!("a lane of fuzzers panicked")))
-    })
+/// Runs it and shows its output when it has ended: others run meanwhile.
+fn run_and_show(mut fuzzer: Command) -> Result<()> {
+    let shown = show(&fuzzer);
+    let output = fuzzer.output().with_context(|| format!("cannot start `{shown}`"))?;
+    println!("$ {shown}\n{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "`{shown}` ended with {}", output.status);
+    Ok(())
 }
 
 /// A folder that is there.

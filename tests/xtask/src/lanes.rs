@@ -41,28 +41,37 @@ impl TestBinary {
 pub fn run_all(prepare: fn(&mut Command)) -> Result<()> {
     let (clusters, crates): (Vec<_>, Vec<_>) = binaries()?.into_iter().partition(|binary| binary.is_cluster);
     let failed = Mutex::new(Vec::new());
-    let [clusters, crates] = [clusters, crates].map(|binaries| Mutex::new(binaries.into_iter()));
-    std::thread::scope(|scope| {
-        let beside = scope.spawn(|| run_lane(&[&clusters, &crates], prepare, &failed));
-        let own = run_lane(&[&crates], prepare, &failed);
-        own.and(beside.join().unwrap_or_else(|_| bail!("a lane of tests panicked")))
-    })?;
+    in_two_lanes(crates, clusters, |binary| run_one(&binary, prepare, &failed))?;
     let failed = failed.into_inner().unwrap_or_default();
     let docs = run(&mut cargo(&["test", "--workspace", "--doc"]));
     ensure!(failed.is_empty(), "tests failed: {}", failed.join(", "));
     docs
 }
 
-/// Binaries that are left to run, which lanes share.
-type Queue = Mutex<std::vec::IntoIter<TestBinary>>;
-
-/// Runs what is left in the queues, the first one first.
-fn run_lane(queues: &[&Queue], prepare: fn(&mut Command), failed: &Mutex<Vec<String>>) -> Result<()> {
-    let next = |queue: &&Queue| queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
-    while let Some(binary) = queues.iter().find_map(next) {
-        run_one(&binary, prepare, failed)?;
-    }
-    Ok(())
+/// Runs what is in two queues at the same time, one of each; who is through with the second takes of the first. A lane ends with
+/// its first error.
+///
+/// # Errors
+/// That of a lane.
+pub fn in_two_lanes<T: Send>(
+    first: Vec<T>,
+    second: Vec<T>,
+    run: impl Fn(T) -> Result<()> + Sync,
+) -> Result<()> {
+    let [first, second] = [first, second].map(|queue| Mutex::new(queue.into_iter()));
+    let next = |queue: &Mutex<std::vec::IntoIter<T>>| {
+        queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next()
+    };
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            while let Some(item) = next(&second).or_else(|| next(&first)) {
+                run(item)?;
+            }
+            Ok(())
+        });
+        let own = std::iter::from_fn(|| next(&first)).try_for_each(&run);
+        own.and(beside.join().unwrap_or_else(|_| bail!("a lane panicked")))
+    })
 }
 
 /// Runs a binary, and notes its name if it fails.
@@ -170,14 +179,12 @@ mod tests {
             path: path.clone(),
             is_cluster: false,
         };
-        let queue = |binaries: Vec<TestBinary>| Mutex::new(binaries.into_iter());
-        let first = queue(vec![binary("worse", &files[0]), binary("good", &files[1])]);
-        let second = queue(vec![binary("bad", &files[2])]);
-        run_lane(&[&first, &second], |_| {}, &failed).expect("they start");
+        let first = vec![binary("worse", &files[0]), binary("good", &files[1])];
+        let second = vec![binary("bad", &files[2])];
+        in_two_lanes(first, second, |binary| run_one(&binary, |_| {}, &failed)).expect("they start");
         files.iter().for_each(|file| std::fs::remove_file(file).expect("its file"));
-        assert_eq!(
-            failed.into_inner().expect("no panic"),
-            ["worse (exit status: 4)", "bad (exit status: 3)"]
-        );
+        let mut failed = failed.into_inner().expect("no panic");
+        failed.sort();
+        assert_eq!(failed, ["bad (exit status: 3)", "worse (exit status: 4)"]);
     }
 }
