@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -75,9 +76,24 @@ class Validation:
                 run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
 
+    def folder_of(self, workload):
+        return self.out / "in-service" / re.sub(r"[^a-z0-9.-]", "_", workload)
+
+    def forget(self, workload):
+        """Removes calibration and expectation of a workload that an earlier start did not measure: they are of its time."""
+        cells = [json.loads(file.read_text()) for file in (self.out / "cells").glob("*.json")]
+        if any(one["setup"]["workload"] == workload for one in cells):
+            return
+        shutil.rmtree(self.folder_of(workload), ignore_errors=True)
+        file = self.out / "expected.json"
+        if file.exists():
+            known = json.loads(file.read_text())
+            known.pop(workload, None)
+            file.write_text(json.dumps(known, indent=1))
+
     def in_service(self, workload):
         """Curves scaled to a cluster in service just before the workload is measured, as flags: the machine's speed drifts."""
-        folder = self.out / "in-service" / re.sub(r"[^a-z0-9.-]", "_", workload)
+        folder = self.folder_of(workload)
         page = folder / "factors.md"
         if not page.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -159,6 +175,7 @@ class Validation:
         self.measure_curves()
         workloads = self.args.workload or WORKLOADS
         for n_done, workload in enumerate(workloads, 1):
+            self.forget(workload)
             first = statistics.median(self.expected(workload).values())
             flags = ["--first-rate", str(round(first, 2)), "--resolution", str(RESOLUTION)]
             self.suite(workload, TOPOLOGIES, *flags, out=self.out / "cells")
