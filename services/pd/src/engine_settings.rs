@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
@@ -38,6 +39,8 @@ pub struct EngineSettings {
     pub max_loras: usize,
     /// Most requests admitted at once. Default 512.
     pub max_requests: usize,
+    /// Minimum time between messages of a choice in a response stream. Default 10 ms. Zero: a message for each step.
+    pub stream_interval: Duration,
     /// Draft tokens per step of a draft model. Default 4.
     pub draft_tokens: usize,
     /// Device memory of a decoder's graphs in bytes. Default 512 MiB. 0: no graphs.
@@ -58,6 +61,7 @@ impl Default for EngineSettings {
             max_waiting: 1024,
             max_loras: 4,
             max_requests: 512,
+            stream_interval: Duration::from_millis(10),
             draft_tokens: 4,
             graph_bytes: 512 << 20,
         }

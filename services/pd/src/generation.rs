@@ -1,6 +1,7 @@
 //! A running request, from its sequences to its response stream: one task, which ends when the client goes away.
 
 use crate::assemble::{Assembler, LogprobReporting};
+use crate::coalesce::DeltaCoalescer;
 use crate::driver::RunningSequences;
 use crate::loads::{NeededItems, item_param};
 use crate::request::{AdmittedRequest, ChoiceWindow, RequestContext};
@@ -19,6 +20,7 @@ use triptych_core::{EncodedItem, Extent, Failure, FailureClass, RequestId};
 use triptych_engine::{AlignJob, Event, Output, SequenceId};
 use triptych_models::prompt::OutputKind;
 use triptych_proto::v1;
+use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_runtime::trace_context::REQUEST_TARGET;
 use triptych_runtime::{spans, status};
 
@@ -27,6 +29,15 @@ const STATUS_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Response stream of a request.
 pub type ResponseStream = Sender<Result<v1::PdGenerateResponse, Status>>;
+
+/// An event of a running request.
+enum Next {
+    Output(Output),
+    /// A message that was held is due.
+    Due,
+    /// The engine has ended.
+    Gone,
+}
 
 /// A request whose sequences are in the engine. Dropping it aborts them.
 ///
@@ -39,6 +50,8 @@ pub struct RunningRequest {
     assembler: Assembler,
     /// Speech windows, if they are buffered.
     buffer: Option<WindowBuffer>,
+    /// Output that is merged into the next messages.
+    coalescer: DeltaCoalescer,
     /// Filter of output that the client has already.
     replay_filter: ReplayFilter,
     /// Tokens of each sequence that another worker generated.
@@ -70,7 +83,7 @@ impl RunningRequest {
         // One seed for the request: its choices differ by their index, and a repeat needs only this one.
         sampling.seed = sampling.seed.or_else(|| Some(seed_of(prepared.request)));
         let (sender, outputs) = unbounded_channel();
-        let tokenizer = context.tokenizer.clone();
+        let (tokenizer, stream_ticks) = (context.tokenizer.clone(), context.stream_ticks);
         let mut assembler = Assembler::new(&prepared.windows, sampling.n, tokenizer, logprobs)
             .at(sampling.temperature)
             .with_encoder_texts(&prepared.items);
@@ -120,6 +133,7 @@ impl RunningRequest {
             context,
             assembler,
             buffer,
+            coalescer: DeltaCoalescer::new(stream_ticks),
             replay_filter,
             n_resumed,
             sampling,
@@ -155,30 +169,44 @@ impl RunningRequest {
                     tracing::warn!(class = failure.class.as_str(), detail = failure.detail, "request failed");
                 }
                 // A client that does not read must not keep its permits.
-                let _ = timeout(STATUS_SEND_TIMEOUT, client.send(Err(status::to_status(&failure)))).await;
+                let _ = timeout(STATUS_SEND_TIMEOUT, self.end_with(&failure, &client)).await;
             }
         }
     }
 
+    /// Sends what is held, then the status.
+    async fn end_with(&mut self, failure: &Failure, client: &ResponseStream) {
+        for delta in self.coalescer.rest() {
+            if send(client, Kind::Delta(delta)).await.is_err() {
+                return;
+            }
+        }
+        let _ = client.send(Err(status::to_status(failure))).await;
+    }
+
     async fn pass_on(&mut self, client: &ResponseStream) -> Result<(), Failure> {
-        let gone = |_| Failure::new(FailureClass::Cancelled, "the client went away");
         let mut deltas = self.begin_held()?;
         let begins_in_reasoning = self.begins_in_reasoning();
         let mut has_output = false;
         loop {
-            for delta in deltas {
+            for delta in deltas.drain(..) {
                 let Some(mut delta) = self.replay_filter.pass(delta)? else { continue };
                 delta.begins_in_reasoning = begins_in_reasoning;
-                let kind = Some(v1::pd_generate_response::Kind::Delta(delta));
-                client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)?;
+                self.coalescer.push(delta, Instant::now());
+            }
+            while let Some(delta) = self.coalescer.pop(Instant::now()) {
+                send(client, Kind::Delta(delta)).await?;
             }
             if self.assembler.is_complete() {
                 break;
             }
-            let output = self.next().await.ok_or_else(|| Failure::unavailable("the engine is gone"))?;
+            let output = match self.next().await {
+                Next::Output(output) => output,
+                Next::Due => continue,
+                Next::Gone => return Err(Failure::unavailable("the engine is gone")),
+            };
             self.rows.observe(&output)?;
             if matches!(output, Output::Rows(..)) {
-                deltas = Vec::new();
                 continue;
             }
             if !has_output {
@@ -194,14 +222,19 @@ impl RunningRequest {
                 None => self.assembler.push(output)?,
             };
         }
-        let kind = Some(v1::pd_generate_response::Kind::Summary(self.summary()));
-        client.send(Ok(v1::PdGenerateResponse { kind })).await.map_err(gone)
+        for delta in self.coalescer.rest() {
+            send(client, Kind::Delta(delta)).await?;
+        }
+        send(client, Kind::Summary(self.summary())).await
     }
 
-    /// Next output. Meanwhile waits for room for the rows, and records when all items are loaded.
-    async fn next(&mut self) -> Option<Output> {
+    /// Next output, or the time of a message that is held. Meanwhile waits for room for the rows, and records when all items
+    /// are loaded.
+    async fn next(&mut self) -> Next {
+        let due = self.coalescer.due();
         loop {
             let advances = self.rows.is_waiting() || self.load.is_none();
+            let is_due = async { sleep_until(due.unwrap_or(self.prepared.deadline).into()).await };
             tokio::select! {
                 biased;
                 progress = self.rows.advance(), if advances => {
@@ -209,7 +242,8 @@ impl RunningRequest {
                         self.record_load();
                     }
                 }
-                output = self.outputs.recv() => return output,
+                output = self.outputs.recv() => return output.map_or(Next::Gone, Next::Output),
+                () = is_due, if due.is_some() => return Next::Due,
             }
         }
     }
@@ -337,6 +371,11 @@ impl RunningRequest {
         }
         failure
     }
+}
+
+async fn send(client: &ResponseStream, kind: Kind) -> Result<(), Failure> {
+    let response = Ok(v1::PdGenerateResponse { kind: Some(kind) });
+    client.send(response).await.map_err(|_| Failure::new(FailureClass::Cancelled, "the client went away"))
 }
 
 fn late() -> Failure {

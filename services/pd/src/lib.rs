@@ -13,6 +13,7 @@
 mod request;
 mod generation;
 mod assemble;
+mod coalesce;
 mod adapters;
 mod accepted;
 mod adapter_updates;

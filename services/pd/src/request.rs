@@ -1,5 +1,6 @@
 //! A validated request: its prompt, sequences and permits, and the worker's parts that it uses.
 
+use crate::coalesce::StreamTicks;
 use crate::driver::Driver;
 use crate::loads::EcLoads;
 use crate::meters::PdMeters;
@@ -122,6 +123,8 @@ pub struct RequestContext {
     pub reasoning_tokens: Option<[u32; 2]>,
     /// Metrics of the model.
     pub meters: PdMeters,
+    /// Ticks of held messages.
+    pub stream_ticks: StreamTicks,
     /// Cancelled when the process must end.
     pub abort: CancellationToken,
 }

@@ -136,6 +136,7 @@ impl PdWorkerState {
             speech: model.prompts.speech(),
             reasoning_tokens: model.reasoning_tokens(),
             meters: model.meters.clone(),
+            stream_ticks: self.stream_ticks,
             abort: model.abort.clone(),
         };
         RunningRequest::start(prepared, context)

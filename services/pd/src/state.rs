@@ -1,5 +1,6 @@
 //! State that the requests of a PD worker share: its models, its connector, and the bounds on requests.
 
+use crate::coalesce::StreamTicks;
 use crate::loads::EcLoads;
 use crate::meters::PdMeters;
 use crate::served::ServedModels;
@@ -43,6 +44,8 @@ pub struct PdWorkerState {
     pub request_permits: Arc<Semaphore>,
     /// Number of request permits.
     pub max_requests: usize,
+    /// Ticks of held messages.
+    pub stream_ticks: StreamTicks,
     /// Metrics of requests for unknown models.
     pub unknown: PdMeters,
     /// Shutdown state and task group.

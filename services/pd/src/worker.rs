@@ -1,5 +1,6 @@
 //! The PD worker's process: load, serve, drain.
 
+use crate::coalesce::StreamTicks;
 use crate::config::{MakeColocated, PdConfig};
 use crate::error::PdError;
 use crate::grammar::CompilePool;
@@ -15,6 +16,7 @@ use crate::updates::ModelUpdates;
 use futures::future::BoxFuture;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use triptych_models::ModelSource;
@@ -92,6 +94,7 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
         limits: config.limits.clone(),
         request_permits: Arc::new(Semaphore::new(max_requests)),
         max_requests,
+        stream_ticks: StreamTicks::new(Instant::now(), config.engine.stream_interval),
         unknown: families.of_model("unknown"),
         drain: drain.clone(),
         journal: config.journal.clone(),

@@ -1,28 +1,34 @@
-//! Curves in service: a small cluster under a moderate load, its processor time by kind of work, and the same load simulated.
+//! Curves in service: a small cluster under a moderate load, its timeline and processor time, and the same load simulated.
 //!
-//! The ratio of the two is the factor of each kind of work ([`ServiceFactors`]). Processor time does not depend on queues, so
-//! neither do the factors; requests, SLO and topology of a plan have no part in them.
+//! The ratio of the two is the factor of each kind of work ([`ServiceFactors`]): of the times that forwards and steps of one size
+//! take, and of the processor time of client, proxy and network. Neither depends on queues, so requests, SLO and topology of
+//! a plan have no part in the factors. Processor time alone would not do for forwards and steps: a thread that waits for
+//! another one of its worker uses none.
 
 use crate::curves::{CostCurves, ServiceFactors};
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{Budget, Candidate};
 use crate::simulator::result::PoolUse;
-use crate::simulator::{Simulation, simulate};
+use crate::simulator::{ClusterSpec, Simulation, simulate};
 use crate::validation::{candidate, encoder_budget, shape};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use triptych_bench::blocks::{Block, RunKey};
 use triptych_bench::cluster::{ClusterStarter, ProcessTime, RunningCluster};
 use triptych_bench::cpu_time::CpuTime;
 use triptych_bench::error::{MeasureError, chain};
 use triptych_bench::sweep::{Sweep, SweepSettings};
 use triptych_bench::topology::{Topology, WorkerKind};
+use wall_times::{WallTimes, Work};
 
 /// Utilisation of the busiest worker by the curves: enough for steps of several sequences, and no queue that grows if work
 /// takes twice as long.
 const UTILISATION: f64 = 0.4;
 /// Rate and requests of the simulation by which the rate is found.
 const SLOW: (f64, usize) = (0.5, 100);
+/// Rounds in which factors are found; each is several times nearer than the one before.
+const ROUNDS: usize = 6;
 /// Seed of the requests.
 const SEED: u64 = 1;
 
@@ -70,7 +76,7 @@ impl Seconds {
             false => (ratio(self.encode, encode), ratio(self.step, step)),
         };
         let front = ratio((self.other - preprocess * encode).max(0.0), sum(|pool| pool.front_s));
-        ServiceFactors { encode, step, front, at_s: None }
+        ServiceFactors { encode, step, prefill: None, front, at_s: None }
     }
 }
 
@@ -90,6 +96,8 @@ pub struct CalibrationSettings {
     pub warm_up: Duration,
     /// Number that the content depends on: the same number gives the same bytes.
     pub salt: u64,
+    /// File to which the workers write their timelines.
+    pub timeline: PathBuf,
 }
 
 /// Factors of a topology's workers.
@@ -103,7 +111,7 @@ pub struct Calibrated {
     pub n_requests: usize,
 }
 
-/// Loads a cluster, and compares its processor time with that of its simulation. `inputs` has the workload; its SLO does not
+/// Loads a cluster, and compares its timeline and processor time with those of its simulation. `inputs` has the workload; its SLO does not
 /// matter.
 ///
 /// # Errors
@@ -127,8 +135,9 @@ pub async fn calibrate<S: ClusterStarter>(
     let simulation =
         Simulated { inputs, candidate: candidate(shape(topology), curves, encoder_budget(topology)) };
     let rate = simulation.rate(topology)?;
-    let (measured, n_requests) = load(starter, topology, inputs, (settings, rate)).await?;
-    let factors = measured.over(&simulation.run(topology, rate, n_requests)?, curves);
+    let measured = load(starter, topology, inputs, (settings, rate)).await?;
+    let n_requests = measured.n_requests;
+    let factors = simulation.factors(topology, rate, &measured)?;
     // Checked as part of the curves.
     curves.in_service(factors).check().map_err(|e| {
         let text = format!(
@@ -146,12 +155,31 @@ struct Simulated<'a> {
 }
 
 impl Simulated<'_> {
+    /// Factors with which simulated times are those that were measured. Work that waits for the same cores slows other work, so
+    /// that they are found in rounds.
+    fn factors(&self, topology: &Topology, rate: f64, load: &Load) -> Result<ServiceFactors, MeasureError> {
+        let curves = Arc::clone(&self.candidate.curves);
+        let by_cpu = |run: &Simulation, curves: &CostCurves| load.seconds.over(run, curves);
+        let mut factors = by_cpu(&self.run(topology, rate, load.n_requests)?, &curves);
+        for _ in 0..ROUNDS {
+            let scaled = Arc::new(curves.in_service(factors));
+            let candidate = Candidate { curves: scaled, ..self.candidate.clone() };
+            let run = Self { inputs: self.inputs, candidate }.run(topology, rate, load.n_requests)?;
+            let simulated = WallTimes::of(&run.spans);
+            let error = |work| load.times.over(&simulated, work).unwrap_or(1.0);
+            factors.encode *= error(Work::Encode);
+            factors.prefill = Some(factors.prefill_steps() * error(Work::Prefill));
+            factors.step *= error(Work::Decode);
+        }
+        Ok(factors)
+    }
+
     fn run(&self, topology: &Topology, rate: f64, n: usize) -> Result<Simulation, MeasureError> {
         let demand = &self.inputs.demand;
         let question = self.inputs.question(Budget::Workers(topology.kinds().len()), demand);
         let offered = demand.workload.requests(rate, demand.arrivals, SEED).take(n);
-        simulate(&self.candidate.spec(&question), offered, SEED)
-            .map_err(|e| MeasureError::setting("cannot simulate", &e))
+        let spec = ClusterSpec { records_spans: true, ..self.candidate.spec(&question) };
+        simulate(&spec, offered, SEED).map_err(|e| MeasureError::setting("cannot simulate", &e))
     }
 
     /// Requests a second of the load.
@@ -163,13 +191,20 @@ impl Simulated<'_> {
     }
 }
 
-/// Processor time of a load on a cluster that is started for it, and its requests.
+/// A load as it was measured.
+struct Load {
+    seconds: Seconds,
+    times: WallTimes,
+    n_requests: usize,
+}
+
+/// Puts a load on a cluster that is started for it.
 async fn load<S: ClusterStarter>(
     starter: &S,
     topology: &Topology,
     inputs: &PlanInputs,
     (settings, rate): (&CalibrationSettings, f64),
-) -> Result<(Seconds, usize), MeasureError> {
+) -> Result<Load, MeasureError> {
     let mut cluster = starter.start(topology).await?;
     let sweep_settings = SweepSettings {
         arrivals: inputs.demand.arrivals,
@@ -185,9 +220,9 @@ async fn load<S: ClusterStarter>(
     let sweep = Sweep::begin(&server, &inputs.demand.workload, &inputs.slo, &sweep_settings).await;
     let sweep = sweep.map_err(|e| MeasureError::Failed(format!("{topology}: {}", chain(&e))))?;
     let client = || CpuTime::of_self().map_err(|e| MeasureError::failed("cannot tell the client's time", &e));
-    let (before, client_before) = (cluster.cpu_times()?, client()?);
+    let (before, client_before, began) = (cluster.cpu_times()?, client()?, SystemTime::now());
     let run = sweep.run(RunKey { rate, seed: SEED, block: Block::WHOLE }, &|_| ()).await;
-    let (after, client_after) = (cluster.cpu_times()?, client()?);
+    let (after, client_after, ended) = (cluster.cpu_times()?, client()?, SystemTime::now());
     let died = cluster.dead();
     cluster.stop().await;
     if let Some(died) = died {
@@ -202,8 +237,18 @@ async fn load<S: ClusterStarter>(
         return Err(MeasureError::Failed(text));
     }
     let both: Vec<_> = before.into_iter().zip(after).collect();
-    Ok((Seconds::measured(&both, client_after.since(client_before)), run.outcomes.len()))
+    let text = std::fs::read_to_string(&settings.timeline)
+        .map_err(|e| MeasureError::failed(format!("cannot read {}", settings.timeline.display()), &e))?;
+    let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let spans = wall_times::spans(&text, since_1970(began)..since_1970(ended));
+    Ok(Load {
+        seconds: Seconds::measured(&both, client_after.since(client_before)),
+        times: WallTimes::of(&spans),
+        n_requests: run.outcomes.len(),
+    })
 }
+
+mod wall_times;
 
 #[cfg(test)]
 mod tests;

@@ -111,7 +111,7 @@ impl CostCurves {
     pub fn slowed(&self, times: f64) -> Self {
         let mut slowed = self.clone();
         slowed.scale_encoding(times);
-        slowed.scale_steps(times);
+        slowed.scale_steps(times, times);
         slowed
     }
 
@@ -126,9 +126,13 @@ impl CostCurves {
         encode.chain(preprocess).chain(of_towers).flatten().for_each(|us| *us *= times);
     }
 
-    /// Scales engine steps.
-    fn scale_steps(&mut self, times: f64) {
-        self.step.iter_mut().flat_map(|p| [&mut p.p50_us, &mut p.p95_us]).for_each(|us| *us *= times);
+    /// Scales engine steps: those without prompt tokens or rows to project, and the others.
+    fn scale_steps(&mut self, decode: f64, prefill: f64) {
+        for point in &mut self.step {
+            let times = if point.prefill_tokens + point.projected_rows > 0 { prefill } else { decode };
+            point.p50_us *= times;
+            point.p95_us *= times;
+        }
     }
 }
 

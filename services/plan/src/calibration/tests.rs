@@ -27,7 +27,7 @@ fn each_kind_of_work_has_the_factor_of_its_process() {
     assert_eq!(measured, Seconds { encode: 2.5, step: 6.0, both: 0.0, other: 1.0 + 0.5 + 0.5 + 0.625 });
     let factors = measured.over(&simulated(), &curves);
     // Forwards took 2.5 for 2 s, steps and the time between them 6 for 4, and of what is left, preprocessing is 0.625.
-    assert_eq!(factors, ServiceFactors { encode: 1.25, step: 1.5, front: 2.0, at_s: None });
+    assert_eq!(factors, ServiceFactors { encode: 1.25, step: 1.5, prefill: None, front: 2.0, at_s: None });
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn workers_that_do_both_have_one_factor() {
     let curves = CostCurves { between_steps_us: 0.0, ..sample::curves() };
     let cluster = [(time(Some(WorkerKind::Both), 0, 0), time(Some(WorkerKind::Both), 6000, 8000))];
     let factors = Seconds::measured(&cluster, CpuTime::default()).over(&simulated(), &curves);
-    assert_eq!(factors, ServiceFactors { encode: 1.2, step: 1.2, front: 1.4, at_s: None });
+    assert_eq!(factors, ServiceFactors { encode: 1.2, step: 1.2, prefill: None, front: 1.4, at_s: None });
 }
 
 #[test]

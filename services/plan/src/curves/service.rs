@@ -1,19 +1,22 @@
 //! Factors from the times of a profile to those of the same work in a cluster.
 //!
 //! A profile repeats one thing at a time. In a cluster, caches hold what other threads read and wrote, threads sleep and are
-//! woken for each token, and forwards follow pauses: the same work takes more processor time.
+//! woken for each token, forwards follow pauses, and threads of one forward wait for each other: the same work takes longer.
 
 use super::CostCurves;
 use serde::{Deserialize, Serialize};
 
-/// Processor time of work in service over that by the curves.
+/// Time of work in service over that by the curves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceFactors {
     /// Of preprocessing and forwards of encoders.
     pub encode: f64,
-    /// Of engine steps and the time between two of them.
+    /// Of engine steps, those with prompt tokens left out if `prefill` is known, and of the time between two steps.
     pub step: f64,
+    /// Of engine steps with prompt tokens; `None`: as `step`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<f64>,
     /// Of client, proxy and network.
     pub front: f64,
     /// Time of the measurement in seconds after 1970; `None`: not known.
@@ -29,14 +32,22 @@ const USUAL: std::ops::RangeInclusive<f64> = 0.5..=3.0;
 impl ServiceFactors {
     /// True if an idle machine may have them.
     pub fn are_usual(&self) -> bool {
-        [self.encode, self.step, self.front].iter().all(|factor| USUAL.contains(factor))
+        [self.encode, self.step, self.prefill_steps(), self.front].iter().all(|factor| USUAL.contains(factor))
+    }
+
+    /// Of engine steps with prompt tokens.
+    pub fn prefill_steps(&self) -> f64 {
+        self.prefill.unwrap_or(self.step)
     }
 
     /// Adds what cannot be. The work of client and proxy may be too little to be measured.
     pub(super) fn mistakes(&self, found: &mut Vec<String>) {
-        for (name, value, least) in
-            [("encode", self.encode, 0.01), ("step", self.step, 0.01), ("front", self.front, 0.0)]
-        {
+        for (name, value, least) in [
+            ("encode", self.encode, 0.01),
+            ("step", self.step, 0.01),
+            ("prefill", self.prefill_steps(), 0.01),
+            ("front", self.front, 0.0),
+        ] {
             if !(least..=MOST).contains(&value) {
                 found.push(format!("in_service.{name} is {value}, allowed is {least} to {MOST}"));
             }
@@ -49,7 +60,7 @@ impl CostCurves {
     pub fn in_service(&self, factors: ServiceFactors) -> Self {
         let mut scaled = self.clone();
         scaled.scale_encoding(factors.encode);
-        scaled.scale_steps(factors.step);
+        scaled.scale_steps(factors.step, factors.prefill_steps());
         scaled.between_steps_us *= factors.step;
         let front = &mut scaled.front;
         let times = [
@@ -72,13 +83,21 @@ mod tests {
 
     #[test]
     fn each_stage_has_its_own_factor() {
-        let (base, factors) =
-            (two_towers(), ServiceFactors { encode: 1.5, step: 2.0, front: 3.0, at_s: Some(7) });
+        let (base, factors) = (
+            two_towers(),
+            ServiceFactors { encode: 1.5, step: 2.0, prefill: Some(2.5), front: 3.0, at_s: Some(7) },
+        );
         let scaled = base.in_service(factors);
         assert_eq!(scaled.encode[0].p50_us, base.encode[0].p50_us * 1.5);
         assert_eq!(scaled.preprocess[0].p95_us, base.preprocess[0].p95_us * 1.5);
         assert_eq!(scaled.more_towers[0].encode[0].p50_us, base.more_towers[0].encode[0].p50_us * 1.5);
-        assert_eq!(scaled.step[0].p95_us, base.step[0].p95_us * 2.0);
+        for (scaled, base) in scaled.step.iter().zip(&base.step) {
+            let factor = if base.prefill_tokens > 0 { 2.5 } else { 2.0 };
+            assert_eq!(scaled.p95_us, base.p95_us * factor);
+        }
+        assert!(
+            base.step.iter().any(|p| p.prefill_tokens > 0) && base.step.iter().any(|p| p.prefill_tokens == 0)
+        );
         assert_eq!(scaled.between_steps_us, base.between_steps_us * 2.0);
         assert_eq!(scaled.front.token_us, base.front.token_us * 3.0);
         assert_eq!(scaled.front.misplaced, base.front.misplaced);
@@ -88,20 +107,30 @@ mod tests {
 
     #[test]
     fn factors_that_cannot_be_are_named() {
-        let scaled =
-            curves().in_service(ServiceFactors { encode: f64::NAN, step: 0.0, front: 0.0, at_s: None });
+        let scaled = curves().in_service(ServiceFactors {
+            encode: f64::NAN,
+            step: 0.0,
+            prefill: None,
+            front: 0.0,
+            at_s: None,
+        });
         let mistakes = scaled.mistakes().join("; ");
         assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
         assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
         assert!(!mistakes.contains("in_service.front"), "{mistakes}");
-        let usual = ServiceFactors { encode: 1.1, step: 1.3, front: 2.0, at_s: None };
+        let usual = ServiceFactors { encode: 1.1, step: 1.3, prefill: None, front: 2.0, at_s: None };
         assert!(usual.are_usual() && !ServiceFactors { front: 4.0, ..usual }.are_usual());
     }
 
     #[test]
     fn a_file_keeps_the_factors() {
-        let scaled =
-            curves().in_service(ServiceFactors { encode: 2.0, step: 4.0, front: 0.5, at_s: Some(7) });
+        let scaled = curves().in_service(ServiceFactors {
+            encode: 2.0,
+            step: 4.0,
+            prefill: Some(3.0),
+            front: 0.5,
+            at_s: Some(7),
+        });
         let text = serde_json::to_string(&scaled).unwrap();
         assert_eq!(CostCurves::read(&text).unwrap(), scaled);
     }

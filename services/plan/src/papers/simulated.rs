@@ -74,6 +74,8 @@ fn spec(
         max_sequences: server.max_sequences,
         max_waiting: UNLIMITED,
         max_requests: UNLIMITED,
+        // A message for each token.
+        stream_interval: Duration::ZERO,
         ..EngineSettings::default()
     };
     let pd = PdSpec { engine, order: AdmissionOrder::Arrival, ..PdSpec::default() };

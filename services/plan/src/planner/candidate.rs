@@ -7,6 +7,7 @@ use crate::simulator::ClusterSpec;
 use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
+use std::time::Duration;
 use triptych_core::TowerIdx;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
@@ -201,7 +202,12 @@ impl Candidate {
             (None, Some(free)) => engine.on_device(free, 1, &kv.decoder()),
             (None, None) => engine,
         };
-        let pd = PdSpec { engine, ..PdSpec::default() };
+        // An engine behind an API sends each token.
+        let stream_interval = match self.curves.api {
+            Some(_) => Duration::ZERO,
+            None => engine.stream_interval,
+        };
+        let pd = PdSpec { engine: EngineSettings { stream_interval, ..engine }, ..PdSpec::default() };
         let batch = BatchLimits {
             max_tokens: settings.batch_tokens,
             max_items: settings.batch_items,

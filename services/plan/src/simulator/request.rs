@@ -41,6 +41,8 @@ pub(super) struct Request {
     pub(super) at: Option<At>,
     /// The end of its answer, once a PD worker has ended it.
     pub(super) answer_end: End,
+    /// Time of the last message of its answer, which may be yet to come.
+    pub(super) message_at: Option<Nanos>,
     /// Position in its text at which the answer begins.
     pub(super) answer_place: u32,
     /// Time at which its last item was READY.
@@ -113,6 +115,7 @@ impl Request {
             chosen: None,
             at: None,
             answer_end: End::Short,
+            message_at: None,
             answer_place: 0,
             ready_at: 0,
         }

@@ -191,7 +191,6 @@ impl World<'_> {
         let shape = shape_of(pd, &plan);
         let n_tokens = u64::from(shape.prefill_tokens + shape.decodes);
         self.span(w, shape.stage(), (began, plan.chunks.len(), n_tokens));
-        let mut n_tokens = 0;
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_choices() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };
             let Some(r) = pd.requests.get(&chunk.id).copied() else { continue };
@@ -199,23 +198,41 @@ impl World<'_> {
             let n_written = request.outcome.tokens.len() as u32;
             let token = Stream::of(&request.offered).token(request.answer_place + n_written);
             let fits_more = pd.scheduler.push(chunk.id, token, instant);
-            self.write(w, r, chunk.id);
-            n_tokens += 1;
-            if n_written + 1 >= self.requests[r].offered.output_tokens {
+            let is_last = n_written + 1 >= self.requests[r].offered.output_tokens;
+            let at = self.message(w, r, is_last || !fits_more);
+            self.write(w, r, chunk.id, at);
+            if is_last {
                 self.finish(w, chunk.id, AnswerEnd::Whole);
             } else if !fits_more {
                 self.finish(w, chunk.id, AnswerEnd::Short);
             }
         }
-        if n_tokens > 0 {
-            let front = self.workers[w].costs.curves().front;
-            self.front_works(front.step_us + front.token_us * f64::from(n_tokens), Some(w));
-        }
         self.after_step(w, now - began);
     }
 
-    /// A token goes to the client.
-    fn write(&mut self, w: usize, r: usize, id: SequenceId) {
+    /// Time of the message that a token is in: now, or the next tick of the worker's streams. Messages that leave at the same
+    /// time wake whoever reads them once.
+    fn message(&mut self, w: usize, r: usize, is_last: bool) -> Nanos {
+        let now = self.queue.now();
+        let front = self.workers[w].costs.curves().front;
+        let Some(pd) = &mut self.workers[w].pd else { return now };
+        let interval = nanos(pd.spec.engine.stream_interval);
+        let before = self.requests[r].message_at;
+        let (at, is_new) = match before {
+            Some(held) if held > now => (if is_last { now } else { held }, false),
+            Some(sent) if !is_last && now - sent < interval => ((now / interval + 1) * interval, true),
+            _ => (now, true),
+        };
+        self.requests[r].message_at = Some(at);
+        if is_new {
+            let wakes = std::mem::replace(&mut pd.message_at, Some(at)) != Some(at);
+            self.front_works(front.token_us + if wakes { front.step_us } else { 0.0 }, Some(w));
+        }
+        at
+    }
+
+    /// A token goes to the client, in a message at this time, and with it those that were held for longer.
+    fn write(&mut self, w: usize, r: usize, id: SequenceId, at: Nanos) {
         let curves = self.workers[w].costs.curves();
         let token_us = curves.proxy.token_us;
         let (now, base) = (self.queue.now(), self.base);
@@ -233,7 +250,11 @@ impl World<'_> {
         if request.outcome.tokens.is_empty() {
             self.queue.after(nanos(self.spec.hop), Event::Wrote(r));
         }
-        request.outcome.tokens.push(ns(now.saturating_add(way)));
+        let at = ns(at.saturating_add(way));
+        for held in request.outcome.tokens.iter_mut().rev().take_while(|held| **held > at) {
+            *held = at;
+        }
+        request.outcome.tokens.push(at);
     }
 
     fn finish(&mut self, w: usize, id: SequenceId, end: AnswerEnd) {

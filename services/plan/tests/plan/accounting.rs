@@ -1,10 +1,13 @@
 //! Nothing is lost, nothing is made up, and the same seed gives the same run.
 
-use crate::made::{FAST, Load, apart, pool};
+use crate::made::{FAST, Load, Prices, apart, pool};
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
 use triptych_bench::outcome::End;
 use triptych_models::decoder::KvCacheGroups;
-use triptych_plan::curves::KvSizes;
+use triptych_pd::EngineSettings;
+use triptych_plan::curves::{CostCurves, FrontCost, KvSizes};
 use triptych_plan::simulator::result::{LeftOver, Simulation};
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{
@@ -175,4 +178,38 @@ fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
         run.outcomes.iter().map(|o| (o.ended - o.due).as_secs_f64()).sum::<f64>() / run.outcomes.len() as f64
     };
     assert!(mean(&shared) > mean(&own), "{} {}", mean(&shared), mean(&own));
+}
+
+/// One worker for each half, whose streams have messages at an interval, and clients on its cores or not.
+fn streams(interval: Duration, cores: FrontCores) -> Simulation {
+    let mut cluster = apart(1, 1, Prices { spread: 1.0, ..FAST });
+    let curves = CostCurves {
+        front: FrontCost { step_us: 20.0, token_us: 50.0, ..FrontCost::default() },
+        ..(*cluster.pools[1].curves).clone()
+    };
+    cluster.pools[1].curves = Arc::new(curves);
+    let engine = EngineSettings { stream_interval: interval, ..EngineSettings::default() };
+    cluster.pools[1].role = PoolRole::Pd(PdSpec { engine, ..PdSpec::default() });
+    cluster.proxy.cores = cores;
+    check("streams", &cluster, Load { output: 40, images: 0, ..LOAD })
+}
+
+#[test]
+fn tokens_between_two_ticks_share_a_message_and_neither_the_first_nor_the_last_waits() {
+    const INTERVAL: Duration = Duration::from_millis(10);
+    let (each, held) = (streams(Duration::ZERO, FrontCores::Own), streams(INTERVAL, FrontCores::Own));
+    let (mut n_each, mut n_held) = (0, 0);
+    for (each, held) in each.outcomes.iter().zip(&held.outcomes) {
+        assert_eq!((each.tokens.first(), each.tokens.last()), (held.tokens.first(), held.tokens.last()));
+        let waits = each.tokens.iter().zip(&held.tokens).map(|(each, held)| *held - *each);
+        assert!(waits.max().unwrap() <= INTERVAL);
+        n_each += 1 + each.tokens.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        n_held += 1 + held.tokens.windows(2).filter(|pair| pair[0] < pair[1]).count();
+    }
+    assert!(n_held * 3 < n_each, "{n_held} messages of {n_each} tokens");
+    // Each message costs client and proxy something, on whatever cores they are.
+    let front =
+        |interval| streams(interval, FrontCores::Workers).pools.iter().map(|pool| pool.front_s).sum::<f64>();
+    let (each, held) = (front(Duration::ZERO), front(INTERVAL));
+    assert!(held * 2.5 < each, "{held} of {each} s");
 }

@@ -25,8 +25,8 @@ const WARM_UP: Duration = Duration::from_secs(2);
 
 /// First lines of the table of factors.
 const HEADER: &str = "\
-| cluster | requests/s | requests | encode | step | client, proxy and network |
-|---|---|---|---|---|---|
+| cluster | requests/s | requests | encode | prefill | decode | client, proxy and network |
+|---|---|---|---|---|---|---|
 ";
 
 /// Flags of `triptych plan calibrate`.
@@ -65,17 +65,21 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
     std::fs::create_dir_all(&args.output).map_err(|e| failed(&args.output, &e))?;
     let screen = Screen::new(&args.log)?;
     let dir = tempfile::tempdir().map_err(|e| CliError::failed("cannot make a folder", &e))?;
-    let starter = Starter { args: &args.topology, model: &model, screen: &screen, dir: dir.path() };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let settings = CalibrationSettings {
         n_cores,
         window: Duration::from_secs(args.window_s),
         warm_up: WARM_UP,
         salt: now,
+        timeline: dir.path().join("timeline.json"),
     };
+    let traced = TopologyArgs { timeline: Some(settings.timeline.clone()), ..args.topology.clone() };
+    let starter = Starter { args: &traced, model: &model, screen: &screen, dir: dir.path() };
     let mut page = HEADER.to_owned();
     for (file, topology) in clusters(&args, &inputs, n_cores)? {
         screen.say(&format!("{topology}: {} s of {}", args.window_s, args.workload));
+        // Each cluster has a timeline of its own.
+        let _ = std::fs::remove_file(&settings.timeline);
         let (curves, found) = calibrate(&starter, &topology, &inputs, &settings).await?;
         let to = args.output.join(file.file_name().unwrap_or(file.as_os_str()));
         let factors = ServiceFactors { at_s: Some(now), ..found.factors };
@@ -87,8 +91,13 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         }
         let _ = writeln!(
             page,
-            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} |",
-            found.rate, found.n_requests, factors.encode, factors.step, factors.front
+            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            found.rate,
+            found.n_requests,
+            factors.encode,
+            factors.prefill_steps(),
+            factors.step,
+            factors.front
         );
     }
     screen.end_progress();

@@ -17,6 +17,7 @@ use crate::error::{CliError, chain};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use std::time::Duration;
 use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice, WeightsPolicy};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
@@ -151,6 +152,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_sequences: u32,
+    /// Least time between two messages of an answer that streams: tokens that come faster share a message. First and last
+    /// tokens never wait. 0: a message for each step
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_STREAM_INTERVAL", default_value_t = 10,
+          value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub stream_interval: u16,
     /// Tokens that a draft model proposes at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_DRAFT_TOKENS", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -172,6 +178,7 @@ impl EngineArgs {
             token_budget: size(self.token_budget),
             decode_share: self.decode_share,
             max_sequences: size(self.max_sequences),
+            stream_interval: Duration::from_millis(self.stream_interval.into()),
             draft_tokens: size(self.draft_tokens),
             graph_bytes: mib(self.decode_graph_mib),
             ..EngineSettings::default()

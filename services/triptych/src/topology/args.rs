@@ -30,6 +30,9 @@ pub struct TopologyArgs {
     /// More flags for every encoder and PD worker, as in `--worker-flags "--kv-mib 256"`
     #[arg(long, value_name = "FLAGS", default_value = "", allow_hyphen_values = true)]
     pub worker_flags: String,
+    /// File for the workers' timelines; `None`: none
+    #[arg(skip)]
+    pub timeline: Option<PathBuf>,
     /// Models and computation
     #[command(flatten)]
     pub models: ModelArgs,

@@ -279,6 +279,9 @@ fn plan(
             worker.flags.extend(budget);
         }
         worker.flags.extend(args.worker_flags.split_whitespace().map(Into::into));
+        if let Some(file) = &args.timeline {
+            worker.flags.extend(["--trace-file".into(), file.into()]);
+        }
         worker.ec = Some(ec_text.clone());
         children.push(worker);
     }
