@@ -49,15 +49,14 @@ async fn run_to_drain(config: PdConfig, drain: Drain, metrics: MetricsRegistry) 
     let readiness = Readiness::new(drain.clone());
     let families = MetricFamilies::new(&metrics);
     let ec_meters = Arc::new(EcMeters::new(&metrics));
-    let row_meters = RowMeters::new(&metrics);
     let arbiter = config.arbiter.map(|arbiter| (ArbiterMeters::new(&metrics), arbiter));
     if let Some(listener) = config.admin {
-        admin::spawn(listener, admin::router(readiness.clone(), metrics), &drain);
+        admin::spawn(listener, admin::router(readiness.clone(), metrics.clone()), &drain);
     }
     let loads = EcLoads::new(
         config.store.clone(),
         ec_meters,
-        row_meters,
+        RowMeters::new(&metrics),
         &config.dialer,
         LoadSettings { limits: config.limits.clone(), mac_keys: config.mac_keys.clone(), cache_bytes },
     );

@@ -225,7 +225,7 @@ impl World<'_> {
         };
         self.requests[r].message_at = Some(at);
         if is_new {
-            let wakes = std::mem::replace(&mut pd.message_at, Some(at)) != Some(at);
+            let wakes = pd.message_at.replace(at) != Some(at);
             self.front_works(front.token_us + if wakes { front.step_us } else { 0.0 }, Some(w));
         }
         at
