@@ -101,7 +101,7 @@ impl DeltaCoalescer {
         self.choices.values().filter_map(|choice| choice.held.as_ref()).map(|held| held.due).min()
     }
 
-    /// What is still held, when the stream ends.
+    /// Messages that are still held, when the stream ends.
     pub fn rest(&mut self) -> impl Iterator<Item = v1::Delta> {
         let held = self.choices.values_mut().filter_map(|choice| choice.held.take());
         self.ready.drain(..).chain(held.map(|held| held.delta))
