@@ -127,7 +127,7 @@ mod tests {
         let scaled = curves().in_service(ServiceFactors {
             encode: 2.0,
             step: 4.0,
-            prefill: Some(3.0),
+            prefill: Some(8.0),
             front: 0.5,
             at_s: Some(7),
         });

@@ -166,6 +166,9 @@ fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
     curves.front.request_us = 20_000.0;
     curves.front.token_us = 500.0;
     cluster.pools.iter_mut().for_each(|pool| pool.curves = curves.clone().into());
+    // A message for each token.
+    let engine = EngineSettings { stream_interval: Duration::ZERO, ..EngineSettings::default() };
+    cluster.pools[1].role = PoolRole::Pd(PdSpec { engine, ..PdSpec::default() });
     let own = check("own", &cluster, LOAD);
     cluster.proxy.cores = FrontCores::Workers;
     let shared = check("shared", &cluster, LOAD);
