@@ -83,7 +83,9 @@ async fn a_model_calls_a_tool_in_its_syntax_and_reads_the_result() {
     let dirs = MODELS.map(|(name, case)| with_template(case, &template(name)));
     let models = MODELS.iter().zip(&dirs).map(|((name, _), dir)| format!("{name}={}", dir.path().display()));
     let args: Vec<String> = models.flat_map(|model| ["--model".to_owned(), model]).collect();
-    let cluster = Cluster::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    // These models write a call within one interval.
+    let cluster = Cluster::start_with(&args, &[("TRIPTYCH_STREAM_INTERVAL", "0".into())]).await;
     for (model, _) in MODELS {
         let named = json!({"type": "function", "function": {"name": "weather"}});
         let mut body = json!({
