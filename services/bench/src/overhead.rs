@@ -2,8 +2,9 @@
 //!
 //! A request, an item and its bytes are waited for, so their cost is added latency. Tokens are passed on while others are
 //! under way, so their cost is processor time of the proxy. Client, proxy and the network side of the workers also take
-//! core time from compute on the same cores; that is measured as [`DisplacedTime`]. The caller of [`measure`] starts the
-//! processes: only the binary knows the flags of its roles.
+//! processor time from compute on the same cores: [`FrontTime`], of requests that come apart while other threads compute, as in
+//! service, where little of it is left in caches. The caller of [`measure`] starts the processes: only the binary knows the
+//! flags of its roles.
 
 mod client;
 mod displaced;
@@ -13,6 +14,7 @@ use crate::error::MeasureError;
 use client::{Client, RequestKind, SMALL_ITEM};
 use displaced::ComputeLoad;
 use futures::future::BoxFuture;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// Bytes of a large item.
@@ -21,8 +23,13 @@ const LARGE_ITEM: usize = 1 << 20;
 const TOKENS: u32 = 256;
 /// Concurrent answers while the cost of tokens is measured: alone each token is a step, together a step has several.
 const STREAMS: [usize; 2] = [1, 8];
-/// Load while the cost of requests is measured.
-const REQUEST_LOAD: Load = Load { n_clients: 8, n_requests: 4 };
+/// Requests by which the processor time of one is measured, and the time between two.
+const APART: (usize, Duration) = (16, Duration::from_millis(12));
+/// Load by which is found what requests take from cores that compute.
+const FLOOD: Flood = Flood { n_clients: 8, n_requests: 4 };
+/// Threads of this process that are not its client or the network side of its workers: those that compute, and the one that gives
+/// tokens as an engine does.
+const NOT_FRONT: [&str; 2] = [displaced::THREAD, null_workers::STEPS_THREAD];
 
 /// The processes of a measurement.
 #[derive(Clone, Debug)]
@@ -48,26 +55,28 @@ pub struct AddedLatency {
     pub token_us: f64,
 }
 
-/// Core time that client, proxy and network take from compute on the same cores, in microseconds.
+/// Processor time of client, proxy and network, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DisplacedTime {
+pub struct FrontTime {
     /// A request without items.
     pub request_us: f64,
     /// An item.
     pub item_us: f64,
     /// A byte of an item.
     pub item_byte_us: f64,
-    /// A step that gives tokens, however many.
-    pub step_us: f64,
-    /// A token of a step.
-    pub token_us: f64,
+    /// A step that gives tokens, however many: the tasks of its requests are woken.
+    pub wake_us: f64,
+    /// Messages of tokens that leave together, however many: a connection is written to, and whoever reads it is woken.
+    pub write_us: f64,
+    /// Each of these messages.
+    pub message_us: f64,
     /// Part of the time of a request that compute loses although one core is free, from 0 to 1.
     pub misplaced: f64,
 }
 
 /// Clients, and requests that each sends one after the other.
 #[derive(Clone, Copy)]
-struct Load {
+struct Flood {
     n_clients: usize,
     n_requests: usize,
 }
@@ -84,7 +93,7 @@ pub fn measure<'a>(
     rounds: u32,
     quick: bool,
     progress: Progress<'a>,
-) -> BoxFuture<'a, Result<(AddedLatency, DisplacedTime), MeasureError>> {
+) -> BoxFuture<'a, Result<(AddedLatency, FrontTime), MeasureError>> {
     Box::pin(measure_costs(servers, rounds, quick, progress))
 }
 
@@ -93,12 +102,13 @@ async fn measure_costs(
     rounds: u32,
     quick: bool,
     progress: Progress<'_>,
-) -> Result<(AddedLatency, DisplacedTime), MeasureError> {
+) -> Result<(AddedLatency, FrontTime), MeasureError> {
     let mut client = Client::new(&servers.proxy, &servers.worker)?;
     client.wait().await?;
     let n_samples = if quick { rounds.max(3) } else { rounds.saturating_mul(10) };
     let length = u64::from(n_samples) * 2 + 1;
-    let kinds = [None, Some(SMALL_ITEM), Some(LARGE_ITEM)].map(|item| RequestKind { item, tokens: 1 });
+    let kinds =
+        [None, Some(SMALL_ITEM), Some(LARGE_ITEM)].map(|item| RequestKind { item, ..RequestKind::TEXT });
     let mut added: [Vec<f64>; 3] = Default::default();
     for i in 0..=n_samples {
         progress(u64::from(i), length);
@@ -114,56 +124,63 @@ async fn measure_costs(
     let [text, small, large] = added.map(median);
     let mut done = u64::from(n_samples);
     let mut advance = || {
-        done += u64::from(n_samples) / 5;
+        done += u64::from(n_samples) / 7;
         progress(done, length);
     };
     let load = ComputeLoad::start(0)?;
+    let used = |kind, streams| used(&client, servers.proxy_pid, (kind, streams), rounds);
     let mut requests = [0.0; 3];
     for (kind, us) in kinds.iter().zip(&mut requests) {
-        *us = displaced_us(&client, &load, *kind, REQUEST_LOAD, rounds).await?;
+        *us = used(*kind, APART).await?.all_us;
         advance();
     }
-    let answers = RequestKind { item: None, tokens: TOKENS };
-    let mut steps = [0.0; 2];
+    // The cost of the request itself is not the tokens'.
+    let per_token = |all: Used| positive(all.all_us - requests[0]) / f64::from(TOKENS - 1);
+    let answers = |per_message| RequestKind { item: None, tokens: TOKENS, per_message };
+    let held = per_token(used(answers(TOKENS), (1, Duration::ZERO)).await?);
+    advance();
+    let mut sent = [0.0; 2];
     let mut proxy_us = 0.0;
-    for (n, us) in STREAMS.into_iter().zip(&mut steps) {
-        let before = cpu_us(servers.proxy_pid);
-        let streams = Load { n_clients: n, n_requests: 1 };
-        let all = displaced_us(&client, &load, answers, streams, rounds).await?;
-        proxy_us = (cpu_us(servers.proxy_pid) - before) / f64::from(rounds) / n as f64;
-        // The cost of the request itself is not the tokens'.
-        *us = positive(all - requests[0]) * n as f64 / f64::from(TOKENS - 1);
+    for (n, us) in STREAMS.into_iter().zip(&mut sent) {
+        let all = used(answers(1), (n, Duration::ZERO)).await?;
+        (*us, proxy_us) = (per_token(all) * n as f64, all.proxy_us);
         advance();
     }
+    let flood = displaced_us(&client, &load, rounds).await?;
     drop(load);
-    let misplaced = misplaced(&client, requests[0], rounds).await?;
-    let (step_us, token_us) = step_and_token(steps);
+    let misplaced = misplaced(&client, flood, rounds).await?;
     let added = AddedLatency {
         request_us: positive(text),
         item_us: positive(small - text),
         item_byte_us: per_byte(small, large),
         token_us: proxy_us / f64::from(TOKENS),
     };
-    let [text, small, large] = requests;
-    let displaced = DisplacedTime {
-        request_us: positive(text - step_us - token_us),
-        item_us: positive(small - text),
-        item_byte_us: per_byte(small, large),
-        step_us,
-        token_us,
-        misplaced,
-    };
-    Ok((added, displaced))
+    let front = FrontTime { misplaced, ..front_time(requests, held, sent) };
+    Ok((added, front))
 }
 
-/// Part of what a request displaces on busy cores that it displaces as well while one core has nothing to do.
+/// Costs from those of requests without an item, with a small and a large one, and of a step: with a token that is held, and with as
+/// many messages as [`STREAMS`] has.
+fn front_time([text, small, large]: [f64; 3], held: f64, [few, many]: [f64; 2]) -> FrontTime {
+    let message_us = positive((many - few) / (STREAMS[1] - STREAMS[0]) as f64);
+    FrontTime {
+        request_us: text,
+        item_us: positive(small - text),
+        item_byte_us: per_byte(small, large),
+        wake_us: held,
+        write_us: positive(few - held - message_us * STREAMS[0] as f64),
+        message_us,
+        misplaced: 0.0,
+    }
+}
+
+/// Part of what requests displace on busy cores that they displace as well while one core has nothing to do.
 async fn misplaced(client: &Client, displaced_us_busy: f64, rounds: u32) -> Result<f64, MeasureError> {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 || displaced_us_busy <= 0.0 {
         return Ok(0.0);
     }
     let load = ComputeLoad::start(1)?;
-    let kind = RequestKind { item: None, tokens: 1 };
-    let lost = displaced_us(client, &load, kind, REQUEST_LOAD, rounds).await?;
+    let lost = displaced_us(client, &load, rounds).await?;
     Ok((lost / displaced_us_busy).clamp(0.0, 1.0))
 }
 
@@ -181,20 +198,45 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples.get(samples.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Cost of a step and of each token in it, from steps with as many tokens as [`STREAMS`] has.
-fn step_and_token([few, many]: [f64; 2]) -> (f64, f64) {
-    let token_us = ((many - few) / (STREAMS[1] - STREAMS[0]) as f64).max(0.0);
-    ((few - token_us * STREAMS[0] as f64).max(0.0), token_us)
+/// Processor time of a request, in microseconds.
+#[derive(Clone, Copy)]
+struct Used {
+    /// Of client, proxy and the network side of the workers.
+    all_us: f64,
+    /// Of the proxy.
+    proxy_us: f64,
 }
 
-/// Core time that a request displaces, in microseconds: the median of `rounds` under the load.
-async fn displaced_us(
+/// Processor time of one of `n` requests that begin `gap` apart: the median of `rounds`.
+async fn used(
     client: &Client,
-    load: &ComputeLoad,
-    kind: RequestKind,
-    Load { n_clients, n_requests }: Load,
+    proxy: u32,
+    (kind, (n, gap)): (RequestKind, (usize, Duration)),
     rounds: u32,
-) -> Result<f64, MeasureError> {
+) -> Result<Used, MeasureError> {
+    let own = std::process::id();
+    let (mut all, mut of_proxy) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let before = (cpu_us(own), cpu_us(proxy));
+        let mut requests = JoinSet::new();
+        for i in 0..n {
+            let mut client = client.with_items_of(i);
+            requests.spawn(async move { client.through_proxy(kind).await });
+            if !gap.is_zero() {
+                tokio::time::sleep(gap).await;
+            }
+        }
+        joined(requests).await?;
+        let proxy_us = cpu_us(proxy) - before.1;
+        all.push((cpu_us(own) - before.0 + proxy_us) / n as f64);
+        of_proxy.push(proxy_us / n as f64);
+    }
+    Ok(Used { all_us: median(all), proxy_us: median(of_proxy) })
+}
+
+/// Core time that a request of a flood displaces, in microseconds: the median of `rounds` under the load.
+async fn displaced_us(client: &Client, load: &ComputeLoad, rounds: u32) -> Result<f64, MeasureError> {
+    let Flood { n_clients, n_requests } = FLOOD;
     let mut samples = Vec::new();
     for _ in 0..rounds {
         let all = async {
@@ -203,27 +245,77 @@ async fn displaced_us(
                 let mut client = client.with_items_of(i);
                 clients.spawn(async move {
                     for _ in 0..n_requests {
-                        client.through_proxy(kind).await?;
+                        client.through_proxy(RequestKind::TEXT).await?;
                     }
-                    Ok::<_, MeasureError>(())
+                    Ok(Duration::ZERO)
                 });
             }
-            while let Some(ended) = clients.join_next().await {
-                ended.map_err(|e| MeasureError::failed("measuring ended early", &e))??;
-            }
-            Ok::<_, MeasureError>(())
+            joined(clients).await
         };
         samples.push(load.displaced_us(all).await? / (n_clients * n_requests) as f64);
     }
     Ok(median(samples))
 }
 
-/// Processor time of the live threads of a process so far, in microseconds.
+/// Waits for all of them, or the first that fails.
+async fn joined(mut tasks: JoinSet<Result<Duration, MeasureError>>) -> Result<(), MeasureError> {
+    while let Some(ended) = tasks.join_next().await {
+        ended.map_err(|e| MeasureError::failed("measuring ended early", &e))??;
+    }
+    Ok(())
+}
+
+fn is_front(thread: &str) -> bool {
+    !NOT_FRONT.contains(&thread)
+}
+
+/// Processor time of the live threads of a process so far, but for [`NOT_FRONT`], in microseconds.
 fn cpu_us(process: u32) -> f64 {
     let ns = |task: std::fs::DirEntry| -> Option<u64> {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        if !is_front(name.trim_end()) {
+            return None;
+        }
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
         text.split_whitespace().next()?.parse().ok()
     };
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     tasks.filter_map(ns).sum::<u64>() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_of_tokens_are_those_of_steps_with_few_and_many() {
+        // A step wakes for 10, a write is 40, each message 5.
+        let front = front_time([300.0, 500.0, 1544.0], 10.0, [55.0, 90.0]);
+        assert_eq!((front.wake_us, front.write_us, front.message_us), (10.0, 40.0, 5.0));
+        assert_eq!((front.request_us, front.item_us), (300.0, 200.0));
+        assert!((front.item_byte_us - 0.001).abs() < 1e-5, "{front:?}");
+        let noise = front_time([300.0, 200.0, 100.0], 60.0, [50.0, 40.0]);
+        let none = [noise.item_us, noise.item_byte_us, noise.write_us, noise.message_us];
+        assert_eq!(none, [0.0; 4]);
+    }
+
+    #[test]
+    fn processor_time_is_without_threads_that_stand_for_compute() {
+        let spin = || {
+            let before = cpu_us(std::process::id());
+            let began = own_us();
+            while own_us() < began + 20_000.0 {}
+            cpu_us(std::process::id()) - before
+        };
+        let client = std::thread::Builder::new().name("client".into()).spawn(spin).expect("a thread");
+        // Other tests of this process take time as well.
+        assert!(client.join().expect("an end") >= 19_000.0);
+        assert!(is_front("client") && !is_front(displaced::THREAD) && !is_front(null_workers::STEPS_THREAD));
+    }
+
+    /// Processor time of this thread, in microseconds.
+    fn own_us() -> f64 {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
+        text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).expect("a number") / 1e3
+    }
 }

@@ -29,6 +29,8 @@ pub use content::expected_reuse;
 pub struct Workload {
     text: String,
     kind: Kind,
+    /// False: items are left out of every request.
+    has_items: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -53,13 +55,14 @@ impl Workload {
     /// [`TextError`] with the mistake and the allowed values.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         if let Some(file) = text.strip_prefix("trace:") {
-            return Ok(Self { text: text.to_owned(), kind: Kind::Trace(trace::Trace::read(file)?) });
+            let kind = Kind::Trace(trace::Trace::read(file)?);
+            return Ok(Self { text: text.to_owned(), kind, has_items: true });
         }
         if let Some(rest) = text.strip_prefix(changing::PREFIX) {
             let (changing, texts) = changing::Changing::read(rest)?;
             let workloads = texts.into_iter().map(Self::parse).collect::<Result<_, _>>()?;
             let kind = Kind::Changing(changing, workloads);
-            return Ok(Self { text: text.to_owned(), kind });
+            return Ok(Self { text: text.to_owned(), kind, has_items: true });
         }
         let (name, mut settings) = Settings::parse(text)?;
         let kind = match name.as_str() {
@@ -77,7 +80,7 @@ impl Workload {
             },
         };
         settings.end()?;
-        Ok(Self { text: text.to_owned(), kind })
+        Ok(Self { text: text.to_owned(), kind, has_items: true })
     }
 
     /// The text that was parsed.
@@ -103,6 +106,14 @@ impl Workload {
         offered.flat_map(|request| request.items).map(of).collect()
     }
 
+    /// The same requests with their items left out; `None` unless some have items and some have none, as not every model
+    /// answers text alone.
+    pub fn without_items(&self) -> Option<Self> {
+        let offered = || self.requests(1.0, Arrivals::Own, 0).take(SAMPLE);
+        let is_mixed = offered().any(|r| r.items.is_empty()) && offered().any(|r| !r.items.is_empty());
+        is_mixed.then(|| Self { has_items: false, ..self.clone() })
+    }
+
     /// Requests without an end, by the time they are due, at `rate` requests a second in the mean.
     ///
     /// # Panics
@@ -125,13 +136,14 @@ impl Workload {
                 Box::new(changing.requests(rate, seed, Box::new(of_place)))
             }
         };
-        Requests { requests, next: 0 }
+        Requests { requests, has_items: self.has_items, next: 0 }
     }
 }
 
 /// An endless sequence of requests, in the order in which they are due.
 pub struct Requests {
     requests: Box<dyn Iterator<Item = Offered> + Send>,
+    has_items: bool,
     next: u64,
 }
 
@@ -141,6 +153,9 @@ impl Iterator for Requests {
     fn next(&mut self) -> Option<Offered> {
         let mut offered = self.requests.next()?;
         offered.index = self.next;
+        if !self.has_items {
+            offered.items.clear();
+        }
         self.next += 1;
         Some(offered)
     }

@@ -7,7 +7,7 @@
 
 use crate::curves::{CostCurves, ServiceFactors};
 use crate::planner::inputs::PlanInputs;
-use crate::planner::{Budget, Candidate};
+use crate::planner::{Budget, Candidate, Named};
 use crate::simulator::result::PoolUse;
 use crate::simulator::{ClusterSpec, Simulation, simulate};
 use crate::validation::{candidate, encoder_budget, shape};
@@ -31,6 +31,8 @@ const SLOW: (f64, usize) = (0.5, 100);
 const ROUNDS: usize = 6;
 /// Seed of the requests.
 const SEED: u64 = 1;
+/// That of the load before.
+const WARM_UP_SEED: u64 = 2;
 
 /// Processor time of a load, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,23 +63,30 @@ impl Seconds {
         seconds
     }
 
-    /// Factors on what was simulated with these curves.
-    fn over(&self, simulated: &Simulation, curves: &CostCurves) -> ServiceFactors {
+    /// Factors of forwards and of steps, on what was simulated with these curves.
+    fn compute_factors(&self, simulated: &Simulation, curves: &CostCurves) -> (f64, f64) {
         let sum = |of: fn(&PoolUse) -> f64| simulated.pools.iter().map(of).sum::<f64>();
-        let preprocess = sum(|pool| pool.preprocess_s);
-        let encode = sum(|pool| pool.encode_s) - preprocess;
+        let encode = sum(|pool| pool.encode_s) - preprocess_s(simulated);
         let between = sum(|pool| pool.n_steps as f64) * curves.between_steps_us / 1e6;
         let step = sum(|pool| pool.step_s) + between;
-        let (encode, step) = match self.both > 0.0 {
+        match self.both > 0.0 {
             true => {
                 let both = ratio(self.both, encode + step);
                 (both, both)
             }
             false => (ratio(self.encode, encode), ratio(self.step, step)),
-        };
-        let front = ratio((self.other - preprocess * encode).max(0.0), sum(|pool| pool.front_s));
-        ServiceFactors { encode, step, prefill: None, front, at_s: None }
+        }
     }
+}
+
+/// Of preprocessing, in seconds.
+fn preprocess_s(simulated: &Simulation) -> f64 {
+    simulated.pools.iter().map(|pool| pool.preprocess_s).sum()
+}
+
+/// Of client, proxy and network, in seconds.
+fn front_s(simulated: &Simulation) -> f64 {
+    simulated.pools.iter().map(|pool| pool.front_s).sum()
 }
 
 /// One over the other; 1 where nothing was simulated.
@@ -111,8 +120,8 @@ pub struct Calibrated {
     pub n_requests: usize,
 }
 
-/// Loads a cluster, and compares its timeline and processor time with those of its simulation. `inputs` has the workload; its SLO does not
-/// matter.
+/// Loads a cluster, and compares its timeline and processor time with those of its simulation. `inputs` has the workload; its
+/// SLO does not matter.
 ///
 /// # Errors
 /// [`MeasureError`] for curves of other workers, if a process dies, if requests fail, and for factors that cannot be.
@@ -132,12 +141,14 @@ pub async fn calibrate<S: ClusterStarter>(
         let text = "the curves are scaled to service already: give those that `triptych profile` wrote";
         return Err(MeasureError::Failed(text.to_owned()));
     }
-    let simulation =
-        Simulated { inputs, candidate: candidate(shape(topology), curves, encoder_budget(topology)) };
-    let rate = simulation.rate(topology)?;
-    let measured = load(starter, topology, inputs, (settings, rate)).await?;
-    let n_requests = measured.n_requests;
-    let factors = simulation.factors(topology, rate, &measured)?;
+    let simulated = Simulated::new(topology, inputs, curves);
+    let mut cluster = starter.start(topology).await?;
+    let measured = loads(&mut cluster, &simulated, settings).await;
+    cluster.stop().await;
+    let (whole, text) = measured?;
+    let factors = simulated.factors(&whole, text.as_ref())?;
+    let n_requests = whole.n_requests + text.as_ref().map_or(0, |text| text.n_requests);
+    let rate = whole.rate;
     // Checked as part of the curves.
     curves.in_service(factors).check().map_err(|e| {
         let text = format!(
@@ -148,25 +159,77 @@ pub async fn calibrate<S: ClusterStarter>(
     Ok((Arc::clone(curves), Calibrated { factors, rate, n_requests }))
 }
 
-/// Simulations of one cluster.
+/// A load, and if its workload has requests without items beside others, one of such requests alone: what an item costs client
+/// and proxy is the difference.
+async fn loads<C: RunningCluster>(
+    cluster: &mut C,
+    simulated: &Simulated<'_>,
+    settings: &CalibrationSettings,
+) -> Result<(Load, Option<Load>), MeasureError> {
+    let whole = load(cluster, simulated, settings).await?;
+    let text = match simulated.without_items() {
+        Some(simulated) => {
+            let settings = CalibrationSettings { window: settings.window / 2, ..settings.clone() };
+            Some(load(cluster, &simulated, &settings).await?)
+        }
+        None => None,
+    };
+    Ok((whole, text))
+}
+
+/// Simulations of one cluster under one workload.
 struct Simulated<'a> {
+    topology: &'a Topology,
     inputs: &'a PlanInputs,
+    demand: Named,
     candidate: Candidate,
 }
 
-impl Simulated<'_> {
-    /// Factors with which simulated times are those that were measured. Work that waits for the same cores slows other work, so
-    /// that they are found in rounds.
-    fn factors(&self, topology: &Topology, rate: f64, load: &Load) -> Result<ServiceFactors, MeasureError> {
-        let curves = Arc::clone(&self.candidate.curves);
-        let by_cpu = |run: &Simulation, curves: &CostCurves| load.seconds.over(run, curves);
-        let mut factors = by_cpu(&self.run(topology, rate, load.n_requests)?, &curves);
+impl<'a> Simulated<'a> {
+    fn new(topology: &'a Topology, inputs: &'a PlanInputs, curves: &Arc<CostCurves>) -> Self {
+        let candidate = candidate(shape(topology), curves, encoder_budget(topology));
+        Self { topology, inputs, demand: inputs.demand.clone(), candidate }
+    }
+
+    /// The same cluster under the workload without items.
+    fn without_items(&self) -> Option<Self> {
+        let workload = self.demand.workload.without_items()?;
+        let demand = Named { workload, ..self.demand.clone() };
+        Some(Self { demand, candidate: self.candidate.clone(), ..*self })
+    }
+
+    /// The same cluster with other curves.
+    fn with(&self, curves: CostCurves) -> Self {
+        let candidate = Candidate { curves: Arc::new(curves), ..self.candidate.clone() };
+        Self { demand: self.demand.clone(), candidate, ..*self }
+    }
+
+    /// Factors with which simulated times are those that were measured. Work that waits for the same cores slows other work, and
+    /// tokens of fast steps share messages, so that they are found in rounds.
+    fn factors(&self, load: &Load, text: Option<&Load>) -> Result<ServiceFactors, MeasureError> {
+        let curves = &self.candidate.curves;
+        let first = self.run(load)?;
+        let (encode, step) = load.seconds.compute_factors(&first, curves);
+        let other_s = load.seconds.other - preprocess_s(&first) * encode;
+        let item = text.map(|_| 1.0);
+        let mut factors = ServiceFactors { encode, step, prefill: None, front: 1.0, item, at_s: None };
         for _ in 0..ROUNDS {
-            let scaled = Arc::new(curves.in_service(factors));
-            let candidate = Candidate { curves: scaled, ..self.candidate.clone() };
-            let run = Self { inputs: self.inputs, candidate }.run(topology, rate, load.n_requests)?;
+            let scaled = curves.in_service(factors);
+            let run = self.with(scaled.clone()).run(load)?;
             let simulated = WallTimes::of(&run.spans);
             let error = |work| load.times.over(&simulated, work).unwrap_or(1.0);
+            match text.zip(self.without_items()) {
+                Some((text, of_text)) => {
+                    let error = ratio(text.seconds.other, front_s(&of_text.with(scaled.clone()).run(text)?));
+                    let mut free_items = scaled;
+                    (free_items.front.item_us, free_items.front.item_byte_us) = (0.0, 0.0);
+                    let without_s = front_s(&self.with(free_items).run(load)?);
+                    let item_error = ratio((other_s - without_s * error).max(0.0), front_s(&run) - without_s);
+                    factors.front *= error;
+                    factors.item = Some(factors.items() * item_error);
+                }
+                None => factors.front *= ratio(other_s.max(0.0), front_s(&run)),
+            }
             factors.encode *= error(Work::Encode);
             factors.prefill = Some(factors.prefill_steps() * error(Work::Prefill));
             factors.step *= error(Work::Decode);
@@ -174,19 +237,23 @@ impl Simulated<'_> {
         Ok(factors)
     }
 
-    fn run(&self, topology: &Topology, rate: f64, n: usize) -> Result<Simulation, MeasureError> {
-        let demand = &self.inputs.demand;
-        let question = self.inputs.question(Budget::Workers(topology.kinds().len()), demand);
+    /// The load as it is simulated.
+    fn run(&self, load: &Load) -> Result<Simulation, MeasureError> {
+        self.simulate(load.rate, load.n_requests)
+    }
+
+    fn simulate(&self, rate: f64, n: usize) -> Result<Simulation, MeasureError> {
+        let demand = &self.demand;
+        let question = self.inputs.question(Budget::Workers(self.topology.kinds().len()), demand);
         let offered = demand.workload.requests(rate, demand.arrivals, SEED).take(n);
         let spec = ClusterSpec { records_spans: true, ..self.candidate.spec(&question) };
         simulate(&spec, offered, SEED).map_err(|e| MeasureError::setting("cannot simulate", &e))
     }
 
     /// Requests a second of the load.
-    fn rate(&self, topology: &Topology) -> Result<f64, MeasureError> {
+    fn rate(&self) -> Result<f64, MeasureError> {
         let (slow, n) = SLOW;
-        let busiest =
-            self.run(topology, slow, n)?.pools.iter().map(|pool| pool.utilisation).fold(0.0, f64::max);
+        let busiest = self.simulate(slow, n)?.pools.iter().map(|pool| pool.utilisation).fold(0.0, f64::max);
         Ok(slow * UTILISATION / busiest.max(1e-4))
     }
 }
@@ -195,37 +262,47 @@ impl Simulated<'_> {
 struct Load {
     seconds: Seconds,
     times: WallTimes,
+    /// Requests a second.
+    rate: f64,
     n_requests: usize,
 }
 
-/// Puts a load on a cluster that is started for it.
-async fn load<S: ClusterStarter>(
-    starter: &S,
-    topology: &Topology,
-    inputs: &PlanInputs,
-    (settings, rate): (&CalibrationSettings, f64),
+/// Puts a load on a cluster.
+async fn load<C: RunningCluster>(
+    cluster: &mut C,
+    simulated: &Simulated<'_>,
+    settings: &CalibrationSettings,
 ) -> Result<Load, MeasureError> {
-    let mut cluster = starter.start(topology).await?;
+    let Simulated { topology, inputs, demand, .. } = simulated;
+    let rate = simulated.rate()?;
     let sweep_settings = SweepSettings {
-        arrivals: inputs.demand.arrivals,
+        arrivals: demand.arrivals,
         seeds: vec![SEED],
         n_requests: u64::MAX,
         max_window: settings.window,
-        warm_up: Some(settings.warm_up),
+        warm_up: Some(Duration::ZERO),
         salt: settings.salt,
         topology: Some(topology.to_string()),
         ..SweepSettings::default()
     };
     let server = cluster.server()?;
-    let sweep = Sweep::begin(&server, &inputs.demand.workload, &inputs.slo, &sweep_settings).await;
-    let sweep = sweep.map_err(|e| MeasureError::Failed(format!("{topology}: {}", chain(&e))))?;
+    let begin = async |settings: &SweepSettings| {
+        let sweep = Sweep::begin(&server, &demand.workload, &inputs.slo, settings).await;
+        sweep.map_err(|e| MeasureError::Failed(format!("{topology}: {}", chain(&e))))
+    };
+    // A run of its own, not the beginning of the measured one: a heap that grows takes processor time once.
+    let warm_up = SweepSettings {
+        max_window: settings.warm_up,
+        warm_up: Some(Duration::ZERO),
+        ..sweep_settings.clone()
+    };
+    begin(&warm_up).await?.run(RunKey { rate, seed: WARM_UP_SEED, block: Block::WHOLE }, &|_| ()).await;
+    let sweep = begin(&sweep_settings).await?;
     let client = || CpuTime::of_self().map_err(|e| MeasureError::failed("cannot tell the client's time", &e));
     let (before, client_before, began) = (cluster.cpu_times()?, client()?, SystemTime::now());
     let run = sweep.run(RunKey { rate, seed: SEED, block: Block::WHOLE }, &|_| ()).await;
     let (after, client_after, ended) = (cluster.cpu_times()?, client()?, SystemTime::now());
-    let died = cluster.dead();
-    cluster.stop().await;
-    if let Some(died) = died {
+    if let Some(died) = cluster.dead() {
         return Err(MeasureError::Failed(format!("{topology}: {died}\nits measurements are void")));
     }
     let judged = run.outcomes.iter().filter(|o| run.window.has(o.due));
@@ -244,6 +321,7 @@ async fn load<S: ClusterStarter>(
     Ok(Load {
         seconds: Seconds::measured(&both, client_after.since(client_before)),
         times: WallTimes::of(&spans),
+        rate,
         n_requests: run.outcomes.len(),
     })
 }

@@ -33,7 +33,7 @@ pub use towers::{EncoderCurves, TowerCurves};
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers, version 6 no factors of service.
 pub const OLDEST_VERSION: u32 = 4;
 
@@ -235,8 +235,8 @@ pub struct ProxyCost {
     pub token_us: f64,
 }
 
-/// Time of one core, in microseconds, that everything which is not a worker's compute takes from it where both are on the
-/// same cores: client, proxy and the workers' side of the network.
+/// Processor time, in microseconds, of everything which is not a worker's compute and may be on the same cores: client, proxy and
+/// the workers' side of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontCost {
@@ -246,10 +246,16 @@ pub struct FrontCost {
     pub item_us: f64,
     /// A byte of an item.
     pub item_byte_us: f64,
-    /// A step that gives tokens, however many: a task is woken.
-    pub step_us: f64,
-    /// Each of its tokens.
-    pub token_us: f64,
+    /// A step that gives tokens, however many, sent or held: the tasks of its requests are woken. Of versions before 8 it is in
+    /// `write_us`.
+    #[serde(default)]
+    pub wake_us: f64,
+    /// Messages of tokens that leave together, however many: a connection is written to, and whoever reads it is woken.
+    #[serde(alias = "step_us")]
+    pub write_us: f64,
+    /// Each of these messages.
+    #[serde(alias = "token_us")]
+    pub message_us: f64,
     /// Part of this time that is taken from cores that compute while another core is free, from 0 to 1.
     #[serde(default)]
     pub misplaced: f64,

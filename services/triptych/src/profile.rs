@@ -183,8 +183,7 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
         bar.set_length(of);
         bar.set_position(done);
     };
-    let (added, displaced) =
-        overhead::measure(&processes.servers, args.rounds, args.quick, &progress).await?;
+    let (added, front) = overhead::measure(&processes.servers, args.rounds, args.quick, &progress).await?;
     let proxy = ProxyCost {
         request_us: added.request_us,
         item_us: added.item_us,
@@ -192,12 +191,13 @@ async fn proxy_costs(args: &ProfileArgs, bar: &ProgressBar) -> Result<(ProxyCost
         token_us: added.token_us,
     };
     let front = FrontCost {
-        request_us: displaced.request_us,
-        item_us: displaced.item_us,
-        item_byte_us: displaced.item_byte_us,
-        step_us: displaced.step_us,
-        token_us: displaced.token_us,
-        misplaced: displaced.misplaced,
+        request_us: front.request_us,
+        item_us: front.item_us,
+        item_byte_us: front.item_byte_us,
+        wake_us: front.wake_us,
+        write_us: front.write_us,
+        message_us: front.message_us,
+        misplaced: front.misplaced,
     };
     Ok((proxy, front))
 }

@@ -19,11 +19,17 @@ const START: Duration = Duration::from_secs(60);
 /// Pause between two readiness checks.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Bytes of a request's item and tokens of its answer.
+/// Bytes of a request's item, tokens of its answer, and how many of them share a message.
 #[derive(Clone, Copy)]
 pub(super) struct RequestKind {
     pub(super) item: Option<usize>,
     pub(super) tokens: u32,
+    pub(super) per_message: u32,
+}
+
+impl RequestKind {
+    /// A token for a text.
+    pub(super) const TEXT: Self = Self { item: None, tokens: 1, per_message: 1 };
 }
 
 /// Connections to the proxy and to the workers behind it.
@@ -59,7 +65,7 @@ impl Client {
     pub(super) async fn wait(&mut self) -> Result<(), MeasureError> {
         let began = Instant::now();
         loop {
-            match self.through_proxy(RequestKind { item: Some(SMALL_ITEM), tokens: 1 }).await {
+            match self.through_proxy(RequestKind { item: Some(SMALL_ITEM), ..RequestKind::TEXT }).await {
                 Ok(_) => return Ok(()),
                 Err(e) if began.elapsed() > START => return Err(e),
                 Err(_) => tokio::time::sleep(PAUSE).await,
@@ -130,5 +136,5 @@ fn prompt() -> v1::Prompt {
 }
 
 fn sampling(kind: RequestKind) -> v1::Sampling {
-    v1::Sampling { max_tokens: Some(kind.tokens), ..Default::default() }
+    v1::Sampling { max_tokens: Some(kind.tokens), seed: Some(kind.per_message.into()), ..Default::default() }
 }

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Name of the threads.
+pub const THREAD: &str = "computing";
 /// f32 values that a thread reads again and again: part of an L2 cache, as the tiles of a product are.
 const N_VALUES: usize = 64 << 10;
 /// Time before and after the work in which the undisturbed rate is measured.
@@ -32,7 +34,7 @@ impl ComputeLoad {
         for _ in 0..n {
             let done = Arc::clone(&load.done);
             let stop = Arc::clone(&load.stop);
-            let thread = std::thread::Builder::new().name("computing".into()).spawn(move || {
+            let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || {
                 let values = vec![1.0f32; N_VALUES];
                 while !stop.load(Ordering::Relaxed) {
                     black_box(black_box(&values).chunks_exact(16).fold([0.0f32; 16], add));

@@ -25,6 +25,8 @@ use triptych_runtime::serve::serve_grpc;
 
 /// Name of the only model.
 pub const MODEL: &str = "null";
+/// Name of the thread that gives tokens.
+pub(super) const STEPS_THREAD: &str = "steps";
 /// Time between two tokens of an answer.
 const STEP: Duration = Duration::from_millis(1);
 /// Capacity of the queues of new answers and of unread tokens: more than a measurement ever has.
@@ -91,7 +93,7 @@ pub async fn start() -> Result<NullWorkers, MeasureError> {
     let listener = listener.map_err(|e| MeasureError::failed("the null workers cannot listen", &e))?;
     let address = listener.local_addr().map_err(|e| MeasureError::failed("no address", &e))?.to_string();
     let (begun, answers) = mpsc::sync_channel(CAPACITY);
-    let steps = std::thread::Builder::new().name("steps".into()).spawn(move || run_steps(&answers));
+    let steps = std::thread::Builder::new().name(STEPS_THREAD.into()).spawn(move || run_steps(&answers));
     steps.map_err(|e| MeasureError::failed("no thread for steps", &e))?;
     let null = NullWorker { begun };
     let encoder = EncoderWorkerServer::new(null.clone()).max_decoding_message_size(MAX_MESSAGE);
@@ -225,16 +227,18 @@ impl PrefillDecodeWorker for NullWorker {
         Ok(Response::new(description()))
     }
 
-    /// Streams as many tokens as were asked for, one a message: the first at once, each other with a step.
+    /// Streams as many tokens as were asked for: the first at once, each other with a step, and the seed is how many of these share
+    /// a message.
     async fn generate(
         &self,
         request: Request<v1::PdGenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let sampling = request.get_ref().sampling.as_ref();
         let n = sampling.and_then(|s| s.max_tokens).unwrap_or(1).max(1);
-        let delta = move |i: u32| v1::Delta {
-            text: "null".into(),
-            token_ids: vec![1],
+        let per_message = sampling.and_then(|s| s.seed).unwrap_or(1).max(1);
+        let delta = move |i: u32, n_tokens: usize| v1::Delta {
+            text: "null".repeat(n_tokens),
+            token_ids: vec![1; n_tokens],
             finish_reason: if i == n { v1::FinishReason::Length } else { v1::FinishReason::Unspecified }
                 .into(),
             ..Default::default()
@@ -242,7 +246,7 @@ impl PrefillDecodeWorker for NullWorker {
         let response = |kind| Ok(v1::PdGenerateResponse { kind: Some(kind) });
         let usage = v1::Usage { completion_tokens: n, ..Default::default() };
         let summary = v1::Summary { usage: Some(usage), ..Default::default() };
-        let first = iter([response(GenerateKind::Delta(delta(1)))]);
+        let first = iter([response(GenerateKind::Delta(delta(1, 1)))]);
         let (tokens, written) = asynchronous::channel(CAPACITY);
         if n > 1 {
             let answer = PendingAnswer { tokens, left: n - 1 };
@@ -250,10 +254,11 @@ impl PrefillDecodeWorker for NullWorker {
                 .try_send(answer)
                 .map_err(|_| Status::resource_exhausted("too many answers at once"))?;
         }
-        let mut n_sent = 1;
-        let rest = ReceiverStream::new(written).map(move |()| {
-            n_sent += 1;
-            response(GenerateKind::Delta(delta(n_sent)))
+        let (mut n_written, mut n_held) = (1, 0);
+        let rest = ReceiverStream::new(written).filter_map(move |()| {
+            (n_written, n_held) = (n_written + 1, n_held + 1);
+            let leaves = n_written == n || n_held as u64 >= per_message;
+            leaves.then(|| response(GenerateKind::Delta(delta(n_written, std::mem::take(&mut n_held)))))
         });
         let deltas = first.chain(rest).chain(iter([response(GenerateKind::Summary(summary))]));
         Ok(Response::new(Box::pin(deltas)))

@@ -30,8 +30,9 @@ impl CostCurves {
             ("frontend.request_us", front.request_us),
             ("frontend.item_us", front.item_us),
             ("frontend.item_byte_us", front.item_byte_us),
-            ("frontend.step_us", front.step_us),
-            ("frontend.token_us", front.token_us),
+            ("frontend.wake_us", front.wake_us),
+            ("frontend.write_us", front.write_us),
+            ("frontend.message_us", front.message_us),
             ("between_steps_us", self.between_steps_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {

@@ -5,6 +5,7 @@
 
 use super::CostCurves;
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// Time of work in service over that by the curves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,8 +18,11 @@ pub struct ServiceFactors {
     /// Of engine steps with prompt tokens; `None`: as `step`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<f64>,
-    /// Of client, proxy and network.
+    /// Of client, proxy and network, items left out if `item` is known.
     pub front: f64,
+    /// Of an item and its bytes in client, proxy and network; `None`: as `front`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub item: Option<f64>,
     /// Time of the measurement in seconds after 1970; `None`: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_s: Option<u64>,
@@ -26,18 +30,27 @@ pub struct ServiceFactors {
 
 /// Most that a factor may be.
 const MOST: f64 = 100.0;
-/// Factors that an idle machine has; beyond them something else was measured.
-const USUAL: std::ops::RangeInclusive<f64> = 0.5..=3.0;
+/// Factors of forwards and steps that an idle machine has; beyond them something else was measured.
+const USUAL: RangeInclusive<f64> = 0.5..=3.0;
+/// Those of client, proxy and network. A profile sends one thing again and again, with all of it in caches, and its client has no
+/// images to make.
+const USUAL_FRONT: RangeInclusive<f64> = 0.3..=10.0;
 
 impl ServiceFactors {
     /// True if an idle machine may have them.
     pub fn are_usual(&self) -> bool {
-        [self.encode, self.step, self.prefill_steps(), self.front].iter().all(|factor| USUAL.contains(factor))
+        [self.encode, self.step, self.prefill_steps()].iter().all(|factor| USUAL.contains(factor))
+            && [self.front, self.items()].iter().all(|factor| USUAL_FRONT.contains(factor))
     }
 
     /// Of engine steps with prompt tokens.
     pub fn prefill_steps(&self) -> f64 {
         self.prefill.unwrap_or(self.step)
+    }
+
+    /// Of items and their bytes in client, proxy and network.
+    pub fn items(&self) -> f64 {
+        self.item.unwrap_or(self.front)
     }
 
     /// Adds what cannot be. The work of client and proxy may be too little to be measured.
@@ -47,6 +60,7 @@ impl ServiceFactors {
             ("step", self.step, 0.01),
             ("prefill", self.prefill_steps(), 0.01),
             ("front", self.front, 0.0),
+            ("item", self.items(), 0.0),
         ] {
             if !(least..=MOST).contains(&value) {
                 found.push(format!("in_service.{name} is {value}, allowed is {least} to {MOST}"));
@@ -63,14 +77,12 @@ impl CostCurves {
         scaled.scale_steps(factors.step, factors.prefill_steps());
         scaled.between_steps_us *= factors.step;
         let front = &mut scaled.front;
-        let times = [
-            &mut front.request_us,
-            &mut front.item_us,
-            &mut front.item_byte_us,
-            &mut front.step_us,
-            &mut front.token_us,
-        ];
-        times.into_iter().for_each(|us| *us *= factors.front);
+        for us in [&mut front.request_us, &mut front.wake_us, &mut front.write_us, &mut front.message_us] {
+            *us *= factors.front;
+        }
+        for us in [&mut front.item_us, &mut front.item_byte_us] {
+            *us *= factors.items();
+        }
         scaled.in_service = Some(factors);
         scaled
     }
@@ -85,7 +97,14 @@ mod tests {
     fn each_stage_has_its_own_factor() {
         let (base, factors) = (
             two_towers(),
-            ServiceFactors { encode: 1.5, step: 2.0, prefill: Some(2.5), front: 3.0, at_s: Some(7) },
+            ServiceFactors {
+                encode: 1.5,
+                step: 2.0,
+                prefill: Some(2.5),
+                front: 3.0,
+                item: Some(4.0),
+                at_s: Some(7),
+            },
         );
         let scaled = base.in_service(factors);
         assert_eq!(scaled.encode[0].p50_us, base.encode[0].p50_us * 1.5);
@@ -99,7 +118,8 @@ mod tests {
             base.step.iter().any(|p| p.prefill_tokens > 0) && base.step.iter().any(|p| p.prefill_tokens == 0)
         );
         assert_eq!(scaled.between_steps_us, base.between_steps_us * 2.0);
-        assert_eq!(scaled.front.token_us, base.front.token_us * 3.0);
+        assert_eq!(scaled.front.wake_us, base.front.wake_us * 3.0);
+        assert_eq!(scaled.front.item_us, base.front.item_us * 4.0);
         assert_eq!(scaled.front.misplaced, base.front.misplaced);
         assert_eq!((&scaled.load, &scaled.publish), (&base.load, &base.publish));
         assert_eq!(scaled.in_service, Some(factors));
@@ -112,14 +132,17 @@ mod tests {
             step: 0.0,
             prefill: None,
             front: 0.0,
+            item: None,
             at_s: None,
         });
         let mistakes = scaled.mistakes().join("; ");
         assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
         assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
         assert!(!mistakes.contains("in_service.front"), "{mistakes}");
-        let usual = ServiceFactors { encode: 1.1, step: 1.3, prefill: None, front: 2.0, at_s: None };
-        assert!(usual.are_usual() && !ServiceFactors { front: 4.0, ..usual }.are_usual());
+        let usual =
+            ServiceFactors { encode: 1.1, step: 1.3, prefill: None, front: 1.5, item: Some(4.0), at_s: None };
+        assert!(usual.are_usual() && !ServiceFactors { step: 4.0, ..usual }.are_usual());
+        assert!(!ServiceFactors { item: Some(20.0), ..usual }.are_usual());
     }
 
     #[test]
@@ -129,6 +152,7 @@ mod tests {
             step: 4.0,
             prefill: Some(8.0),
             front: 0.5,
+            item: Some(0.25),
             at_s: Some(7),
         });
         let text = serde_json::to_string(&scaled).unwrap();

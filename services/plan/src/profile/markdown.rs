@@ -125,13 +125,14 @@ fn transfers(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     let frontend = curves.front;
     writeln!(
         page,
-        "\nClient, proxy and the workers' network side displace {} ms of core time for a \
-         request, {} ms for an item, {} ms for a MiB of it, {} ms for a step, and {} ms for each token in it.",
+        "\nClient, proxy and the workers' network side take {} ms of processor time for a request, {} ms for an item, {} ms for a \
+         MiB of it, {} ms for a step that gives tokens, {} ms for messages that leave together, and {} ms for each of them.",
         ms(frontend.request_us),
         ms(frontend.item_us),
         ms(frontend.item_byte_us * f64::from(1 << 20)),
-        ms(frontend.step_us),
-        ms(frontend.token_us)
+        ms(frontend.wake_us),
+        ms(frontend.write_us),
+        ms(frontend.message_us)
     )
 }
 
@@ -140,7 +141,7 @@ fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
     let frontend = curves.front;
     writeln!(
         page,
-        "\n{:.0} % of what client and proxy displace is taken from cores that compute while one is free. Between two steps \
+        "\n{:.0} % of what client and proxy take is taken from cores that compute while one is free. Between two steps \
          {} ms pass.",
         frontend.misplaced * 1e2,
         ms(curves.between_steps_us)

@@ -191,6 +191,9 @@ impl World<'_> {
         let shape = shape_of(pd, &plan);
         let n_tokens = u64::from(shape.prefill_tokens + shape.decodes);
         self.span(w, shape.stage(), (began, plan.chunks.len(), n_tokens));
+        if plan.chunks.iter().any(|chunk| chunk.n_choices() > 0) {
+            self.worker_front_works(w, self.workers[w].costs.curves().front.wake_us);
+        }
         for chunk in plan.chunks.iter().filter(|chunk| chunk.n_choices() > 0) {
             let Some(pd) = &mut self.workers[w].pd else { return };
             let Some(r) = pd.requests.get(&chunk.id).copied() else { continue };
@@ -225,8 +228,9 @@ impl World<'_> {
         };
         self.requests[r].message_at = Some(at);
         if is_new {
-            let wakes = pd.message_at.replace(at) != Some(at);
-            self.front_works(front.token_us + if wakes { front.step_us } else { 0.0 }, Some(w));
+            let last = if at > now { &mut pd.tick_at } else { &mut pd.sent_at };
+            let writes = last.replace(at) != Some(at);
+            self.front_works(front.message_us + if writes { front.write_us } else { 0.0 }, Some(w));
         }
         at
     }

@@ -165,8 +165,10 @@ pub(super) struct PdSide {
     pub(super) is_busy: bool,
     pub(super) requests: HashMap<SequenceId, usize>,
     pub(super) n_requests: usize,
-    /// Time of the latest message of its streams, which may be yet to come.
-    pub(super) message_at: Option<Nanos>,
+    /// Time of the latest messages of its streams that did not wait.
+    pub(super) sent_at: Option<Nanos>,
+    /// Tick at which the messages leave that are held.
+    pub(super) tick_at: Option<Nanos>,
     pub(super) n_live: usize,
     pub(super) rows: LocalCache,
     pub(super) loading: HashMap<ContentKey, LoadStage>,
@@ -296,7 +298,8 @@ impl PdSide {
             is_busy: false,
             requests: HashMap::new(),
             n_requests: 0,
-            message_at: None,
+            sent_at: None,
+            tick_at: None,
             n_live: 0,
             rows: LocalCache::new(scaled(spec.rows_budget_bytes, row_bytes)),
             loading: HashMap::new(),

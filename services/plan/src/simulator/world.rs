@@ -257,6 +257,13 @@ impl<'a> World<'a> {
         self.front_task(placed, elsewhere);
     }
 
+    /// Work of a worker's own network side.
+    pub(super) fn worker_front_works(&mut self, worker: usize, us: f64) {
+        if self.spec.proxy.cores == FrontCores::Workers {
+            self.front_task(worker, us);
+        }
+    }
+
     /// True if the kernel wakes a thread of client or proxy on a core that is not the freest.
     fn is_misplaced(&mut self) -> bool {
         let part = self.workers.first().map_or(0.0, |w| w.costs.curves().front.misplaced);

@@ -164,7 +164,7 @@ fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
     let mut cluster = apart(1, 1, FAST);
     let mut curves = (*cluster.pools[0].curves).clone();
     curves.front.request_us = 20_000.0;
-    curves.front.token_us = 500.0;
+    curves.front.message_us = 500.0;
     cluster.pools.iter_mut().for_each(|pool| pool.curves = curves.clone().into());
     // A message for each token.
     let engine = EngineSettings { stream_interval: Duration::ZERO, ..EngineSettings::default() };
@@ -187,7 +187,7 @@ fn the_proxy_on_the_workers_cores_makes_everything_slower_by_what_it_takes() {
 fn streams(interval: Duration, cores: FrontCores) -> Simulation {
     let mut cluster = apart(1, 1, Prices { spread: 1.0, ..FAST });
     let curves = CostCurves {
-        front: FrontCost { step_us: 20.0, token_us: 50.0, ..FrontCost::default() },
+        front: FrontCost { write_us: 20.0, message_us: 50.0, ..FrontCost::default() },
         ..(*cluster.pools[1].curves).clone()
     };
     cluster.pools[1].curves = Arc::new(curves);

@@ -69,7 +69,7 @@ fn the_time_between_steps_is_added_to_each() {
 fn work_of_the_frontend_that_is_misplaced_slows_a_worker_although_the_other_is_free() {
     let takes = |misplaced: f64| {
         let cluster = cluster(FrontCores::Workers, |curves| {
-            curves.front.token_us = 300_000.0;
+            curves.front.message_us = 300_000.0;
             curves.front.misplaced = misplaced;
         });
         text_takes(&cluster, std::iter::empty())

@@ -48,7 +48,10 @@ fn a_profile_of_the_sample_model_ends_with_a_file_that_can_be_planned_by() {
     assert!(read.proxy.request_us > 0.0, "{:?}", read.proxy);
     // One round on a busy machine: which part is lost in the noise is chance, that all are is not.
     let front = read.front;
-    assert!(front.request_us + front.item_us + front.step_us + front.token_us > 0.0, "{front:?}");
+    assert!(
+        front.request_us + front.item_us + front.wake_us + front.write_us + front.message_us > 0.0,
+        "{front:?}"
+    );
     assert_eq!(read.prompt.items, ItemsAt::Front);
     let beside = read.interference.as_ref().expect("measured beside neighbours");
     assert_eq!(beside.stages().count(), 4, "{beside:?}");
