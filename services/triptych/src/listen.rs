@@ -26,13 +26,33 @@ pub async fn bind(flag: &str, address: &str) -> Result<TcpListener, CliError> {
     }
 }
 
-/// Fails at once for a port that is in use. Returns the resolved address.
+/// Fails at once for a port that is in use, or for one address given twice. Returns the resolved addresses; port 0 becomes a free
+/// one.
 ///
 /// # Errors
 /// Those of [`bind`].
-pub async fn check_free(flag: &str, address: &str) -> Result<SocketAddr, CliError> {
+pub async fn check_free(
+    (flag, address): (&str, &str),
+    (other_flag, other): (&str, &str),
+) -> Result<(SocketAddr, SocketAddr), CliError> {
+    let is_chosen = |address: &str| address.ends_with(":0");
+    let (at, held) = free(flag, address).await?;
+    // The kernel may choose a port again that nobody holds. One that was given twice is not in use by another process.
+    let held = (is_chosen(address) || is_chosen(other)).then_some(held);
+    let (other_at, _) = free(other_flag, other).await?;
+    drop(held);
+    match at == other_at {
+        true => {
+            Err(CliError::Setting(format!("{flag} and {other_flag} are both {at}; choose two addresses")))
+        }
+        false => Ok((at, other_at)),
+    }
+}
+
+async fn free(flag: &str, address: &str) -> Result<(SocketAddr, TcpListener), CliError> {
     let listener = TcpListener::bind(address).await.map_err(|e| refused(flag, address, &e))?;
-    listener.local_addr().map_err(|e| refused(flag, address, &e))
+    let at = listener.local_addr().map_err(|e| refused(flag, address, &e))?;
+    Ok((at, listener))
 }
 
 fn refused(flag: &str, address: &str, e: &io::Error) -> CliError {
@@ -137,7 +157,7 @@ mod tests {
     async fn a_taken_port_names_address_and_flag() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = taken.local_addr().unwrap().to_string();
-        let e = check_free("--http", &address).await.unwrap_err();
+        let e = check_free(("--grpc", "127.0.0.1:0"), ("--http", &address)).await.unwrap_err();
         assert!(matches!(e, CliError::Failed(_)));
         let text = e.to_string();
         assert!(text.contains(&address) && text.contains("--http"), "{text}");
@@ -146,9 +166,21 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_address_is_a_wrong_setting() {
         for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999"] {
-            let e = check_free("--grpc", address).await.unwrap_err();
+            let e = check_free(("--grpc", address), ("--http", "127.0.0.1:0")).await.unwrap_err();
             assert!(matches!(e, CliError::Setting(_)), "{address}: {e}");
         }
+    }
+
+    #[tokio::test]
+    async fn two_addresses_have_two_ports() {
+        for _ in 0..100 {
+            let any = "127.0.0.1:0";
+            let (http, grpc) = check_free(("--http", any), ("--grpc", any)).await.unwrap();
+            assert_ne!(http, grpc);
+        }
+        let address = format!("127.0.0.1:{}", Ports::default().next().unwrap());
+        let e = check_free(("--http", &address), ("--grpc", &address)).await.unwrap_err();
+        assert_eq!(e.to_string(), format!("--http and --grpc are both {address}; choose two addresses"));
     }
 
     #[test]

@@ -45,16 +45,8 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
     let mut signals = Signals::watch()?;
     let screen = Screen::new(&args.log)?;
     let start = Instant::now();
-    let endpoints = Endpoints {
-        http: listen::check_free("--http", &args.http).await?,
-        grpc: listen::check_free("--grpc", &args.grpc).await?,
-    };
-    if endpoints.http == endpoints.grpc {
-        return Err(CliError::Setting(format!(
-            "--http and --grpc are both {}; choose two addresses",
-            endpoints.http
-        )));
-    }
+    let (http, grpc) = listen::check_free(("--http", &args.http), ("--grpc", &args.grpc)).await?;
+    let endpoints = Endpoints { http, grpc };
     let models = tokio::select! {
         models = model::check_all(&args.models) => models?,
         () = signals.next() => return Ok(()),
