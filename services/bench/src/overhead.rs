@@ -14,6 +14,8 @@ use crate::error::MeasureError;
 use client::{Client, RequestKind, SMALL_ITEM};
 use displaced::ComputeLoad;
 use futures::future::BoxFuture;
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -217,7 +219,7 @@ async fn used(
     let own = std::process::id();
     let (mut all, mut of_proxy) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let before = (cpu_us(own), cpu_us(proxy));
+        let before = [own, proxy].map(ThreadTimes::of);
         let mut requests = JoinSet::new();
         for i in 0..n {
             let mut client = client.with_items_of(i);
@@ -227,8 +229,9 @@ async fn used(
             }
         }
         joined(requests).await?;
-        let proxy_us = cpu_us(proxy) - before.1;
-        all.push((cpu_us(own) - before.0 + proxy_us) / n as f64);
+        let [own_us, proxy_us] = [(own, &before[0]), (proxy, &before[1])]
+            .map(|(process, before)| ThreadTimes::of(process).us_since(before));
+        all.push((own_us + proxy_us) / n as f64);
         of_proxy.push(proxy_us / n as f64);
     }
     Ok(Used { all_us: median(all), proxy_us: median(of_proxy) })
@@ -269,18 +272,29 @@ fn is_front(thread: &str) -> bool {
     !NOT_FRONT.contains(&thread)
 }
 
-/// Processor time of the live threads of a process so far, but for [`NOT_FRONT`], in microseconds.
-fn cpu_us(process: u32) -> f64 {
-    let ns = |task: std::fs::DirEntry| -> Option<u64> {
-        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-        if !is_front(name.trim_end()) {
-            return None;
-        }
-        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse().ok()
-    };
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    tasks.filter_map(ns).sum::<u64>() as f64 / 1e3
+/// Processor time so far, in nanoseconds, of the live threads of a process by their ids, but for [`NOT_FRONT`].
+#[derive(Debug, Default)]
+struct ThreadTimes(HashMap<OsString, u64>);
+
+impl ThreadTimes {
+    fn of(process: u32) -> Self {
+        let used = |task: std::fs::DirEntry| -> Option<(OsString, u64)> {
+            let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+            if !is_front(name.trim_end()) {
+                return None;
+            }
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            Some((task.file_name(), text.split_whitespace().next()?.parse().ok()?))
+        };
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        Self(tasks.filter_map(used).collect())
+    }
+
+    /// Microseconds since earlier times; what a thread used that has ended since is not known.
+    fn us_since(&self, earlier: &Self) -> f64 {
+        let used = |(id, ns): (&OsString, &u64)| ns.saturating_sub(earlier.0.get(id).copied().unwrap_or(0));
+        self.0.iter().map(used).sum::<u64>() as f64 / 1e3
+    }
 }
 
 #[cfg(test)]
@@ -302,15 +316,24 @@ mod tests {
     #[test]
     fn processor_time_is_without_threads_that_stand_for_compute() {
         let spin = || {
-            let before = cpu_us(std::process::id());
+            let before = ThreadTimes::of(std::process::id());
             let began = own_us();
             while own_us() < began + 20_000.0 {}
-            cpu_us(std::process::id()) - before
+            ThreadTimes::of(std::process::id()).us_since(&before)
         };
         let client = std::thread::Builder::new().name("client".into()).spawn(spin).expect("a thread");
         // Other tests of this process take time as well.
         assert!(client.join().expect("an end") >= 19_000.0);
         assert!(is_front("client") && !is_front(displaced::THREAD) && !is_front(null_workers::STEPS_THREAD));
+    }
+
+    #[test]
+    fn a_thread_that_ends_takes_nothing_from_the_others() {
+        let times = |threads: &[(&str, u64)]| {
+            ThreadTimes(threads.iter().map(|(id, ns)| (OsString::from(id), *ns)).collect())
+        };
+        let before = times(&[("1", 5_000), ("2", 900_000)]);
+        assert_eq!(times(&[("1", 7_000), ("3", 1_000)]).us_since(&before), 3.0);
     }
 
     /// Processor time of this thread, in microseconds.
