@@ -168,10 +168,7 @@ async fn loads<C: RunningCluster>(
 ) -> Result<(Load, Option<Load>), MeasureError> {
     let whole = load(cluster, simulated, settings).await?;
     let text = match simulated.without_items() {
-        Some(simulated) => {
-            let settings = CalibrationSettings { window: settings.window / 2, ..settings.clone() };
-            Some(load(cluster, &simulated, &settings).await?)
-        }
+        Some(simulated) => Some(load(cluster, &simulated, settings).await?),
         None => None,
     };
     Ok((whole, text))
