@@ -4,9 +4,9 @@
 //! Where the worker's memory is stated, what a forward takes is foretold: a batch ends before it would not fit, an item that never
 //! does is refused, and forwards of several encoders wait for each other's room.
 //!
-//! Synchronous, since compute never runs on an async worker. A job whose caller went away is dropped before the
-//! forward. A panic in a forward is our bug; the items of that batch are encoded one by one then, and it fails the one
-//! that causes it.
+//! Synchronous, since compute never runs on an async worker. Whoever waits for an item holds it until its forward begins, and
+//! takes it along when it goes away, at whatever moment. A panic in a forward is our bug; the items of that batch are encoded one
+//! by one then, and it fails the one that causes it.
 
 use crate::bound::{BoundedEncoder, ForwardBound};
 use crate::load::JobRanks;
@@ -33,6 +33,10 @@ use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
 use triptych_runtime::core_share::{Computing, CoreShare};
 use triptych_runtime::watchdog::Watchdog;
+
+/// Most orders that the thread has not read: more than jobs are admitted, since all of them are to be in [`crate::order`]. One of a
+/// caller that went away is a few words until the running forward ends.
+const MAX_ORDERS: usize = 4096;
 
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +110,7 @@ impl Drop for LoadedPart {
 /// Orders to the thread.
 enum Order {
     /// Encode an item.
-    Encode(BatchJob),
+    Encode(WaitingJob),
     /// Load an adapter.
     Load(Box<LoraAdapter>, LoadedPart, oneshot::Sender<AdapterLoaded>),
     /// Load the encoder's weights, for a job that is on its way.
@@ -137,6 +141,52 @@ struct BatchJob {
     reply: oneshot::Sender<Result<ForwardResult, Failure>>,
 }
 
+/// What the thread knows of a job that waits.
+struct WaitingJob {
+    job: JobEnd,
+    permit: Weak<JobPermit>,
+    /// Output tokens.
+    n_tokens: usize,
+    /// Most bytes of its activations; 0 without a bound on them.
+    activations: usize,
+}
+
+impl WaitingJob {
+    fn new(job: BatchJob) -> Self {
+        let (n_tokens, permit) = (job.item.input.n_tokens as usize, job.permit.clone());
+        Self { job: JobEnd(Arc::new(Mutex::new(Some(job)))), permit, n_tokens, activations: 0 }
+    }
+
+    fn take(&self) -> Option<BatchJob> {
+        Some(BatchJob { activations: self.activations, ..self.job.take()? })
+    }
+}
+
+/// One of the two ends of a job that waits, the caller's or the thread's: dropping it drops the job, unless its forward has begun.
+struct JobEnd(Arc<Mutex<Option<BatchJob>>>);
+
+impl JobEnd {
+    fn other(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+
+    fn take(&self) -> Option<BatchJob> {
+        self.0.lock().take()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.lock().is_none()
+    }
+}
+
+impl Drop for JobEnd {
+    fn drop(&mut self) {
+        // Not under the lock: an adapter may be dropped with it.
+        let job = self.take();
+        drop(job);
+    }
+}
+
 /// Handle of the thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Batcher {
@@ -159,9 +209,7 @@ impl Batcher {
     ) -> Self {
         let BatcherConfig { limits, arbiter, cores, watchdog, room } = config;
         let BoundedEncoder { slot, forecast } = encoder.into();
-        // The bound on admitted jobs limits this queue too; it only holds the next batch. A job whose caller
-        // went away stays in it until the current forward ends, so it is short.
-        let (orders, inbox) = mpsc::channel(limits.max_items.clamp(1, 1024));
+        let (orders, inbox) = mpsc::channel(MAX_ORDERS);
         let (hidden, weights) = (slot.hidden(), slot.weights().cloned());
         let thread = std::thread::Builder::new().name(format!("encode-{name}"));
         let unused = Arc::<Mutex<Vec<AdapterId>>>::default();
@@ -250,7 +298,8 @@ impl Batcher {
     pub async fn encode(&self, item: BatchItem, permit: &Arc<JobPermit>) -> Result<ForwardResult, Failure> {
         let (reply, answer) = oneshot::channel();
         let (permit, since) = (Arc::downgrade(permit), Instant::now());
-        let job = BatchJob { item, permit, since, activations: 0, reply };
+        let job = WaitingJob::new(BatchJob { item, permit, since, activations: 0, reply });
+        let _own_end = job.job.other();
         self.orders.send(Order::Encode(job)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
@@ -286,7 +335,7 @@ struct BatcherThread {
     computing: Option<Computing>,
     meters: Arc<EncoderMeters>,
     watchdog: Watchdog,
-    waiting: VecDeque<BatchJob>,
+    waiting: VecDeque<WaitingJob>,
     /// The encoder's graphs at the last report.
     graphs: GraphStats,
     /// Loaded adapters.
@@ -323,7 +372,7 @@ impl BatcherThread {
             while let Ok(order) = orders.try_recv() {
                 self.take(order);
             }
-            self.waiting.retain(|job| !job.reply.is_closed());
+            self.waiting.retain(|waiting| !waiting.job.is_gone());
             self.drop_unused_adapters();
             self.sort();
             let most = self.bound.as_ref().map_or(usize::MAX, ForwardBound::most);
@@ -339,20 +388,14 @@ impl BatcherThread {
         let Some(permit) = self.waiting.iter().find_map(|job| job.permit.upgrade()) else { return };
         if self.waiting.len() > 1 {
             let ranks: JobRanks = permit.load().ranks(self.limits.order);
-            let rank = |job: &BatchJob| job.permit.upgrade().and_then(|permit| ranks.of(permit.load()));
+            let rank = |job: &WaitingJob| job.permit.upgrade().and_then(|permit| ranks.of(permit.load()));
             self.waiting.make_contiguous().sort_by_cached_key(rank);
         }
     }
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Encode(job) => {
-                let bound = self.bound.as_mut();
-                match bound.map_or(Ok(0), |bound| bound.of_item(&job.item.input)) {
-                    Ok(activations) => self.waiting.push_back(BatchJob { activations, ..job }),
-                    Err(failure) => reply(vec![job], &failure),
-                }
-            }
+            Order::Encode(waiting) => self.add(waiting),
             // A part that was not loaded, or that nobody waits for, is dropped here.
             Order::Load(adapter, part, done) => {
                 let _ = done.send(self.load_adapter(adapter, part));
@@ -367,6 +410,18 @@ impl BatcherThread {
                 }
             }
             Order::Tidy => {}
+        }
+    }
+
+    /// Adds a job to those that wait, or refuses it if it never fits.
+    fn add(&mut self, waiting: WaitingJob) {
+        let job = waiting.job.0.lock();
+        let Some(input) = job.as_ref().map(|job| &job.item.input) else { return };
+        let activations = self.bound.as_mut().map_or(Ok(0), |bound| bound.of_item(input));
+        drop(job);
+        match activations {
+            Ok(activations) => self.waiting.push_back(WaitingJob { activations, ..waiting }),
+            Err(failure) => reply(waiting.take().into_iter().collect(), &failure),
         }
     }
 
@@ -482,16 +537,17 @@ pub fn n_in_batch(sizes: impl Iterator<Item = usize>, limits: BatchLimits) -> us
     sizes.take(limits.max_items.max(1)).enumerate().map_while(fits).count()
 }
 
-/// Takes the next batch, with at most so many bytes of activations unless one item has more.
-fn take_batch(waiting: &mut VecDeque<BatchJob>, limits: BatchLimits, most_bytes: usize) -> Vec<BatchJob> {
-    let n = n_in_batch(waiting.iter().map(|job| job.item.input.n_tokens as usize), limits);
+/// Takes the next batch, with at most so many bytes of activations unless one item has more. A job whose caller has just gone
+/// is left out.
+fn take_batch(waiting: &mut VecDeque<WaitingJob>, limits: BatchLimits, most_bytes: usize) -> Vec<BatchJob> {
+    let n = n_in_batch(waiting.iter().map(|job| job.n_tokens), limits);
     let mut n_bytes = 0_usize;
-    let fits = |(i, job): &(usize, &BatchJob)| {
+    let fits = |(i, job): &(usize, &WaitingJob)| {
         n_bytes = n_bytes.saturating_add(job.activations);
         *i == 0 || n_bytes <= most_bytes
     };
     let n = waiting.iter().take(n).enumerate().take_while(fits).count();
-    waiting.drain(..n).collect()
+    waiting.drain(..n).filter_map(|job| job.take()).collect()
 }
 
 #[cfg(test)]

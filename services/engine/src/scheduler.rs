@@ -32,7 +32,7 @@ mod admission;
 mod deadline;
 mod expiry;
 mod fair_queue;
-mod decode_share;
+mod decode_pacing;
 mod preemption;
 mod running;
 mod plan_builder;
@@ -50,7 +50,7 @@ use crate::sequence::{QueueKey, Sequence, SequenceStatus};
 use crate::states::{StateMove, StatePool, StateSlot};
 use crate::step_rates::{StepRates, StepRows};
 use deadline::DeadlineCheck;
-use decode_share::{DecodeShare, StepMix};
+use decode_pacing::{DecodePacing, StepMix};
 pub use fair_queue::AdmissionOrder;
 use fair_queue::TenantShares;
 use plan_builder::PlanBuilder;
@@ -66,6 +66,8 @@ pub struct SchedulerConfig {
     pub token_budget: usize,
     /// Share of engine time for decode-only steps while prompts wait, in percent.
     pub decode_share: u8,
+    /// Mean time per token after the first that each sequence is to keep; the share then follows from it.
+    pub tpot_slo: Option<Duration>,
     /// Most run slots; a beam takes one.
     pub max_sequences: usize,
     /// Most completions that wait.
@@ -146,7 +148,7 @@ pub struct Scheduler {
     queue_keys: HashMap<SequenceId, QueueKey>,
     shares: TenantShares,
     rates: StepRates,
-    decode_pacing: DecodeShare,
+    decode_pacing: DecodePacing,
     n_requests: u64,
     counts: SchedulerCounters,
     /// Uses of rows that were not told yet.
@@ -194,7 +196,7 @@ impl Scheduler {
             queue_keys: HashMap::new(),
             shares: TenantShares::default(),
             rates: StepRates::default(),
-            decode_pacing: DecodeShare::new(config.decode_share),
+            decode_pacing: DecodePacing::new(config.decode_share, config.tpot_slo),
             n_requests: 0,
             counts: SchedulerCounters::default(),
             row_uses: Vec::new(),
@@ -246,7 +248,7 @@ impl Scheduler {
         let mut builder = self.begin_plan();
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
-        if builder.rows.is_empty() || !self.decode_pacing.only_decodes() {
+        if builder.rows.is_empty() || !self.only_decodes(now) {
             let started = self.running(|s| !s.is_decoding());
             self.admit_ahead(&mut builder, now);
             self.prefill(started, &mut builder);
@@ -254,6 +256,24 @@ impl Scheduler {
         }
         let changed = suspended || builder.n_admitted > 0 || self.counts.preemptions > n_preempted;
         ScheduledStep { plan: self.build_plan(builder), failed, changed }
+    }
+
+    /// True if the next step must not prefill, for the sake of sequences that decode.
+    fn only_decodes(&self, now: Instant) -> bool {
+        let target = self.decode_pacing.target(self.rates.least(0, 1));
+        self.decode_pacing.is_owed()
+            && target.is_none_or(|target| {
+                let decoding = self.sequences.values().filter(|s| s.is_decoding());
+                let slack = decoding.filter_map(|s| s.token_slack(target, now)).min();
+                slack.is_some_and(|slack| slack < self.prefill_step())
+            })
+    }
+
+    /// Predicted time of a step with as many rows of prompts as wait and fit.
+    fn prefill_step(&self) -> Duration {
+        let n_rows = self.n_waiting_tokens().min(self.config.token_budget);
+        let row = self.rates.prefill_row().unwrap_or_default();
+        self.rates.least(0, 1).saturating_add(row.saturating_mul(u32::try_from(n_rows).unwrap_or(u32::MAX)))
     }
 
     fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
@@ -302,7 +322,11 @@ impl Scheduler {
             add(&mut self.counts.decoded_tokens, n_decoded);
         }
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
-        self.decode_pacing.observe(StepMix { prefills, decodes: n_decoded > 0 }, took);
+        self.decode_pacing.observe(
+            StepMix { prefills, decodes: n_decoded > 0 },
+            took,
+            self.rates.least(0, 1),
+        );
     }
 
     /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.
@@ -327,7 +351,7 @@ impl Scheduler {
     /// Appends a token. `false` when the context is full.
     pub fn push(&mut self, id: SequenceId, token: u32, now: Instant) -> bool {
         self.get_mut(id).is_some_and(|sequence| {
-            sequence.milestones.first_token.get_or_insert(now);
+            sequence.mark_token(now);
             sequence.push(token);
             sequence.n_tokens() < sequence.limit()
         })
@@ -373,7 +397,7 @@ impl Scheduler {
     /// full.
     pub fn branch(&mut self, id: SequenceId, children: &[(usize, u32)], now: Instant) -> bool {
         let Some(sequence) = self.get_mut(id) else { return false };
-        sequence.milestones.first_token.get_or_insert(now);
+        sequence.mark_token(now);
         let copies = sequence.branch(children.iter().copied());
         let fits_more = sequence.n_tokens() < sequence.limit();
         self.queue_copies(id, copies);

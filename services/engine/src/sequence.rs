@@ -22,7 +22,7 @@ use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncoderOutput, Failure, PrefixKey, TenantId};
 
@@ -135,6 +135,8 @@ pub struct Sequence {
     /// First token of the prompt after which logits are still to be read, for the next one's log-probability. `None`: none
     /// are.
     unscored_from: Option<usize>,
+    /// Generated tokens that it had before its first one here: those of an answer that is resumed.
+    n_resumed: usize,
     /// True if the last token of its only branch is being chosen, and a placeholder.
     has_placeholder: bool,
     prompt: Arc<SharedPrompt>,
@@ -162,6 +164,7 @@ impl Sequence {
             n_least: request.least_tokens().min(limit.saturating_sub(prompt.n_tokens)).max(1),
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
             unscored_from: sampling.prompt_logprobs.map(|_| 0),
+            n_resumed: written.len(),
             has_placeholder: false,
             prompt: Arc::new(prompt),
             branches: vec![Branch {
@@ -470,6 +473,19 @@ impl Sequence {
             tokens.pop();
         }
         tokens.push(token);
+    }
+
+    /// Notes the time of a token that comes next, if it is the first.
+    pub fn mark_token(&mut self, now: Instant) {
+        self.milestones.first_token.get_or_insert(now);
+    }
+
+    /// Time for which its next token may wait before the mean time of its tokens after the first exceeds `target`; zero if it does
+    /// already. `None` before its first token.
+    pub fn token_slack(&self, target: Duration, now: Instant) -> Option<Duration> {
+        let elapsed = now.saturating_duration_since(self.milestones.first_token?);
+        let n_gaps = self.chosen().len().saturating_sub(self.n_resumed);
+        Some(target.saturating_mul(u32::try_from(n_gaps).unwrap_or(u32::MAX)).saturating_sub(elapsed))
     }
 
     /// Appends a placeholder for the token that is being chosen to its only branch.

@@ -31,6 +31,8 @@ pub struct EngineSettings {
     /// Share of engine time for decode-only steps while prompts wait, in percent. Default 33: sequences decode
     /// at a third of their speed at least, and prompts prefill at two thirds of theirs.
     pub decode_share: u8,
+    /// Time per token after the first that answers are to keep in the mean. Default `None`: `decode_share` alone.
+    pub tpot_slo: Option<Duration>,
     /// Most sequences that run at once. Default 64.
     pub max_sequences: usize,
     /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
@@ -57,6 +59,7 @@ impl Default for EngineSettings {
             lookup_tokens: 0,
             token_budget: 512,
             decode_share: 33,
+            tpot_slo: None,
             max_sequences: 64,
             max_waiting: 1024,
             max_loras: 4,
@@ -138,6 +141,7 @@ impl EngineSettings {
             states: StateBudget::Slots(states),
             token_budget: self.token_budget.max(self.max_sequences),
             decode_share: self.decode_share,
+            tpot_slo: self.tpot_slo,
             max_sequences: self.max_sequences,
             // Before the first step all live sequences wait.
             max_waiting: self.max_live(),

@@ -10,7 +10,7 @@ use crate::planner::inputs::PlanInputs;
 use crate::planner::{Budget, Candidate, Named};
 use crate::simulator::result::PoolUse;
 use crate::simulator::{ClusterSpec, Simulation, simulate};
-use crate::validation::{candidate, encoder_budget, shape};
+use crate::validation::candidate;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -184,7 +184,7 @@ struct Simulated<'a> {
 
 impl<'a> Simulated<'a> {
     fn new(topology: &'a Topology, inputs: &'a PlanInputs, curves: &Arc<CostCurves>) -> Self {
-        let candidate = candidate(shape(topology), curves, encoder_budget(topology));
+        let candidate = candidate(topology, curves, None);
         Self { topology, inputs, demand: inputs.demand.clone(), candidate }
     }
 

@@ -9,7 +9,7 @@ pub use page::report;
 
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{self, Budget, Demand, Effort, Interval, PlanError, Question, SearchedCandidate};
-use crate::validation::{candidate, encoder_budget, shape};
+use crate::validation::candidate;
 use serde::Serialize;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::slo::Slo;
@@ -140,7 +140,7 @@ impl Contest {
             threads,
             n_cores: self.n_cores,
         })?;
-        let cluster = candidate(shape(topology), curves, encoder_budget(topology));
+        let cluster = candidate(topology, curves, Some(&question.slo));
         let mut found = planner::choose(question, vec![cluster])?;
         found.pop().ok_or(ComparisonError::Plan(PlanError::Empty))
     }

@@ -24,13 +24,11 @@ pub(crate) fn item(n_tokens: u32) -> BatchItem {
     BatchItem { input: input(n_tokens), adapter: None }
 }
 
-fn queue(sizes: &[u32]) -> VecDeque<BatchJob> {
-    let job = |&n| BatchJob {
-        item: item(n),
-        permit: Weak::new(),
-        since: Instant::now(),
-        activations: n as usize * 10,
-        reply: oneshot::channel().0,
+fn queue(sizes: &[u32]) -> VecDeque<WaitingJob> {
+    let job = |&n| {
+        let (permit, reply) = (Weak::new(), oneshot::channel().0);
+        let job = BatchJob { item: item(n), permit, since: Instant::now(), activations: 0, reply };
+        WaitingJob { activations: n as usize * 10, ..WaitingJob::new(job) }
     };
     sizes.iter().map(job).collect()
 }
@@ -51,6 +49,19 @@ fn a_batch_ends_before_its_activations_do_not_fit() {
     for (most, expect) in [(99, 2), (40, 1), (100, 3), (1, 1)] {
         assert_eq!(take_batch(&mut queue(&[4, 5, 1]), limits, most).len(), expect, "{most} bytes");
     }
+}
+
+#[test]
+fn a_job_whose_caller_went_away_frees_its_item_and_is_in_no_batch() {
+    let mut waiting = queue(&[4, 5, 1]);
+    let [gone, left] = [1, 2].map(|i| waiting[i].job.other());
+    drop(gone);
+    assert!(waiting[1].job.is_gone(), "its item is freed while the forward before it runs");
+    let batch = take_batch(&mut waiting, BatchLimits::default(), usize::MAX);
+    let taken: Vec<_> = batch.iter().map(|job| (job.item.input.n_tokens, job.activations)).collect();
+    assert_eq!(taken, [(4, 40), (1, 10)]);
+    drop(left);
+    assert_eq!(batch.len(), 2, "a batch has its items to the end");
 }
 
 /// An encoder of rows of one value, which fails with 13 tokens.
@@ -344,4 +355,68 @@ async fn the_time_of_engine_steps_is_not_an_items_compute_time() {
     let encoded = batcher.encode(item(3), &permit).await.unwrap();
     stepping.join().unwrap();
     assert!(encoded.encode >= encoded.share + STEP, "{:?} of {:?}", encoded.share, encoded.encode);
+}
+
+/// Notes the sizes of its batches; its first forward ends with a word.
+struct Held {
+    began: blocking::Sender<()>,
+    word: blocking::Receiver<()>,
+    sizes: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Encoder for Held {
+    fn hidden(&self) -> usize {
+        1
+    }
+
+    fn encode_in_parts(
+        &mut self,
+        batch: &[&EncoderInput],
+        before: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        let is_first = self.sizes.lock().is_empty();
+        self.sizes.lock().extend(batch.iter().map(|input| input.n_tokens));
+        if is_first {
+            self.began.send(()).unwrap();
+            self.word.recv().unwrap();
+        }
+        Fake.encode_in_parts(batch, before)
+    }
+}
+
+/// As many wait as a worker admits, not as many as a batch holds.
+#[tokio::test]
+async fn the_most_urgent_of_all_that_wait_is_encoded_next() {
+    const N_WAITING: i32 = 60;
+    let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
+    let ((began, has_begun), (end, word)) = (blocking::channel(), blocking::channel());
+    let sizes = Arc::<Mutex<Vec<u32>>>::default();
+    let slot = EncoderSlot::Held(Box::new(Held { began, word, sizes: Arc::clone(&sizes) }));
+    let limits = BatchLimits { max_items: 1, ..BatchLimits::default() };
+    let config = BatcherConfig { limits, ..BatcherConfig::default() };
+    let batcher = Batcher::spawn("test".into(), slot, config, Arc::clone(&meters));
+    let pool = PoolConfig { threads: 1, max_jobs: 100, ..PoolConfig::default() };
+    let pool = PreprocessPool::new(pool, meters, TaskTracker::new());
+    let job = |n_tokens: u32, priority: i32| {
+        let owner = JobOwner { priority, ..JobOwner::default() };
+        let permit = pool.admit("m", Modality::Image, 1, owner).unwrap();
+        let batcher = batcher.clone();
+        tokio::spawn(async move { batcher.encode(item(n_tokens), &permit).await.map(|_| ()) })
+    };
+    let first = job(1, 0);
+    while has_begun.try_recv().is_err() {
+        tokio::task::yield_now().await;
+    }
+    // Each is more urgent than those before it.
+    let jobs: Vec<_> = (1..=N_WAITING).map(|i| job(100 + i.unsigned_abs(), -i)).collect();
+    // The thread reads nothing before its forward ends.
+    while batcher.orders.max_capacity() - batcher.orders.capacity() < jobs.len() {
+        tokio::task::yield_now().await;
+    }
+    end.send(()).unwrap();
+    for job in std::iter::once(first).chain(jobs) {
+        job.await.unwrap().unwrap();
+    }
+    let backwards = (1..=N_WAITING.unsigned_abs()).rev().map(|i| 100 + i);
+    assert_eq!(*sizes.lock(), std::iter::once(1).chain(backwards).collect::<Vec<_>>());
 }

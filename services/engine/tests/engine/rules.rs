@@ -44,6 +44,45 @@ fn after_a_step_that_prefilled_decoding_sequences_get_their_share_of_the_time() 
     assert_eq!(bench.step(), [(3, 20..30)]);
 }
 
+/// Decode-only steps between steps that prefill, while one sequence decodes and another has a long prompt.
+fn decodes_between_chunks(slo_ms: u64, stall: Duration) -> Vec<usize> {
+    let ms = Duration::from_millis;
+    let config = EngineConfig { token_budget: 20, decode_share: 50, tpot_slo: Some(ms(slo_ms)), ..config() };
+    let mut bench = Bench::decoder_only(config);
+    // Chunks take 41 ms beside the other one's row, decode-only steps 3 ms.
+    bench.set_costs(ms(2), ms(1));
+    bench.add(bench.sequence(1, 5, 600));
+    bench.step();
+    bench.step();
+    bench.clock.advance(stall);
+    bench.add(bench.sequence(2, 19 * 8, 3));
+    let (mut between, mut n) = (Vec::new(), 0);
+    while between.len() < 8 {
+        match bench.step().len() {
+            1 => n += 1,
+            _ => between.push(std::mem::take(&mut n)),
+        }
+    }
+    between
+}
+
+#[test]
+fn with_a_tpot_slo_prompts_are_read_as_far_as_no_answer_is_late() {
+    // 80 ms are aimed at, so that each step adds at least 39 ms to the slack.
+    let in_time = decodes_between_chunks(100, Duration::ZERO);
+    assert!(in_time[1..].iter().all(|n| *n <= 1), "{in_time:?}");
+    // 16 ms are aimed at: 25 ms too much for a chunk, 13 ms too little for another step.
+    let paced = decodes_between_chunks(20, Duration::ZERO);
+    let n_steps: usize = paced[1..].iter().sum::<usize>() + paced.len() - 1;
+    assert!((18..=24).contains(&n_steps), "{n_steps} steps for 7 chunks: {paced:?}");
+    // Late already: three quarters of the time, 41 steps of 3 ms for each chunk of 41 ms.
+    let late = decodes_between_chunks(20, Duration::from_secs(10));
+    assert_eq!(late[1..], [41; 7], "{late:?}");
+    // No order of steps keeps that: half of the time, as without an SLO.
+    let hopeless = decodes_between_chunks(3, Duration::ZERO);
+    assert_eq!(hopeless[1..], [14; 7], "{hopeless:?}");
+}
+
 #[test]
 fn no_more_sequences_run_than_are_allowed() {
     let mut bench = Bench::decoder_only(EngineConfig { max_sequences: 2, ..config() });

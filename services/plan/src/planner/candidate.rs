@@ -8,6 +8,7 @@ use crate::simulator::spec::{EncoderSpec, PdSpec, PoolRole, PoolSpec};
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
 use std::time::Duration;
+use triptych_bench::slo::Slo;
 use triptych_core::TowerIdx;
 use triptych_encoder::BatchLimits;
 use triptych_pd::EngineSettings;
@@ -93,7 +94,7 @@ impl Shape {
     }
 }
 
-/// WorkerSettings of the workers.
+/// Settings of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkerSettings {
     /// Token rows of an engine step.
@@ -102,6 +103,8 @@ pub struct WorkerSettings {
     pub max_sequences: usize,
     /// Percent of the time for decode while prompts are prefilled.
     pub decode_share: u8,
+    /// TPOT SLO that engines are told.
+    pub tpot_slo: Option<Duration>,
     /// Output tokens of an encoder batch.
     pub batch_tokens: usize,
     /// Items of an encoder batch.
@@ -119,10 +122,19 @@ impl Default for WorkerSettings {
             token_budget: engine.token_budget,
             max_sequences: engine.max_sequences,
             decode_share: engine.decode_share,
+            tpot_slo: engine.tpot_slo,
             batch_tokens: batch.max_tokens,
             batch_items: batch.max_items,
             encoder_budget: EncoderBudget::Automatic,
         }
+    }
+}
+
+impl WorkerSettings {
+    /// Settings of workers that are told this SLO; other engines cannot be.
+    pub fn with_slo(slo: &Slo, curves: &CostCurves) -> Self {
+        let tpot_slo = slo.tpot.filter(|_| curves.api.is_none());
+        Self { tpot_slo, ..Self::default() }
     }
 }
 
@@ -192,6 +204,7 @@ impl Candidate {
             token_budget: settings.token_budget,
             max_sequences: settings.max_sequences,
             decode_share: settings.decode_share,
+            tpot_slo: settings.tpot_slo,
             ..EngineSettings::default()
         };
         let kv = &self.curves.kv;

@@ -2,9 +2,10 @@
 
 mod vllm;
 
-use super::candidate::{Candidate, Shape};
+use super::candidate::{Candidate, Shape, WorkerSettings};
 use crate::curves::ApiEncoders;
 use std::fmt::Write as _;
+use std::time::Duration;
 use vllm::Job;
 
 /// Ports of the workers of a cluster on one host.
@@ -40,15 +41,56 @@ fn foreign(candidate: &Candidate) -> (bool, bool) {
     (encoders.is_some_and(|encoders| encoders != ApiEncoders::Ours), encoders.is_some())
 }
 
+/// A flag of a worker, and its value.
+type Flag = (&'static str, String);
+
+/// The flag that gives answers their time while prompts are read.
+fn pacing(settings: WorkerSettings) -> Flag {
+    match settings.tpot_slo {
+        Some(slo) => ("--tpot-slo", ms(slo).to_string()),
+        None => ("--decode-share", settings.decode_share.to_string()),
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Settings of the workers that the plan chose, by the flags that they have.
+pub fn settings(candidate: &Candidate) -> Vec<Flag> {
+    let settings = candidate.settings;
+    let (has_foreign_encoders, has_foreign_pds) = foreign(candidate);
+    let mut flags = match has_foreign_pds {
+        true => vllm::settings(settings),
+        false => vec![
+            ("--token-budget", settings.token_budget.to_string()),
+            ("--max-sequences", settings.max_sequences.to_string()),
+            pacing(settings),
+        ],
+    };
+    match candidate.shape.is_split() {
+        true if !has_foreign_encoders => flags.extend([
+            ("--batch-tokens", settings.batch_tokens.to_string()),
+            ("--batch-items", settings.batch_items.to_string()),
+        ]),
+        false if !has_foreign_pds => {
+            flags.push(("--encoder-token-budget", settings.encoder_budget.to_string()));
+        }
+        _ => {}
+    }
+    flags
+}
+
 /// One line for each worker, with a proxy before them; of large clusters one line for each kind.
 pub fn commands(model: &str, candidate: &Candidate) -> Vec<String> {
     let settings = candidate.settings;
     let threads = candidate.curves.threads;
     let common =
         format!("--model {model} --threads {threads} --precision {} --ec STORE", candidate.curves.precision);
+    let (pacing, pace) = pacing(settings);
     let engine = format!(
-        "--token-budget {} --max-sequences {} --decode-share {}",
-        settings.token_budget, settings.max_sequences, settings.decode_share
+        "--token-budget {} --max-sequences {} {pacing} {pace}",
+        settings.token_budget, settings.max_sequences
     );
     let batch = format!("--batch-tokens {} --batch-items {}", settings.batch_tokens, settings.batch_items);
     let (has_foreign_encoders, has_foreign_pds) = foreign(candidate);
@@ -167,9 +209,13 @@ fn pool(model: &str, candidate: &Candidate, (suffix, role, replicas): (&str, &st
         .chain(["--batch-items".to_owned(), settings.batch_items.to_string()]);
     let turns = ["--encoder-token-budget".to_owned(), settings.encoder_budget.to_string()];
     let kv = curves.kv_dtype.iter().flat_map(|dtype| [KV_FLAG.to_owned(), dtype.clone()]);
+    let pacing = match settings.tpot_slo {
+        Some(slo) => format!("tpotSloMs: {}", ms(slo)),
+        None => format!("decodeShare: {}", settings.decode_share),
+    };
     let engine = format!(
-        "    engine: {{tokenBudget: {}, maxSequences: {}, decodeShare: {}}}\n",
-        settings.token_budget, settings.max_sequences, settings.decode_share
+        "    engine: {{tokenBudget: {}, maxSequences: {}, {pacing}}}\n",
+        settings.token_budget, settings.max_sequences
     );
     match (role, candidate.shape.is_split()) {
         ("encoder", _) => yaml.push_str(&args(batch)),
@@ -233,6 +279,24 @@ mod tests {
         assert!(many[1].ends_with("--discover redis://HOST"), "one proxy is enough: {}", many[1]);
         let fleet = commands("m", &candidate(Shape::Split { encoders: 200, pds: 312 }));
         assert!(fleet[2].ends_with("# on 8 hosts or pods"), "{}", fleet[2]);
+    }
+
+    #[test]
+    fn an_slo_of_tokens_is_told_instead_of_a_share() {
+        let slo = "ttft=1s,tpot=2500us".parse().unwrap();
+        let shape = Shape::Split { encoders: 1, pds: 1 };
+        let told = WorkerSettings::with_slo(&slo, &curves());
+        let told = Candidate { settings: told, ..candidate(shape) };
+        assert!(
+            commands("m", &told)[1].contains("--max-sequences 64 --tpot-slo 2.5 "),
+            "{:?}",
+            commands("m", &told)
+        );
+        assert!(values("m", &told).contains("maxSequences: 64, tpotSloMs: 2.5}"), "{}", values("m", &told));
+        let flags = |candidate| settings(candidate).into_iter().map(|(flag, _)| flag).collect::<Vec<_>>();
+        assert!(flags(&told).contains(&"--tpot-slo") && !flags(&told).contains(&"--decode-share"));
+        let untold = candidate(shape);
+        assert!(flags(&untold).contains(&"--decode-share"), "{:?}", flags(&untold));
     }
 
     #[test]

@@ -24,20 +24,23 @@ pub fn all(question: &Question<'_>, means: &Means) -> Vec<Candidate> {
     for curves in &question.curves {
         let workers = question.budget.workers(curves.threads);
         let candidate = |shape, settings| Candidate { shape, curves: Arc::clone(curves), settings };
+        let settings = WorkerSettings::with_slo(&question.slo, curves);
         let both = match workers {
             0 => continue,
             1 => Shape::Colocated,
             workers => Shape::Replicated { workers },
         };
-        all.extend(encoder_budgets(curves, means).iter().map(|&encoder_budget| {
-            candidate(both, WorkerSettings { encoder_budget, ..WorkerSettings::default() })
-        }));
+        all.extend(
+            encoder_budgets(curves, means)
+                .iter()
+                .map(|&encoder_budget| candidate(both, WorkerSettings { encoder_budget, ..settings })),
+        );
         for encoders in ratios(workers, curves, means) {
             let pds = workers - encoders;
             let towers = towers(encoders, workers, (curves, means));
             let shapes = towers.into_iter().map(|encoders| Shape::Towers { encoders, pds });
             let shapes = std::iter::once(Shape::Split { encoders, pds }).chain(shapes);
-            all.extend(shapes.map(|shape| candidate(shape, WorkerSettings::default())));
+            all.extend(shapes.map(|shape| candidate(shape, settings)));
         }
     }
     all

@@ -1,7 +1,8 @@
 //! The recommendation as a page of Markdown.
 
 use super::answer::{Advice, Recommendation, RecommendedCluster};
-use super::candidate::WorkerSettings;
+use super::candidate::Candidate;
+use super::chart;
 use std::fmt::Write as _;
 
 /// The page.
@@ -57,7 +58,7 @@ fn choice(page: &mut String, choice: &RecommendedCluster) -> std::fmt::Result {
             false => format!(" Above that rate: {}.", full.breaks.join("; ")),
         }
     )?;
-    settings(page, &choice.settings, choice.shape.is_split())?;
+    settings(page, &choice.found.candidate)?;
     writeln!(page, "\n```console\n$ {}\n```\n", choice.commands.join("\n$ "))?;
     writeln!(page, "Values for the Helm chart:\n\n```yaml\n{}```", choice.values)
 }
@@ -75,18 +76,9 @@ fn error(page: &mut String, answer: &Recommendation) -> std::fmt::Result {
     )
 }
 
-fn settings(page: &mut String, settings: &WorkerSettings, is_split: bool) -> std::fmt::Result {
-    writeln!(page, "| setting | |\n|---|---|\n| `--token-budget` | {} |", settings.token_budget)?;
-    writeln!(page, "| `--max-sequences` | {} |", settings.max_sequences)?;
-    writeln!(page, "| `--decode-share` | {} |", settings.decode_share)?;
-    if is_split {
-        return writeln!(
-            page,
-            "| `--batch-tokens` | {} |\n| `--batch-items` | {} |",
-            settings.batch_tokens, settings.batch_items
-        );
-    }
-    writeln!(page, "| `--encoder-token-budget` | {} |", settings.encoder_budget)
+fn settings(page: &mut String, candidate: &Candidate) -> std::fmt::Result {
+    writeln!(page, "| setting | |\n|---|---|")?;
+    chart::settings(candidate).iter().try_for_each(|(flag, value)| writeln!(page, "| `{flag}` | {value} |"))
 }
 
 fn beside(page: &mut String, answer: &Recommendation) -> std::fmt::Result {

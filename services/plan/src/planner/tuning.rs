@@ -45,7 +45,8 @@ const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 4] = [
     },
     |c| TOKEN_BUDGETS.iter().map(|&token_budget| WorkerSettings { token_budget, ..c.settings }).collect(),
     |c| {
-        let with = |decode_share| WorkerSettings { decode_share, ..c.settings };
+        // They count where there is no SLO that the share follows from.
+        let with = |decode_share| WorkerSettings { decode_share, tpot_slo: None, ..c.settings };
         // Other engines have no such setting.
         if c.curves.api.is_some() { Vec::new() } else { DECODE_SHARES.map(with).to_vec() }
     },

@@ -35,10 +35,7 @@ pub fn choose(
     let (names, candidates): (Vec<_>, Vec<_>) = clusters
         .into_iter()
         .map(|(t, curves)| {
-            (
-                (t.to_string(), shape(&t), encoder_budget(&t)),
-                candidate(shape(&t), &curves, encoder_budget(&t)),
-            )
+            ((t.to_string(), shape(&t), encoder_budget(&t)), candidate(&t, &curves, Some(&inputs.slo)))
         })
         .unzip();
     if candidates.is_empty() {

@@ -2,7 +2,7 @@
 //! same requests are then simulated. For held-out workloads the goodput of the planned topology is compared with the best.
 
 use super::choice::{MeasurementLength, choose};
-use super::report::{LOADS, LoadComparison, Regret, Validation, candidate, compare, encoder_budget, shape};
+use super::report::{LOADS, LoadComparison, Regret, Validation, candidate, compare};
 use crate::curves::CostCurves;
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{self, Budget, Named};
@@ -152,7 +152,7 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
         rate: f64,
         n: usize,
     ) -> Result<Vec<Outcome>, MeasureError> {
-        let candidate = candidate(shape(topology), curves, encoder_budget(topology));
+        let candidate = candidate(topology, curves, Some(&self.inputs.slo));
         let demand = self.inputs.demand.clone();
         let question = self.inputs.question(Budget::Workers(topology.kinds().len()), &self.inputs.demand);
         let spec = candidate.spec(&question);
@@ -197,7 +197,7 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
     /// First rate of a search: a little below the simulated goodput, if the topology can be simulated.
     async fn expected(&mut self, topology: &Topology, w: &Workload) -> Result<Option<f64>, MeasureError> {
         let Some(curves) = self.curves_of(topology) else { return Ok(None) };
-        let candidate = candidate(shape(topology), &curves, encoder_budget(topology));
+        let candidate = candidate(topology, &curves, Some(&self.inputs.slo));
         let n = topology.kinds().len();
         let inputs = self.inputs.clone();
         let demand = Named { workload: w.clone(), arrivals: inputs.demand.arrivals };

@@ -181,10 +181,11 @@ pub fn pairs(measured: &RunVerdict, simulated: &RunVerdict) -> Vec<PercentilePai
     pairs
 }
 
-/// The planner's candidate for a topology of workers that were measured.
-pub fn candidate(shape: Shape, curves: &Arc<CostCurves>, encoder_budget: EncoderBudget) -> Candidate {
-    let settings = WorkerSettings { encoder_budget, ..WorkerSettings::default() };
-    Candidate { shape, curves: Arc::clone(curves), settings }
+/// The planner's candidate for a topology of workers that are measured; `told`: the SLO that they are told.
+pub fn candidate(topology: &Topology, curves: &Arc<CostCurves>, told: Option<&Slo>) -> Candidate {
+    let settings = told.map_or_else(WorkerSettings::default, |slo| WorkerSettings::with_slo(slo, curves));
+    let settings = WorkerSettings { encoder_budget: encoder_budget(topology), ..settings };
+    Candidate { shape: shape(topology), curves: Arc::clone(curves), settings }
 }
 
 /// The planner's shape of a topology.

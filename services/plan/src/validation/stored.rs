@@ -1,7 +1,7 @@
 //! Stored results of the bench beside the simulation of the same requests, and beside the cluster that a plan recommends.
 
 use super::choice::{MeasurementLength, choose};
-use super::report::{LoadComparison, Regret, Validation, candidate, encoder_budget, goal, pairs, shape};
+use super::report::{LoadComparison, Regret, Validation, candidate, goal, pairs};
 use crate::curves::CostCurves;
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{Budget, Named};
@@ -152,7 +152,7 @@ impl<'a> StoredSweep<'a> {
         let mut slowness = 1.0;
         let spec = |slowness: f64| {
             let curves = Arc::new(curves.slowed(slowness));
-            candidate(shape(&self.topology), &curves, encoder_budget(&self.topology)).spec(&question)
+            candidate(&self.topology, &curves, Some(&self.inputs.slo)).spec(&question)
         };
         if let Some(reported_ms) = reported_step_ms(rate).filter(|_| self.as_reported) {
             for _ in 0..CORRECTIONS {

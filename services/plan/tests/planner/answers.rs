@@ -15,7 +15,6 @@ use triptych_plan::planner::{
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
-use triptych_runtime::compute_arbiter::EncoderBudget;
 
 const EFFORT: Effort =
     Effort { requests: 100, seeds: 1, tolerance: 0.3, tunes: false, what_if: false, ..Effort::QUICK };
@@ -230,7 +229,7 @@ fn an_slo_that_no_cluster_meets_is_an_answer() {
 fn where_one_seed_found_nothing_the_others_are_still_asked() {
     let demand = demand("epd-short:images=1,text=100,output=12");
     let question = question(&demand, &Costs::default(), Budget::Cores(2));
-    let cluster = candidate(Shape::Colocated, &question.curves[0], EncoderBudget::default());
+    let cluster = candidate(&"colocated".parse().unwrap(), &question.curves[0], None);
     let found = expected(&question, cluster).expect("a cluster that can be simulated");
     let settled =
         settle(&question, SearchedCandidate { rate: 0.0, at: None, ..found }).expect("the same cluster");

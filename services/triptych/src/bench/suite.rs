@@ -32,7 +32,7 @@ pub struct SuiteArgs {
     /// Workloads instead of the suite's; repeat for several
     #[arg(long = "workload", value_name = "NAME[:KEY=VALUE,…]")]
     pub workloads: Vec<String>,
-    /// SLO of every request: about five times the latency of a single one
+    /// SLO of every request: about five times the latency of a single one. PD workers are told its `tpot` (`--tpot-slo`)
     #[arg(long, value_name = "SLO", default_value = "ttft=500ms,tpot=50ms", value_parser = str::parse::<Slo>)]
     pub slo: Slo,
     /// Arrival process: own, poisson, gamma:cv=2, constant, ramp:from=0.1,over=60s
@@ -137,7 +137,8 @@ impl SuiteArgs {
 ///
 /// # Errors
 /// [`CliError`] if a cluster cannot start or dies; earlier results are kept.
-pub async fn run(args: SuiteArgs) -> Result<(), CliError> {
+pub async fn run(mut args: SuiteArgs) -> Result<(), CliError> {
+    args.topology.tpot_slo = args.slo.tpot;
     let plan = args.plan()?;
     let screen = Screen::of("bench", &args.log)?;
     let unwritable =

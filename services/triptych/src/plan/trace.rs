@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triptych_bench::topology::Topology;
 use triptych_plan::planner::Budget;
 use triptych_plan::simulator::{simulate, trace};
-use triptych_plan::validation::{candidate, encoder_budget, shape};
+use triptych_plan::validation::candidate;
 
 /// Flags of `triptych plan trace`.
 #[derive(Args, Clone, Debug)]
@@ -49,7 +49,7 @@ pub fn run(args: &TraceArgs) -> Result<(), CliError> {
             args.topology
         ))
     })?;
-    let candidate = candidate(shape(&args.topology), curves, encoder_budget(&args.topology));
+    let candidate = candidate(&args.topology, curves, Some(&inputs.slo));
     let mut spec = candidate.spec(&inputs.question(Budget::Workers(n_workers), &inputs.demand));
     spec.records_spans = true;
     let offered = inputs.demand.workload.requests(args.rate, inputs.demand.arrivals, args.seed);

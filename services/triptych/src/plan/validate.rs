@@ -97,13 +97,14 @@ async fn compare(args: &ValidateArgs) -> Result<Validation, CliError> {
 async fn measure(args: &ValidateArgs, inputs: &PlanInputs) -> Result<Validation, CliError> {
     let held_out = held_out(&args.held_out)?;
     args.topology.pin_self()?;
+    let told = TopologyArgs { tpot_slo: inputs.slo.tpot, ..args.topology.clone() };
     let model = model::check_one(&args.topology.models).await?;
     let screen = Screen::new(&args.log)?;
     let dir = tempfile::tempdir().map_err(|e| CliError::failed("cannot make a folder", &e))?;
     let settings = settings(args)?;
     let mut validation = MeasuredValidation {
         inputs,
-        starter: &Starter { args: &args.topology, model: &model, screen: &screen, dir: dir.path() },
+        starter: &Starter { args: &told, model: &model, screen: &screen, dir: dir.path() },
         settings: &settings,
         report: &|line| screen.say(line),
         save: &|validation| save((&args.output, inputs), validation),

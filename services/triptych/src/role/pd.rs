@@ -148,6 +148,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
           value_parser = clap::value_parser!(u8).range(..=90))]
     pub decode_share: u8,
+    /// Milliseconds per token after the first that each answer is to keep in the mean, as promised to clients. Prompts are then read
+    /// as far as that delays no answer beyond it, and while one is late anyway answers have three quarters of the time. 0: no such
+    /// promise, and --decode-share alone
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
+    pub tpot_slo: Duration,
     /// Sequences that run at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -177,6 +182,7 @@ impl EngineArgs {
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
             decode_share: self.decode_share,
+            tpot_slo: Some(self.tpot_slo).filter(|slo| !slo.is_zero()),
             max_sequences: size(self.max_sequences),
             stream_interval: Duration::from_millis(self.stream_interval.into()),
             draft_tokens: size(self.draft_tokens),
@@ -184,6 +190,15 @@ impl EngineArgs {
             ..EngineSettings::default()
         }
     }
+}
+
+/// Longest TPOT SLO, in milliseconds.
+const MAX_TPOT_SLO_MS: f64 = 60_000.0;
+
+fn tpot_slo(text: &str) -> Result<Duration, String> {
+    let ms = text.parse::<f64>().ok().filter(|ms| (0.0..=MAX_TPOT_SLO_MS).contains(ms));
+    let ms = ms.ok_or_else(|| format!("allowed are 0 to {MAX_TPOT_SLO_MS} milliseconds, as in 20 or 2.5"))?;
+    Ok(Duration::from_secs_f64(ms / 1e3))
 }
 
 fn size(n: u32) -> usize {

@@ -4,6 +4,7 @@ use crate::args::{EcArg, ModelArgs};
 use crate::error::{CliError, chain};
 use clap::Args;
 use std::path::PathBuf;
+use std::time::Duration;
 use triptych_bench::topology::{CoreList, Topology, affinity};
 use triptych_core::limits::Limits;
 
@@ -30,6 +31,9 @@ pub struct TopologyArgs {
     /// More flags for every encoder and PD worker, as in `--worker-flags "--kv-mib 256"`
     #[arg(long, value_name = "FLAGS", default_value = "", allow_hyphen_values = true)]
     pub worker_flags: String,
+    /// TPOT SLO that PD workers are told, unless the flags above say so; `None`: none
+    #[arg(skip)]
+    pub tpot_slo: Option<Duration>,
     /// File for the workers' timelines; `None`: none
     #[arg(skip)]
     pub timeline: Option<PathBuf>,

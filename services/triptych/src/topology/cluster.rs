@@ -244,6 +244,14 @@ fn slab_of(ec: &EcArg) -> Option<PathBuf> {
     path.contains("triptych-bench-").then(|| PathBuf::from(path))
 }
 
+/// A time as flags take it, in milliseconds.
+fn as_ms(time: Duration) -> String {
+    (time.as_secs_f64() * 1e3).to_string()
+}
+
+/// Flag of the TPOT SLO that a PD worker is told.
+const TPOT_SLO: &str = "--tpot-slo";
+
 /// The processes in the order of starting, workers in the order of their shares.
 fn plan(
     starter: &Starter<'_>,
@@ -278,6 +286,8 @@ fn plan(
             let budget = topology.budget.iter().flat_map(|n| ["--encoder-token-budget".into(), n.into()]);
             worker.flags.extend(budget);
         }
+        let told = args.tpot_slo.filter(|_| role == Role::Pd && !args.worker_flags.contains(TPOT_SLO));
+        worker.flags.extend(told.iter().flat_map(|slo| [TPOT_SLO.into(), as_ms(*slo).into()]));
         worker.flags.extend(args.worker_flags.split_whitespace().map(Into::into));
         if let Some(file) = &args.timeline {
             worker.flags.extend(["--trace-file".into(), file.into()]);
@@ -306,7 +316,10 @@ mod tests {
     }
 
     fn flags_of(topology: &str, flags: &[&str]) -> Vec<(String, String)> {
-        let args = args(flags);
+        flags_with(topology, &args(flags))
+    }
+
+    fn flags_with(topology: &str, args: &TopologyArgs) -> Vec<(String, String)> {
         let topology = topology.parse::<Topology>().unwrap();
         let model = CheckedModel {
             name: ModelName::new("m"),
@@ -315,7 +328,7 @@ mod tests {
             dir: "/m".into(),
         };
         let screen = Screen::silent();
-        let starter = Starter { args: &args, model: &model, screen: &screen, dir: Path::new("/tmp") };
+        let starter = Starter { args, model: &model, screen: &screen, dir: Path::new("/tmp") };
         let shares = topology.shares(&"0-3".parse().unwrap(), false).unwrap();
         let ec = args.store_of("x", Path::new("/tmp")).unwrap();
         let plan = plan(&starter, &topology, &shares, &ec, &mut Ports::default()).unwrap();
@@ -328,6 +341,18 @@ mod tests {
             c.flags.iter().map(|f| f.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
         };
         plan.children.iter().map(|c| (c.name.clone(), text(c))).collect()
+    }
+
+    #[test]
+    fn pd_workers_are_told_the_slo_unless_their_flags_are_given() {
+        let tpot_slo = Some(Duration::from_micros(2500));
+        let told = |flags: &[&str]| {
+            let all = flags_with("1e1pd", &TopologyArgs { tpot_slo, ..args(flags) });
+            all.into_iter().filter(|(_, text)| text.contains(TPOT_SLO)).collect::<Vec<_>>()
+        };
+        let [(name, text)] = &told(&[])[..] else { panic!("PD workers alone") };
+        assert!(name == "pd-1" && text.contains("--tpot-slo 2.5"), "{text}");
+        assert!(told(&["--worker-flags", "--tpot-slo 0"]).iter().all(|(_, text)| !text.contains("2.5")));
     }
 
     #[test]

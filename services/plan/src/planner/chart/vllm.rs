@@ -1,6 +1,7 @@
 //! Workers that are vLLM servers, as an operator types them (docs.vllm.ai, "Engine Arguments"; `deploy/vllm.md`).
 
-use super::super::candidate::Candidate;
+use super::super::candidate::{Candidate, WorkerSettings};
+use super::Flag;
 use crate::curves::ApiEncoders;
 
 /// Module of the EC connector.
@@ -15,17 +16,22 @@ pub(super) enum Job {
     Pd,
 }
 
+/// Settings of a PD worker that a plan chooses, as flags of `vllm serve`.
+pub(super) fn settings(settings: WorkerSettings) -> Vec<Flag> {
+    vec![
+        ("--max-num-batched-tokens", settings.token_budget.to_string()),
+        ("--max-num-seqs", settings.max_sequences.to_string()),
+    ]
+}
+
 /// Arguments of `vllm serve` behind the model.
 fn args(candidate: &Candidate, job: Job) -> Vec<String> {
-    let settings = candidate.settings;
     let mut args = match job {
         Job::Encoder => Vec::new(),
-        Job::Pd => vec![
-            "--max-num-batched-tokens".to_owned(),
-            settings.token_budget.to_string(),
-            "--max-num-seqs".to_owned(),
-            settings.max_sequences.to_string(),
-        ],
+        Job::Pd => settings(candidate.settings)
+            .into_iter()
+            .flat_map(|(flag, value)| [flag.to_owned(), value])
+            .collect(),
     };
     let encoders = candidate.curves.api.as_ref().map(|api| api.encoders);
     if encoders == Some(ApiEncoders::Ours) {
@@ -82,8 +88,8 @@ pub(super) fn pool(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{commands, values};
-    use super::*;
+    use super::super::{commands, settings, values};
+    use super::{ApiEncoders, Candidate};
     use crate::curves::sample::curves;
     use crate::curves::{ApiSource, CostCurves};
     use crate::planner::candidate::{Shape, WorkerSettings};
@@ -110,6 +116,9 @@ mod tests {
         assert!(lines[1].starts_with("vllm serve m --max-num-batched-tokens 512 --max-num-seqs 64"));
         assert!(lines[1].contains("\"accept_proxy_keys\": true") && lines[1].ends_with("--port 7002"));
         assert!(lines[2].ends_with("--encoder 127.0.0.1:7001 --pd vllm+http://127.0.0.1:7002"), "{lines:?}");
+        let flags: Vec<_> = settings(&mixed).into_iter().map(|(flag, _)| flag).collect();
+        let expected = ["--max-num-batched-tokens", "--max-num-seqs", "--batch-tokens", "--batch-items"];
+        assert_eq!(flags, expected, "those that its workers have");
         let yaml = values("m", &mixed);
         assert!(yaml.contains("role: pd\n    engine: vllm\n") && yaml.contains("role: encoder\n    model"));
         assert_eq!(mixed.name(), "1e1pd (1 core each, our encoders before vLLM 0.32)");
@@ -125,5 +134,6 @@ mod tests {
         assert!(lines[0].ends_with("--max-num-seqs 64 --port 7001"), "no connector: {lines:?}");
         assert!(lines[2].ends_with("--pd vllm+http://127.0.0.1:7001 --pd vllm+http://127.0.0.1:7002"));
         assert!(!values("m", &alone).contains("withEncoder"), "{}", values("m", &alone));
+        assert_eq!(settings(&alone).len(), 2, "{:?}", settings(&alone));
     }
 }
