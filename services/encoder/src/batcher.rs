@@ -141,7 +141,7 @@ struct BatchJob {
     reply: oneshot::Sender<Result<ForwardResult, Failure>>,
 }
 
-/// What the thread knows of a job that waits.
+/// A job that waits, as the thread has it.
 struct WaitingJob {
     job: JobEnd,
     permit: Weak<JobPermit>,

@@ -6,8 +6,8 @@
 //! sequences, decode-only steps follow until the share is met. Time in which nothing decodes is not owed, and
 //! nothing is saved up.
 //!
-//! A share is right for one load: too large, and prompts wait for answers that are well within what was promised; too small, and
-//! answers are late. With a TPOT SLO the share follows from it. Each sequence that decodes has a slack, the time for which its next
+//! A share is right for one load: too large, and prompts wait for answers that are well within their SLO; too small, and answers
+//! are late. With a TPOT SLO the share follows from it. Each sequence that decodes has a slack, the time for which its next
 //! token may wait before the mean time of its tokens exceeds the SLO (as deadlines by token do in
 //! <https://arxiv.org/abs/2404.16283>). While the least slack covers a step with prompts, such steps follow each other; else
 //! decoding has [`BEHIND_SHARE`] of the time, so that prompts go on however late answers are.

@@ -75,7 +75,7 @@ fn with_a_tpot_slo_prompts_are_read_as_far_as_no_answer_is_late() {
     let paced = decodes_between_chunks(20, Duration::ZERO);
     let n_steps: usize = paced[1..].iter().sum::<usize>() + paced.len() - 1;
     assert!((18..=24).contains(&n_steps), "{n_steps} steps for 7 chunks: {paced:?}");
-    // Late already: three quarters of the time, 41 steps of 3 ms for each chunk of 41 ms.
+    // Late already: 75 % of the time, 41 steps of 3 ms for each chunk of 41 ms.
     let late = decodes_between_chunks(20, Duration::from_secs(10));
     assert_eq!(late[1..], [41; 7], "{late:?}");
     // No order of steps keeps that: half of the time, as without an SLO.

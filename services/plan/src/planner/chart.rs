@@ -6,7 +6,7 @@ use super::candidate::{Candidate, Shape, WorkerSettings};
 use crate::curves::ApiEncoders;
 use std::fmt::Write as _;
 use std::time::Duration;
-use vllm::Job;
+use vllm::{Flag, Job};
 
 /// Ports of the workers of a cluster on one host.
 const FIRST_PORT: usize = 7001;
@@ -40,9 +40,6 @@ fn foreign(candidate: &Candidate) -> (bool, bool) {
     let encoders = candidate.curves.api.as_ref().map(|api| api.encoders);
     (encoders.is_some_and(|encoders| encoders != ApiEncoders::Ours), encoders.is_some())
 }
-
-/// A flag of a worker, and its value.
-type Flag = (&'static str, String);
 
 /// The flag that gives answers their time while prompts are read.
 fn pacing(settings: WorkerSettings) -> Flag {

@@ -168,7 +168,7 @@ mod tests {
         let inputs = PlanInputs {
             curves: all,
             demand: Named { workload, arrivals: Arrivals::Own },
-            slo: "ttft=2s,tpot=100ms".parse().expect("an SLO"),
+            slo: "ttft=2s".parse().expect("an SLO"),
             frontend: FrontCores::Own,
             shares_cores: false,
             residuals: read_residuals(None).expect("the residuals of this repository"),

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use triptych_bench::arrivals::Arrivals;
 use triptych_bench::judge::Rule;
+use triptych_bench::slo::Slo;
 use triptych_bench::workload::Workload;
 use triptych_plan::curves::sample::{Costs, curves_of, two_towers};
 use triptych_plan::curves::{CostCurves, TowerCurves};
@@ -106,24 +107,24 @@ fn the_answer_is_within_its_bound_and_its_runner_up_is_not_better() {
 }
 
 #[test]
-fn decode_gets_the_share_of_time_that_the_slo_asks_for() {
+fn workers_that_are_told_the_slo_serve_more_and_the_plan_tells_them() {
     let demand = demand("text:text=600,output=40");
-    let effort = Effort { requests: 200, tolerance: 0.05, tunes: true, ..EFFORT };
-    let share = |slo: &str| {
-        let plain = question(&demand, &Costs::default(), Budget::Cores(1));
-        let slo = slo.parse().expect("an SLO");
-        let answer = plan(&Question { slo, effort, ..plain }, &|_| {}).expect("a plan");
-        let share = answer.best.settings.decode_share;
-        assert!(markdown(&answer).contains(&format!("| `--decode-share` | {share} |")));
-        assert!(
-            answer.best.commands[0].contains(&format!("--decode-share {share}")),
-            "{:?}",
-            answer.best.commands
-        );
-        share
-    };
-    let (tokens, prompts) = (share("ttft=60s,tpot=7ms"), share("ttft=600ms,tpot=1s"));
-    assert!(tokens > prompts, "{tokens} % with a tight TPOT, {prompts} % with a tight TTFT");
+    let effort = Effort { requests: 200, tolerance: 0.02, tunes: true, ..EFFORT };
+    let topology = "colocated".parse().expect("a topology");
+    let gains = ["ttft=60s,tpot=7ms", "ttft=600ms,tpot=1s"].map(|slo| {
+        let slo: Slo = slo.parse().expect("an SLO");
+        let question = Question { slo, effort, ..question(&demand, &Costs::default(), Budget::Cores(1)) };
+        let answer = plan(&question, &|_| {}).expect("a plan");
+        assert_eq!(answer.best.settings.tpot_slo, slo.tpot);
+        assert!(markdown(&answer).contains("| `--tpot-slo` | "));
+        assert!(answer.best.commands[0].contains(" --tpot-slo "), "{:?}", answer.best.commands);
+        let [told, untold] = [Some(&slo), None].map(|told| {
+            let cluster = candidate(&topology, &question.curves[0], told);
+            expected(&question, cluster).expect("a cluster that can be simulated").rate
+        });
+        told / untold
+    });
+    assert!(gains.iter().all(|gain| *gain > 1.0), "{gains:?} times as much");
 }
 
 /// The numbers of a text, in order.

@@ -35,6 +35,9 @@ pub struct SuiteArgs {
     /// SLO of every request: about five times the latency of a single one. PD workers are told its `tpot` (`--tpot-slo`)
     #[arg(long, value_name = "SLO", default_value = "ttft=500ms,tpot=50ms", value_parser = str::parse::<Slo>)]
     pub slo: Slo,
+    /// PD workers are not told the SLO: prompts and answers share their time by --decode-share
+    #[arg(long)]
+    pub untold: bool,
     /// Arrival process: own, poisson, gamma:cv=2, constant, ramp:from=0.1,over=60s
     #[arg(long, value_name = "PROCESS", default_value = "own", value_parser = str::parse::<Arrivals>)]
     pub arrivals: Arrivals,
@@ -138,7 +141,7 @@ impl SuiteArgs {
 /// # Errors
 /// [`CliError`] if a cluster cannot start or dies; earlier results are kept.
 pub async fn run(mut args: SuiteArgs) -> Result<(), CliError> {
-    args.topology.tpot_slo = args.slo.tpot;
+    args.topology.tpot_slo = args.slo.tpot.filter(|_| !args.untold);
     let plan = args.plan()?;
     let screen = Screen::of("bench", &args.log)?;
     let unwritable =

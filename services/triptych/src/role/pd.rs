@@ -148,9 +148,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
           value_parser = clap::value_parser!(u8).range(..=90))]
     pub decode_share: u8,
-    /// Milliseconds per token after the first that each answer is to keep in the mean, as promised to clients. Prompts are then read
-    /// as far as that delays no answer beyond it, and while one is late anyway answers have three quarters of the time. 0: no such
-    /// promise, and --decode-share alone
+    /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read as far as that delays no
+    /// answer beyond it; while one is late anyway, answers have 75 % of the time. 0: no SLO, and --decode-share alone
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
     pub tpot_slo: Duration,
     /// Sequences that run at once

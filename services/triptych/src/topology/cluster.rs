@@ -346,13 +346,14 @@ mod tests {
     #[test]
     fn pd_workers_are_told_the_slo_unless_their_flags_are_given() {
         let tpot_slo = Some(Duration::from_micros(2500));
-        let told = |flags: &[&str]| {
-            let all = flags_with("1e1pd", &TopologyArgs { tpot_slo, ..args(flags) });
+        let told = |topology, flags: &[&str]| {
+            let all = flags_with(topology, &TopologyArgs { tpot_slo, ..args(flags) });
             all.into_iter().filter(|(_, text)| text.contains(TPOT_SLO)).collect::<Vec<_>>()
         };
-        let [(name, text)] = &told(&[])[..] else { panic!("PD workers alone") };
+        let [(name, text)] = &told("1e1pd", &[])[..] else { panic!("PD workers alone") };
         assert!(name == "pd-1" && text.contains("--tpot-slo 2.5"), "{text}");
-        assert!(told(&["--worker-flags", "--tpot-slo 0"]).iter().all(|(_, text)| !text.contains("2.5")));
+        let own = told("dp2", &["--worker-flags", "--tpot-slo 0"]);
+        assert!(own.len() == 2 && own.iter().all(|(_, text)| !text.contains("2.5")));
     }
 
     #[test]

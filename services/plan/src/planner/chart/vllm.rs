@@ -1,11 +1,13 @@
 //! Workers that are vLLM servers, as an operator types them (docs.vllm.ai, "Engine Arguments"; `deploy/vllm.md`).
 
 use super::super::candidate::{Candidate, WorkerSettings};
-use super::Flag;
 use crate::curves::ApiEncoders;
 
 /// Module of the EC connector.
 const CONNECTOR: &str = "triptych_ec.vllm_connector";
+
+/// A flag of a worker, and its value.
+pub(super) type Flag = (&'static str, String);
 
 /// Job of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
