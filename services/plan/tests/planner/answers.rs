@@ -107,24 +107,25 @@ fn the_answer_is_within_its_bound_and_its_runner_up_is_not_better() {
 }
 
 #[test]
-fn workers_that_are_told_the_slo_serve_more_and_the_plan_tells_them() {
+fn workers_are_told_the_slo_where_they_then_serve_more() {
     let demand = demand("text:text=600,output=40");
     let effort = Effort { requests: 200, tolerance: 0.02, tunes: true, ..EFFORT };
     let topology = "colocated".parse().expect("a topology");
-    let gains = ["ttft=60s,tpot=7ms", "ttft=600ms,tpot=1s"].map(|slo| {
+    // Steps take 5 ms at least: with an SLO of 7 ms few sequences have any slack.
+    for (slo, flag, least_gain) in
+        [("ttft=1s,tpot=12ms", "--tpot-slo", 1.1), ("ttft=60s,tpot=7ms", "--decode-share", 0.9)]
+    {
         let slo: Slo = slo.parse().expect("an SLO");
         let question = Question { slo, effort, ..question(&demand, &Costs::default(), Budget::Cores(1)) };
         let answer = plan(&question, &|_| {}).expect("a plan");
-        assert_eq!(answer.best.settings.tpot_slo, slo.tpot);
-        assert!(markdown(&answer).contains("| `--tpot-slo` | "));
-        assert!(answer.best.commands[0].contains(" --tpot-slo "), "{:?}", answer.best.commands);
+        assert!(markdown(&answer).contains(&format!("| `{flag}` | ")), "{}", markdown(&answer));
+        assert!(answer.best.commands[0].contains(flag), "{:?}", answer.best.commands);
         let [told, untold] = [Some(&slo), None].map(|told| {
             let cluster = candidate(&topology, &question.curves[0], told);
             expected(&question, cluster).expect("a cluster that can be simulated").rate
         });
-        told / untold
-    });
-    assert!(gains.iter().all(|gain| *gain > 1.0), "{gains:?} times as much");
+        assert!(told >= least_gain * untold, "{slo}: {told} requests/s told, {untold} untold");
+    }
 }
 
 /// The numbers of a text, in order.
