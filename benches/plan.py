@@ -7,7 +7,7 @@
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
-that the plan expects, of one seed; the topologies of a workload take turns, run by run, since the machine's speed drifts. With
+that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by run, since the machine's speed drifts. With
 `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
 """
 
@@ -123,7 +123,7 @@ class Validation:
 
     def suite(self, workload, topologies, *more, out):
         flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
-        flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "1", "--block", "0"]
+        flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "3", "--until-clear", "--block", "0"]
         flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
 

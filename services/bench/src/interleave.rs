@@ -2,7 +2,7 @@
 //!
 //! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
 //! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
-//! server's own search gives its next rate. A server whose search has ended has no more runs. Runs that the observer has kept are not
+//! server's own search gives its next rate; where one seed is enough ([`SweepSettings::until_clear`]), a server waits for the others. A server whose search has ended has no more runs. Runs that the observer has kept are not
 //! measured again.
 
 use crate::blocks::{Block, RunKey};
@@ -148,7 +148,7 @@ pub async fn run_interleaved(
         }
         for scheduled in &round {
             let Some(lane) = lanes.get_mut(scheduled.lane) else { continue };
-            if !lane.sweep.is_hopeless(&lane.runs) {
+            if !lane.sweep.is_decided(&lane.runs) {
                 lane.runs.push(run_one(lane, scheduled, observer).await);
             }
         }

@@ -22,7 +22,7 @@ use crate::client::grpc::GrpcTarget;
 use crate::client::{Clock, ContentSource, Target, learn_wording};
 use crate::error::MeasureError;
 use crate::goodput::{Tested, goodput};
-use crate::judge::{Finding, JudgedWindow, Rule};
+use crate::judge::{Finding, JudgedWindow, Rule, Run, judge_runs};
 use crate::media::Media;
 use crate::outcome::{End, Outcome};
 use crate::prompt::Wording;
@@ -34,7 +34,7 @@ use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
 use futures::future::BoxFuture;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -47,6 +47,8 @@ pub const N_CHANNELS: usize = 4;
 pub const RULE_REQUESTS: u64 = 1000;
 /// Or this long a window.
 pub const RULE_WINDOW: Duration = Duration::from_secs(600);
+/// Share of requests within the SLO below which a rate fails clearly: no chance of a short run takes a tenth of them.
+pub const OPEN: f64 = 0.9;
 /// Seeds, by the rule.
 pub const RULE_SEEDS: usize = 3;
 /// Rates from the first on whose runs are all void: then no slower one helps, since it is the bench that is short of
@@ -99,6 +101,8 @@ pub struct SweepSettings {
     pub arrivals: Arrivals,
     /// Seeds, one run each.
     pub seeds: Vec<u64>,
+    /// Further seeds only for a rate that its runs so far leave open: that fails with [`OPEN`] or more of its requests within the SLO.
+    pub until_clear: bool,
     /// Judged requests of a run.
     pub n_requests: u64,
     /// The longest judged window.
@@ -130,6 +134,7 @@ impl Default for SweepSettings {
         Self {
             arrivals: Arrivals::Own,
             seeds: vec![1, 2, 3],
+            until_clear: false,
             n_requests: RULE_REQUESTS,
             max_window: RULE_WINDOW,
             warm_up: None,
@@ -314,7 +319,7 @@ impl Sweep {
             if measured.result.verdict.n_offered > 0 || !self.settings.stop.is_cancelled() {
                 runs.push(measured);
             }
-            if self.is_hopeless(&runs) {
+            if self.is_decided(&runs) {
                 break;
             }
         }
@@ -347,8 +352,25 @@ impl Sweep {
         Measured { result, outcomes: ran.outcomes, window: ran.window }
     }
 
+    /// True if the verdict on a rate needs no further run.
+    pub fn is_decided(&self, runs: &[Measured]) -> bool {
+        self.is_hopeless(runs) || (self.settings.until_clear && self.is_clear(runs))
+    }
+
+    /// True if the runs of whole seeds pass, or fail clearly.
+    fn is_clear(&self, runs: &[Measured]) -> bool {
+        let n_blocks = runs.first().map_or(1, |run| self.n_blocks(run.result.rate) as usize).max(1);
+        if runs.is_empty() || runs.len() % n_blocks > 0 {
+            return false;
+        }
+        let judged: Vec<_> =
+            runs.iter().map(|run| Run { outcomes: &run.outcomes, window: run.window }).collect();
+        let verdict = judge_runs(&judged, &self.slo, &self.settings.rule);
+        verdict.passed || verdict.attainment() < OPEN
+    }
+
     /// True if so many requests missed the SLO that the rate fails at 90 % too, whatever the remaining seeds add.
-    pub fn is_hopeless(&self, runs: &[Measured]) -> bool {
+    fn is_hopeless(&self, runs: &[Measured]) -> bool {
         let verdicts = || runs.iter().map(|r| &r.result.verdict);
         let bad: u64 = verdicts().map(|v| v.n_offered - v.n_good).sum();
         let each = verdicts().map(|v| v.n_offered).max().unwrap_or(0);
@@ -573,7 +595,10 @@ fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
     let is_short =
         |(n, seconds): &(u64, f64)| *n < RULE_REQUESTS && *seconds < RULE_WINDOW.as_secs_f64() - 1e-3;
     let short = run_sizes(rates).into_iter().filter(is_short).map(|(n, _)| n).min();
-    let n_seeds = settings.seeds.len();
+    let n_seeds = match settings.until_clear {
+        true => rates.iter().map(n_seeds).min().unwrap_or(0),
+        false => settings.seeds.len(),
+    };
     if short.is_none() && n_seeds >= RULE_SEEDS {
         return None;
     }
@@ -583,6 +608,11 @@ fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
         short.unwrap_or(settings.n_requests),
         RULE_WINDOW.as_secs(),
     ))
+}
+
+/// Seeds that a rate was run with.
+fn n_seeds(rate: &RateResult) -> usize {
+    rate.runs.iter().map(|run| run.seed).collect::<BTreeSet<_>>().len()
 }
 
 #[cfg(test)]

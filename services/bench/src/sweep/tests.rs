@@ -110,6 +110,24 @@ async fn a_rate_beyond_doubt_is_not_repeated_for_every_seed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn further_seeds_are_for_rates_that_short_runs_leave_open() {
+    // All of the first 60 requests are in time, all but a few, and a part.
+    let settings = SweepSettings {
+        rates: Rates::Listed(vec![5.0, 14.0, 60.0]),
+        arrivals: Arrivals::Poisson,
+        n_requests: 60,
+        until_clear: true,
+        ..SweepSettings::default()
+    };
+    let (found, _) = sweep("ttft=160ms,tpot=20ms", &settings).await;
+    let runs: Vec<_> = found.rates.iter().map(|r| (r.runs[0].verdict.attainment(), r.runs.len())).collect();
+    let [(all, 1), (most, more), (few, 1)] = runs[..] else { panic!("{runs:?}") };
+    assert!(all > 0.99 && (OPEN..0.99).contains(&most) && more > 1 && few < OPEN, "{runs:?}");
+    let text = found.shorter_than_the_rule.expect("one rate has one seed");
+    assert!(text.contains("1 seeds"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn goodput_of_a_short_run_is_what_was_offered_in_it() {
     // Twenty arrivals of a Poisson process take a time of their own at any rate.
     let settings = SweepSettings {

@@ -47,6 +47,10 @@ pub struct SuiteArgs {
     /// Runs at each rate, each with its own seed. Default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
+    /// Further seeds only for a rate that the runs so far leave open: one that fails with 90 % of its requests within the SLO or more.
+    /// For short runs, in which one late request of some dozens fails a rate
+    #[arg(long)]
+    pub until_clear: bool,
     /// Longest judged part of a run, in seconds. Default: 600, with --quick 60
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window: Option<u64>,
@@ -113,6 +117,7 @@ impl SuiteArgs {
         let settings = SweepSettings {
             arrivals: self.arrivals,
             seeds: (1..=size.n_seeds).collect(),
+            until_clear: self.until_clear,
             n_requests: size.n_requests,
             max_window: size.max_window,
             block: size.block,
