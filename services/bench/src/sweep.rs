@@ -360,7 +360,7 @@ impl Sweep {
     /// True if the runs of whole seeds pass, or fail clearly.
     fn is_clear(&self, runs: &[Measured]) -> bool {
         let n_blocks = runs.first().map_or(1, |run| self.n_blocks(run.result.rate) as usize).max(1);
-        if runs.is_empty() || runs.len() % n_blocks > 0 {
+        if runs.is_empty() || !runs.len().is_multiple_of(n_blocks) {
             return false;
         }
         let judged: Vec<_> =
