@@ -20,7 +20,7 @@ pub struct EngineConfig {
     /// prefills what the budget allows, and the more prompts wait the slower all others decode.
     pub decode_share: u8,
     /// Time per token after the first that each answer is to keep in the mean. With it a step prefills where that delays no answer
-    /// beyond it, and else decoding has 75 % of the time; `decode_share` holds where no step is that fast. `None`: `decode_share`
+    /// beyond it, and else decoding has half of the time; `decode_share` holds where no step is that fast. `None`: `decode_share`
     /// alone.
     pub tpot_slo: Option<Duration>,
     /// Most sequences that run at once, at least 1; a beam counts as one.

@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 /// Percent of the time for decoding while an answer is behind its SLO.
-const BEHIND_SHARE: u8 = 75;
+const BEHIND_SHARE: u8 = 50;
 /// Percent of the SLO that is aimed at: what client and network add is not seen here.
 const AIM: u32 = 90;
 
