@@ -1,5 +1,7 @@
 //! A sweep: run after run at rates that the search picks, until goodput is known to a resolution.
 //!
+//! One file over 600 lines: the settings of a sweep stand beside the steps that read them.
+//!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
