@@ -38,7 +38,7 @@ pub struct CalibrateArgs {
     /// Workload, as `triptych bench` takes it: NAME[:key=value,…]
     #[arg(long, value_name = "WORKLOAD", default_value = "mixed:with=0.8,images=1-3")]
     pub workload: String,
-    /// Length of the load on each cluster, in seconds; one of text alone, half as long, comes after it
+    /// Length of the load on each cluster, in seconds; one of text alone, as long, comes after it
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub window_s: u64,
     /// Folder for the scaled curves, with the names of the given files
