@@ -115,6 +115,12 @@ pub struct Setup {
     /// Length of the blocks between which compared servers took turns, in seconds. `None`: runs were not cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_s: Option<f64>,
+    /// Further seeds were only for rates that the ones before left open ([`crate::sweep::OPEN`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub until_clear: bool,
+    /// TPOT SLO that PD workers of the bench pace prompts by (`--tpot-slo`), in milliseconds. `None`: they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pd_tpot_slo_ms: Option<f64>,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
     /// Number that the content of texts and items depends on.

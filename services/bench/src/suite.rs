@@ -72,12 +72,14 @@ impl SuitePlan {
             && setup.n_requests == settings.n_requests
             && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6
             && setup.block_s == settings.block.map(|block| block.as_secs_f64())
+            && setup.until_clear == settings.until_clear
+            && setup.pd_tpot_slo_ms == settings.pd_tpot_slo.map(|tpot| tpot.as_secs_f64() * 1e3)
     }
 
     /// Settings that a run depends on, as text.
     fn run_settings(&self, settings: &SweepSettings) -> String {
         format!(
-            "{} {} requests={} window={:?} warm-up={:?} block={:?} drain={:?} salt={}",
+            "{} {} requests={} window={:?} warm-up={:?} block={:?} drain={:?} pd-tpot-slo={:?} salt={}",
             self.slo,
             settings.arrivals,
             settings.n_requests,
@@ -85,6 +87,7 @@ impl SuitePlan {
             settings.warm_up,
             settings.block,
             settings.drain,
+            settings.pd_tpot_slo,
             settings.salt
         )
     }

@@ -125,6 +125,8 @@ pub struct SweepSettings {
     pub salt: u64,
     /// Layout of the processes, for the result.
     pub topology: Option<String>,
+    /// TPOT SLO that the PD workers were started with, for the result.
+    pub pd_tpot_slo: Option<Duration>,
     /// Commit of the bench, for the result.
     pub commit: Option<String>,
     /// Stops the sweep: the window of the run under way ends at once, and the result so far is partial.
@@ -147,6 +149,7 @@ impl Default for SweepSettings {
             rates: Rates::Search { first: None, resolution: 0.05 },
             salt: 0,
             topology: None,
+            pd_tpot_slo: None,
             commit: None,
             stop: CancellationToken::new(),
         }
@@ -467,6 +470,8 @@ impl Sweep {
             n_requests: self.settings.n_requests,
             max_window_s: self.settings.max_window.as_secs_f64(),
             block_s: self.settings.block.map(|block| block.as_secs_f64()),
+            until_clear: self.settings.until_clear,
+            pd_tpot_slo_ms: ms(self.settings.pd_tpot_slo),
             resolution: match self.settings.rates {
                 Rates::Search { resolution, .. } => resolution,
                 Rates::Listed(_) => 0.0,

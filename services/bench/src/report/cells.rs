@@ -12,7 +12,7 @@ pub(super) fn section(sweeps: &[SweepResult]) -> Option<Section> {
     }
     let mut rows: Vec<Vec<Cell>> = sweeps.iter().map(row).collect();
     rows.sort_by(|a, b| (&a[0].text, &a[1].text).cmp(&(&b[0].text, &b[1].text)));
-    let columns = ["workload", "", "measured at", "commit", "machine", "runs at each rate"];
+    let columns = ["workload", "", "measured at", "commit", "machine", "runs at each rate", "PD workers"];
     Some(Section {
         heading: "Cells".into(),
         text: "Each result was measured by itself, and only those that are measured anew change.".into(),
@@ -35,11 +35,13 @@ fn row(sweep: &SweepResult) -> Vec<Cell> {
         host.commit.clone().unwrap_or_else(|| "unknown".to_owned()),
         format!("{}, {} cores", host.cpu, host.cores),
         format!(
-            "{} seeds of {} requests or {:.0} s{blocks}",
+            "{}{} seeds of {} requests or {:.0} s{blocks}",
+            if setup.until_clear && setup.seeds.len() > 1 { "1 to " } else { "" },
             setup.seeds.len(),
             setup.n_requests,
             setup.max_window_s
         ),
+        setup.pd_tpot_slo_ms.map_or_else(String::new, |ms| format!("--tpot-slo {ms}")),
     ]
     .map(Cell::from)
     .to_vec()
@@ -87,9 +89,12 @@ mod tests {
         all[1].host.at_unix_s = 1_772_323_200;
         all[1].host.commit = Some("abc".into());
         all[1].setup.block_s = Some(120.0);
+        all[1].setup.until_clear = true;
+        all[1].setup.pd_tpot_slo_ms = Some(5.0);
         let page = Report::of_sweeps("Goodput", &all).to_markdown();
         let line = page.lines().find(|line| line.contains("2026-03-01 00:00")).unwrap();
         assert!(line.contains("dp2") && line.contains("abc") && line.contains("blocks of 120 s"), "{line}");
+        assert!(line.contains("| 1 to 3 seeds of ") && line.contains("| --tpot-slo 5 |"), "{line}");
         assert!(section(&all[..1]).is_none());
     }
 }

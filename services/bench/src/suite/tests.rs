@@ -151,6 +151,10 @@ async fn a_suite_that_was_killed_goes_on_behind_the_last_block_and_slow_hours_hi
         let ttft = ttft.unwrap();
         assert!(ttft.mean < -5.0 && ttft.mean + ttft.half < 0.0, "faster beyond the interval: {ttft:?}");
     }
+    let with = |settings| SuitePlan { settings, ..plan.clone() };
+    let told = SweepSettings { pd_tpot_slo: Some(Duration::from_millis(5)), ..plan.settings.clone() };
+    let until_clear = SweepSettings { until_clear: true, ..plan.settings.clone() };
+    assert_eq!([told, until_clear].map(|settings| with(settings).n_missing(&results)), [2, 2]);
     assert_eq!(plan.forget(&results, "dp2").unwrap(), 1);
     assert_eq!((plan.n_missing(&results), n_runs()), (1, 24));
     assert!(plan.forget(&results, "dp9").is_err());

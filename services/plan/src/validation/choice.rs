@@ -7,6 +7,7 @@ use crate::planner::{self, Budget, Effort, Named, Question, SearchedCandidate, S
 use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::error::MeasureError;
+use triptych_bench::slo::Slo;
 use triptych_bench::topology::Topology;
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
@@ -22,20 +23,21 @@ pub struct MeasurementLength {
     pub longest: Duration,
 }
 
-/// Expected results of measured clusters in runs of that length; the one that a plan recommends is first.
+/// Expected results of measured clusters in runs of that length, of each with the SLO that its PD workers were told, if any; the one
+/// that a plan recommends is first.
 ///
 /// # Errors
 /// [`MeasureError::Setting`] if a cluster cannot be simulated.
 pub fn choose(
     inputs: &PlanInputs,
     demand: &Named,
-    clusters: Vec<(Topology, Arc<CostCurves>)>,
+    clusters: Vec<(Topology, Arc<CostCurves>, Option<Slo>)>,
     length: MeasurementLength,
 ) -> Result<Vec<(String, SearchedCandidate)>, MeasureError> {
     let (names, candidates): (Vec<_>, Vec<_>) = clusters
         .into_iter()
-        .map(|(t, curves)| {
-            ((t.to_string(), shape(&t), encoder_budget(&t)), candidate(&t, &curves, Some(&inputs.slo)))
+        .map(|(t, curves, told)| {
+            ((t.to_string(), shape(&t), encoder_budget(&t)), candidate(&t, &curves, told.as_ref()))
         })
         .unzip();
     if candidates.is_empty() {

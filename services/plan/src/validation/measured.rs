@@ -173,7 +173,8 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
     pub async fn regret(&mut self, workload: &Workload) -> Result<(), MeasureError> {
         let mut candidates = Vec::new();
         for topology in self.settings.topologies.clone() {
-            candidates.extend(self.curves_of(&topology).map(|curves| (topology, curves)));
+            let told = Some(self.inputs.slo);
+            candidates.extend(self.curves_of(&topology).map(|curves| (topology, curves, told)));
         }
         let inputs = self.inputs.clone();
         let demand = Named { workload: workload.clone(), arrivals: inputs.demand.arrivals };

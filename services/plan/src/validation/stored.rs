@@ -114,6 +114,11 @@ impl<'a> StoredSweep<'a> {
         Ok(Self { result, inputs, topology, as_reported })
     }
 
+    /// The SLO, if the PD workers were started with its TPOT.
+    fn told(&self) -> Option<&Slo> {
+        self.result.setup.pd_tpot_slo_ms.map(|_| &self.inputs.slo)
+    }
+
     fn n_cores(&self) -> usize {
         usize::try_from(self.result.host.cores).unwrap_or(usize::MAX)
     }
@@ -152,7 +157,7 @@ impl<'a> StoredSweep<'a> {
         let mut slowness = 1.0;
         let spec = |slowness: f64| {
             let curves = Arc::new(curves.slowed(slowness));
-            candidate(&self.topology, &curves, Some(&self.inputs.slo)).spec(&question)
+            candidate(&self.topology, &curves, self.told()).spec(&question)
         };
         if let Some(reported_ms) = reported_step_ms(rate).filter(|_| self.as_reported) {
             for _ in 0..CORRECTIONS {
@@ -206,7 +211,7 @@ fn regret(measured: &[(&StoredSweep<'_>, f64)]) -> Result<Option<Regret>, Measur
     let Some((first, _)) = measured.first() else { return Ok(None) };
     let inputs = &first.inputs;
     let with_curves = |(one, slowness): &(&StoredSweep<'_>, f64)| {
-        Some((one.topology.clone(), Arc::new(one.curves()?.slowed(*slowness))))
+        Some((one.topology.clone(), Arc::new(one.curves()?.slowed(*slowness)), one.told().copied()))
     };
     let setup = &first.result.setup;
     let length = MeasurementLength {

@@ -124,6 +124,8 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
             n_requests: N,
             max_window_s: 600.0,
             block_s: None,
+            until_clear: false,
+            pd_tpot_slo_ms: None,
             resolution: 0.05,
             salt: 0,
         },
