@@ -1,7 +1,7 @@
 """Goodput of four topologies on this machine, and how right the plan is: curves in service, ten workloads, the bars.
 
-    python3 benches/plan.py --out results                 # an hour and a half, on a machine with nothing else to do
-    python3 benches/plan.py --out results --window 60     # longer runs, five hours
+    python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
+    python3 benches/plan.py --out results --window 60     # longer runs, six hours
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two to three hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
