@@ -118,13 +118,21 @@ pub struct Setup {
     /// Further seeds were only for rates that the ones before left open ([`crate::sweep::OPEN`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub until_clear: bool,
-    /// TPOT SLO that PD workers of the bench pace prompts by (`--tpot-slo`), in milliseconds. `None`: they do not.
+    /// TPOT SLO that the bench told its PD workers (`--tpot-slo`), in milliseconds. `None`: it told them none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pd_tpot_slo_ms: Option<f64>,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
     /// Number that the content of texts and items depends on.
     pub salt: u64,
+}
+
+impl Setup {
+    /// Number of seeds at each rate, as text.
+    pub(crate) fn n_seeds(&self) -> String {
+        let n = self.seeds.len();
+        if self.until_clear && n > 1 { format!("1 to {n}") } else { n.to_string() }
+    }
 }
 
 /// One rate.

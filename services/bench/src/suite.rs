@@ -73,7 +73,8 @@ impl SuitePlan {
             && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6
             && setup.block_s == settings.block.map(|block| block.as_secs_f64())
             && setup.until_clear == settings.until_clear
-            && setup.pd_tpot_slo_ms == settings.pd_tpot_slo.map(|tpot| tpot.as_secs_f64() * 1e3)
+            && setup.pd_tpot_slo_ms.map(whole_us)
+                == settings.pd_tpot_slo.map(|t| whole_us(t.as_secs_f64() * 1e3))
     }
 
     /// Settings that a run depends on, as text.
@@ -195,6 +196,11 @@ impl SuitePlan {
         }
         Ok(())
     }
+}
+
+/// Milliseconds as whole microseconds: a number in a file may differ in its last digit.
+fn whole_us(ms: f64) -> f64 {
+    (ms * 1e3).round()
 }
 
 /// Keeps the content of each workload apart from the others': the clusters' caches last through all of them.

@@ -35,9 +35,8 @@ fn row(sweep: &SweepResult) -> Vec<Cell> {
         host.commit.clone().unwrap_or_else(|| "unknown".to_owned()),
         format!("{}, {} cores", host.cpu, host.cores),
         format!(
-            "{}{} seeds of {} requests or {:.0} s{blocks}",
-            if setup.until_clear && setup.seeds.len() > 1 { "1 to " } else { "" },
-            setup.seeds.len(),
+            "{} seeds of {} requests or {:.0} s{blocks}",
+            setup.n_seeds(),
             setup.n_requests,
             setup.max_window_s
         ),

@@ -101,7 +101,7 @@ fn facts(sweeps: &[SweepResult]) -> Vec<(String, String)> {
                 rule.served * 100.0
             ),
         );
-        add("runs", format!("{} seeds of {} requests at each rate", setup.seeds.len(), setup.n_requests));
+        add("runs", format!("{} seeds of {} requests at each rate", setup.n_seeds(), setup.n_requests));
     }
     facts
 }

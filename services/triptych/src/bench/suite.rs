@@ -126,7 +126,7 @@ impl SuiteArgs {
                 true => Rates::Search { first: self.first_rate, resolution },
                 false => Rates::Listed(self.rates.clone()),
             },
-            pd_tpot_slo: self.topology.tpot_slo,
+            pd_tpot_slo: self.topology.told(),
             commit: commit(),
             ..SweepSettings::default()
         };

@@ -8,6 +8,9 @@ use std::time::Duration;
 use triptych_bench::topology::{CoreList, Topology, affinity};
 use triptych_core::limits::Limits;
 
+/// Flag of the TPOT SLO that a PD worker is told.
+pub(super) const TPOT_SLO: &str = "--tpot-slo";
+
 /// Flags of whatever starts clusters to compare them.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Clusters that are started to be compared")]
@@ -59,6 +62,11 @@ impl TopologyArgs {
             }
         };
         Ok((checked("--cores", &self.cores)?, checked("--side-cores", &self.side_cores)?))
+    }
+
+    /// TPOT SLO that PD workers are told; `None` where `--worker-flags` have one of their own.
+    pub fn told(&self) -> Option<Duration> {
+        self.tpot_slo.filter(|_| !self.worker_flags.contains(TPOT_SLO))
     }
 
     /// Puts this process, the load generator, on its cores.

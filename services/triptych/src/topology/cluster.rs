@@ -1,6 +1,6 @@
 //! One cluster that is measured: its processes, each on its own cores, from start to end.
 
-use super::args::{TopologyArgs, check_store};
+use super::args::{TPOT_SLO, TopologyArgs, check_store};
 use crate::args::{EC_VARIABLE, EcArg, tls};
 use crate::error::CliError;
 use crate::listen::Ports;
@@ -249,9 +249,6 @@ fn as_ms(time: Duration) -> String {
     (time.as_secs_f64() * 1e3).to_string()
 }
 
-/// Flag of the TPOT SLO that a PD worker is told.
-const TPOT_SLO: &str = "--tpot-slo";
-
 /// The processes in the order of starting, workers in the order of their shares.
 fn plan(
     starter: &Starter<'_>,
@@ -286,7 +283,7 @@ fn plan(
             let budget = topology.budget.iter().flat_map(|n| ["--encoder-token-budget".into(), n.into()]);
             worker.flags.extend(budget);
         }
-        let told = args.tpot_slo.filter(|_| role == Role::Pd && !args.worker_flags.contains(TPOT_SLO));
+        let told = args.told().filter(|_| role == Role::Pd);
         worker.flags.extend(told.iter().flat_map(|slo| [TPOT_SLO.into(), as_ms(*slo).into()]));
         worker.flags.extend(args.worker_flags.split_whitespace().map(Into::into));
         if let Some(file) = &args.timeline {

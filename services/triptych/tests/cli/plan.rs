@@ -291,6 +291,18 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let clusters = &document["regrets"][0]["clusters"];
     assert_eq!(clusters[0]["measured"], 4.0);
     assert!(clusters[0]["expected"]["mean"].as_f64().is_some_and(|rate| rate > 0.0), "{clusters}");
+    // A cell is simulated with the SLO that its workers were told.
+    for topology in ["1e1pd", "dp2"] {
+        let cell = results.join(format!("{topology}.json"));
+        let text = std::fs::read_to_string(&cell).expect("a cell");
+        std::fs::write(&cell, text.replace("\"salt\":0", "\"salt\":0,\"pd_tpot_slo_ms\":100.0"))
+            .expect("a file");
+    }
+    let output = triptych(&[&base[..], &flags].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
+    let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_ne!(told["compared"], document["compared"]);
     // The curves know no step as long as the workers reported.
     assert_eq!(document["compared"][0]["slowness"], 1.0);
     let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms", "--as-reported"], &flags].concat());
