@@ -210,6 +210,27 @@ fn a_simulated_run_is_written_as_a_timeline() {
     refuses(&trace(&["--rate", "1", "--topology", "colocated"]), 2, &["2 cores each"]);
 }
 
+#[test]
+fn a_stored_cell_is_simulated_with_the_slo_that_its_workers_were_told() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let curves = file(dir.path());
+    let cell = dir.path().join("dp2.json");
+    // More than the cluster serves: prompts always wait.
+    stored(dir.path(), "dp2", 60.0);
+    let untold = std::fs::read_to_string(&cell).expect("a cell");
+    let told = untold.replace("\"salt\":0", "\"salt\":0,\"pd_tpot_slo_ms\":100.0");
+    let simulated = [&untold, &told].map(|text| {
+        std::fs::write(&cell, text).expect("a file");
+        let paths = [&cell, dir.path()].map(|path: &Path| path.to_str().expect("plain"));
+        let flags = ["--curves", &curves, "--results", paths[0], "--output", paths[1], "--quick"];
+        let output = triptych(&[&["plan", "validate"], &flags[..]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
+        serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["compared"].clone()
+    });
+    assert_ne!(simulated[0], simulated[1]);
+}
+
 /// A result of `triptych bench suite` for a topology with this goodput.
 fn stored(dir: &Path, topology: &str, goodput: f64) {
     let percentiles = serde_json::json!({"p50": 100.0, "p90": 200.0, "p99": 300.0});
@@ -291,18 +312,6 @@ fn stored_results_validate_the_plan_without_a_cluster() {
     let clusters = &document["regrets"][0]["clusters"];
     assert_eq!(clusters[0]["measured"], 4.0);
     assert!(clusters[0]["expected"]["mean"].as_f64().is_some_and(|rate| rate > 0.0), "{clusters}");
-    // A cell is simulated with the SLO that its workers were told.
-    for topology in ["1e1pd", "dp2"] {
-        let cell = results.join(format!("{topology}.json"));
-        let text = std::fs::read_to_string(&cell).expect("a cell");
-        std::fs::write(&cell, text.replace("\"salt\":0", "\"salt\":0,\"pd_tpot_slo_ms\":100.0"))
-            .expect("a file");
-    }
-    let output = triptych(&[&base[..], &flags].concat());
-    assert!(output.status.success(), "{}", stderr(&output));
-    let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
-    let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_ne!(told["compared"], document["compared"]);
     // The curves know no step as long as the workers reported.
     assert_eq!(document["compared"][0]["slowness"], 1.0);
     let output = triptych(&[&base[..], &["--slo", "ttft=2s,tpot=100ms", "--as-reported"], &flags].concat());
