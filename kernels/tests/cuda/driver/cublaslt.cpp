@@ -1,4 +1,4 @@
-// libcublasLt.so of the stand-in: `cublasLtMatmul` as plain loops in a fixed order, on a stream of the stand-in.
+// libcublasLt.so of the stand-in: `cublasLtMatmul` as loops in a fixed order, on a stream of the stand-in.
 //
 // D = alpha op(A) op(B) + beta C, matrices column-major as BLAS has them; A, B, C and D of f32, bf16 or (A, B) s8 with s32 or
 // f32 sums; epilogues: none, bias.
@@ -88,6 +88,9 @@ size_t bytes(const Layout& layout) {
   return (one + static_cast<size_t>(layout.batch - 1) * static_cast<size_t>(layout.stride)) * size(layout.type);
 }
 
+// Rows of D that are summed side by side.
+constexpr uint64_t kTile = 16;
+
 struct Product {
   Description how;
   Layout a, b, c, d;
@@ -101,27 +104,64 @@ struct Product {
   int64_t at_a(uint64_t row, uint64_t k) const { return static_cast<int64_t>(how.transpose_a ? k + row * a.leading : row + k * a.leading); }
   int64_t at_b(uint64_t k, uint64_t column) const { return static_cast<int64_t>(how.transpose_b ? column + k * b.leading : k + column * b.leading); }
 
-  void one(int64_t batch, uint64_t row, uint64_t column) {
-    int64_t in_a = batch * a.stride, in_b = batch * b.stride, at = batch * d.stride + static_cast<int64_t>(row) + static_cast<int64_t>(column) * d.leading;
-    int64_t in_c = batch * c.stride + static_cast<int64_t>(row) + static_cast<int64_t>(column) * c.leading;
-    if (how.compute == kComputeS32) {
-      int32_t sum = 0;
-      for (uint64_t k = 0; k < inner(); k++) {
-        sum += int32_t{load<int8_t>(a_base + in_a + at_a(row, k))} * int32_t{load<int8_t>(b_base + in_b + at_b(k, column))};
+  // `op(A)` of a batch as panels of `kTile` rows, `[rows / kTile, inner, kTile]`: rows of a panel side by side, zeros beyond the last.
+  template <class Sum, class Read>
+  std::vector<Sum> panels(int64_t batch, Read read) const {
+    uint64_t n_inner = inner(), n_panels = (d.rows + kTile - 1) / kTile;
+    std::vector<Sum> out(n_panels * n_inner * kTile);
+    for (uint64_t row = 0; row < d.rows; row++) {
+      Sum* panel = out.data() + row / kTile * n_inner * kTile + row % kTile;
+      for (uint64_t k = 0; k < n_inner; k++) panel[k * kTile] = read(a_base, batch * a.stride + at_a(row, k));
+    }
+    return out;
+  }
+
+  // All sums of a batch, each in the order of `k`, `kTile` rows side by side; `finish` takes each with its row and column.
+  template <class Sum, class Read, class Finish>
+  void sums(int64_t batch, Read read, Finish finish) const {
+    uint64_t n_inner = inner();
+    std::vector<Sum> a_panels = panels<Sum>(batch, read), b_column(n_inner);
+    for (uint64_t column = 0; column < d.columns; column++) {
+      for (uint64_t k = 0; k < n_inner; k++) b_column[k] = read(b_base, batch * b.stride + at_b(k, column));
+      for (uint64_t first = 0; first < d.rows; first += kTile) {
+        const Sum* panel = a_panels.data() + first * n_inner;
+        Sum tile[kTile] = {};
+        for (uint64_t k = 0; k < n_inner; k++) {
+          for (uint64_t i = 0; i < kTile; i++) tile[i] += panel[k * kTile + i] * b_column[k];
+        }
+        for (uint64_t i = 0; i < kTile && first + i < d.rows; i++) finish(tile[i], first + i, column);
       }
+    }
+  }
+
+  int64_t at_c(int64_t batch, uint64_t row, uint64_t column) const {
+    return batch * c.stride + static_cast<int64_t>(row) + static_cast<int64_t>(column) * c.leading;
+  }
+  int64_t at_d(int64_t batch, uint64_t row, uint64_t column) const {
+    return batch * d.stride + static_cast<int64_t>(row) + static_cast<int64_t>(column) * d.leading;
+  }
+
+  void sums_of_bytes(int64_t batch) const {
+    auto read = [](const char* base, int64_t index) { return int32_t{load<int8_t>(base + index)}; };
+    sums<int32_t>(batch, read, [&](int32_t sum, uint64_t row, uint64_t column) {
+      int64_t in_c = at_c(batch, row, column), at = at_d(batch, row, column);
       if (d.type == kS32) {
         int32_t before = beta_s32 ? load<int32_t>(c_base + in_c * 4) : 0, result = alpha_s32 * sum + beta_s32 * before;
         memcpy(d_base + at * 4, &result, 4);
       } else {
         store(d_base, d.type, at, alpha * static_cast<float>(sum) + (beta != 0 ? beta * value(c_base, c.type, in_c) : 0));
       }
-      return;
-    }
-    float sum = 0;
-    for (uint64_t k = 0; k < inner(); k++) sum += value(a_base, a.type, in_a + at_a(row, k)) * value(b_base, b.type, in_b + at_b(k, column));
-    sum = alpha * sum + (beta != 0 ? beta * value(c_base, c.type, in_c) : 0);
-    if (how.epilogue == 4) sum += value(static_cast<const char*>(how.bias), how.bias_type, static_cast<int64_t>(row));
-    store(d_base, d.type, at, sum);
+    });
+  }
+
+  template <Type type>
+  void sums_of_floats(int64_t batch) const {
+    auto read = [](const char* base, int64_t index) { return value(base, type, index); };
+    sums<float>(batch, read, [&](float sum, uint64_t row, uint64_t column) {
+      sum = alpha * sum + (beta != 0 ? beta * value(c_base, c.type, at_c(batch, row, column)) : 0);
+      if (how.epilogue == 4) sum += value(static_cast<const char*>(how.bias), how.bias_type, static_cast<int64_t>(row));
+      store(d_base, d.type, at_d(batch, row, column), sum);
+    });
   }
 
   bool run(driver::Device& device) {
@@ -131,9 +171,9 @@ struct Product {
     if (how.epilogue == 4) is_in = is_in && holds(static_cast<const char*>(how.bias), d.rows * size(how.bias_type));
     if (!is_in) return false;
     for (int32_t batch = 0; batch < d.batch; batch++) {
-      for (uint64_t column = 0; column < d.columns; column++) {
-        for (uint64_t row = 0; row < d.rows; row++) one(batch, row, column);
-      }
+      if (how.compute == kComputeS32) sums_of_bytes(batch);
+      else if (a.type == kBf16) sums_of_floats<kBf16>(batch);
+      else sums_of_floats<kF32>(batch);
     }
     return true;
   }

@@ -18,25 +18,26 @@ bool is_image(const void* image) {
 // Arguments as they are at the launch.
 struct Arguments {
   std::vector<std::vector<char>> values;
+  std::vector<void*> pointers;
 
   Arguments(const host::Kernel& kernel, void** args) {
     for (size_t i = 0; i < kernel.sizes.size(); i++) {
       auto* from = static_cast<const char*>(args[i]);
       values.emplace_back(from, from + kernel.sizes[i]);
     }
+    for (auto& value : values) pointers.push_back(value.data());
   }
 
-  void call(const host::Kernel& kernel) const {
-    std::vector<void*> pointers;
-    for (const auto& value : values) pointers.push_back(const_cast<char*>(value.data()));
-    kernel.call(pointers.data());
-  }
+  Arguments(const Arguments&) = delete;
+
+  // One thread of the kernel.
+  void call(const host::Kernel& kernel) const { kernel.call(pointers.data()); }
 };
 
 uint32_t reserve_serials(Device& device, uint64_t n_blocks) {
   if (device.next_serial + n_blocks >= host::kMaxSerial) {
     for (auto& [base, region] : device.regions) {
-      memset(static_cast<void*>(region->shadow), 0, region->bytes * sizeof(host::ByteShadow));
+      if (region->shadow) memset(static_cast<void*>(region->shadow), 0, region->bytes * sizeof(host::ByteShadow));
     }
     device.next_serial = 1;
   }

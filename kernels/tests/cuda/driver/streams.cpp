@@ -119,9 +119,11 @@ void advance_until(Device& device, const std::function<bool()>& done) {
   }
 }
 
-// Work runs in bursts, since each costs two changes of the memory's protection.
+// Work runs in bursts, one for so many calls, since each costs two changes of the memory's protection.
+constexpr uint64_t kCallsOfBurst = host::kFindsRaces ? 8 : 32;
+
 void advance(Device& device) {
-  if (!device.eagerness || device.random(8)) return;
+  if (!device.eagerness || device.random(kCallsOfBurst)) return;
   Open open(device);
   while (device.random(256) < device.eagerness && step(device)) {
   }

@@ -40,7 +40,6 @@ char* stacks(unsigned count) {
 
 #if defined(__x86_64__) && !defined(PORTABLE_FIBERS)
 
-extern "C" void host_switch(void** save, void* to);
 asm(R"(
 .text
 .globl host_switch
@@ -65,8 +64,6 @@ void start(Fiber& fiber, char* stack, void (*entry)()) {
   fiber.stack_pointer = top;
 }
 
-void switch_fiber(Fiber& from, Fiber& to) { host_switch(&from.stack_pointer, to.stack_pointer); }
-
 #else
 
 void start(Fiber& fiber, char* stack, void (*entry)()) {
@@ -76,8 +73,6 @@ void start(Fiber& fiber, char* stack, void (*entry)()) {
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, entry, 0);
 }
-
-void switch_fiber(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
 
 #endif
 

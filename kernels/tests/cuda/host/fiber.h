@@ -28,7 +28,17 @@ char* stacks(unsigned count);
 // Makes `fiber` start at `entry` on its stack at the next switch to it.
 void start(Fiber& fiber, char* stack, void (*entry)());
 
+#if defined(__x86_64__) && !defined(PORTABLE_FIBERS)
+extern "C" void host_switch(void** save, void* to) __attribute__((visibility("hidden")));
+#endif
+
 // Goes on at `to`; comes back when someone switches to `from`.
-void switch_fiber(Fiber& from, Fiber& to);
+inline void switch_fiber(Fiber& from, Fiber& to) {
+#if defined(__x86_64__) && !defined(PORTABLE_FIBERS)
+  host_switch(&from.stack_pointer, to.stack_pointer);
+#else
+  swapcontext(&from.context, &to.context);
+#endif
+}
 
 }  // namespace host

@@ -45,11 +45,13 @@ struct Register {
   }
 };
 
-Dim thread_index();
-Dim block_index();
-Dim block_dimensions();
-Dim grid_dimensions();
-unsigned lane();
+// The same in every call of a thread, which runs one function of a kernel from its start to its end.
+#define OF_THREAD __attribute__((const))
+OF_THREAD Dim thread_index();
+OF_THREAD Dim block_index();
+OF_THREAD Dim block_dimensions();
+OF_THREAD Dim grid_dimensions();
+OF_THREAD unsigned lane();
 
 // An array in shared memory, by the address of a mark of its declaration; and the one whose bytes the launch decides.
 void* shared_array(const void* key, size_t bytes);

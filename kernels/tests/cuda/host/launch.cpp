@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "source_line.h"
 
@@ -36,20 +37,55 @@ std::string where() {
   __builtin_unreachable();
 }
 
-void entry() {
-  block->launch->body();
-  Thread& thread = block->thread();
-  if (!thread.copies.empty()) fault(kLaunchFailed, "ends with copies under way", nullptr);
-  thread.state = State::Done;
-  block->warp().gone |= 1u << block->lane();
-  block->n_alive--;
-  switch_fiber(thread.fiber, block->scheduler);
-  __builtin_unreachable();
+bool is_turn_over() { return block->turn.next == block->turn.count; }
+
+// Makes the next thread of the turn the current one.
+void take_turn() {
+  Block& b = *block;
+  b.current = b.turn.threads[b.turn.next++];
+  b.warp().ready &= ~(1u << b.lane());
 }
 
-void make_ready(unsigned index) {
-  block->threads[index].state = State::Ready;
-  block->warps[index / 32].ready |= 1u << index % 32;
+void entry();
+
+// What goes on when the current thread does not: the next of the turn, which is then the current one, or the scheduler.
+Fiber& next_fiber() {
+  Block& b = *block;
+  if (is_turn_over()) return b.scheduler;
+  take_turn();
+  Thread& thread = b.thread();
+  if (!thread.stack) {
+    if (b.free_stacks.empty()) {
+      thread.stack = b.stack_base + b.n_stacks++ * kStackBytes;
+    } else {
+      thread.stack = b.free_stacks.back();
+      b.free_stacks.pop_back();
+    }
+    start(thread.fiber, thread.stack, entry);
+  }
+  return thread.fiber;
+}
+
+// Runs the current thread, and those of the turn that follow it and have not begun: on the same stack, without a switch.
+void entry() {
+  Block& b = *block;
+  for (;;) {
+    b.launch->body();
+    Thread& thread = b.thread();
+    if (!thread.copies.empty()) fault(kLaunchFailed, "ends with copies under way", nullptr);
+    b.warp().gone |= 1u << b.lane();
+    b.n_alive--;
+    char* stack = std::exchange(thread.stack, nullptr);
+    bool is_next_new = !is_turn_over() && !b.threads[b.turn.threads[b.turn.next]].stack;
+    if (!is_next_new) {
+      // It is nobody's until the switch is done: what goes on has a stack of its own.
+      b.free_stacks.push_back(stack);
+      switch_fiber(thread.fiber, next_fiber());
+      __builtin_unreachable();
+    }
+    take_turn();
+    b.thread().stack = stack;
+  }
 }
 
 // Nothing can run: says why.
@@ -58,19 +94,16 @@ Fault stuck() {
   unsigned at_barrier = 0, done = 0, at_warp = 0;
   unsigned waiting = 0;
   for (unsigned i = 0; i < b.n_threads; i++) {
-    State state = b.threads[i].state;
-    if (state == State::AtBarrier) at_barrier++, waiting = i;
-    if (state == State::Done) done++;
-    if (state == State::AtWarp) at_warp++, waiting = i;
-  }
-  if (at_warp) {
-    for (unsigned i = 0; i < b.n_threads; i++) {
-      if (b.threads[i].state == State::AtWarp) waiting = i;
-    }
+    const Warp& warp = b.warps[i / 32];
+    bool is_at_warp = warp.waiting >> i % 32 & 1, is_at_barrier = warp.at_barrier >> i % 32 & 1;
+    at_warp += is_at_warp;
+    at_barrier += is_at_barrier;
+    done += warp.gone >> i % 32 & 1;
+    if (is_at_warp || (is_at_barrier && !at_warp)) waiting = i;
   }
   b.current = waiting;
   const Thread& thread = b.threads[waiting];
-  std::string line = std::string(thread.site.file) + ":" + std::to_string(thread.site.line);
+  std::string line = std::string(thread.at.site.file) + ":" + std::to_string(thread.at.site.line);
   char text[200];
   if (at_warp) {
     snprintf(text, sizeof text, "lanes of its warp do not all come to the operation at which it waits; %s", line.c_str());
@@ -83,16 +116,14 @@ Fault stuck() {
 void run_lanes(unsigned warp_index) {
   Block& b = *block;
   Warp& warp = b.warps[warp_index];
-  unsigned order[32], n = 0;
-  for (unsigned lane = 0; lane < 32; lane++) {
-    if (warp.ready >> lane & 1) order[n++] = lane;
+  // An odd step from any lane comes to each of the 32 once.
+  auto order = static_cast<unsigned>(b.random());
+  unsigned lane = order & 31, step = order >> 5 | 1;
+  b.turn.next = b.turn.count = 0;
+  for (unsigned i = 0; i < 32; i++, lane = (lane + step) & 31) {
+    if (warp.ready >> lane & 1) b.turn.threads[b.turn.count++] = warp_index * 32 + lane;
   }
-  for (unsigned i = n; i > 1; i--) std::swap(order[i - 1], order[b.below(i)]);
-  for (unsigned i = 0; i < n && b.fault.code == 0; i++) {
-    b.current = warp_index * 32 + order[i];
-    warp.ready &= ~(1u << order[i]);
-    switch_fiber(b.scheduler, b.thread().fiber);
-  }
+  switch_fiber(b.scheduler, next_fiber());
 }
 
 void run_block() {
@@ -100,17 +131,19 @@ void run_block() {
   b.threads.clear();
   b.threads.resize(b.n_threads);
   b.warps.assign((b.n_threads + 31) / 32, Warp{});
-  if (b.n_threads % 32) b.warps.back().gone = ~0u << b.n_threads % 32;
+  for (Warp& warp : b.warps) warp.ready = ~0u;
+  if (b.n_threads % 32) {
+    b.warps.back().gone = ~0u << b.n_threads % 32;
+    b.warps.back().ready = ~b.warps.back().gone;
+  }
   b.n_alive = b.n_threads;
   b.n_at_barrier = 0;
   b.barrier_epoch = 1;
   b.barrier_result[0] = b.barrier_result[1] = 0;
   b.barrier_result[2] = 1;
   b.shared.reset();
-  for (unsigned i = 0; i < b.n_threads; i++) {
-    start(b.threads[i].fiber, b.stack_base + i * kStackBytes, entry);
-    make_ready(i);
-  }
+  b.n_stacks = 0;
+  b.free_stacks.clear();
   std::vector<unsigned> ready;
   while (b.n_alive && b.fault.code == 0) {
     ready.clear();
@@ -147,21 +180,24 @@ void fault_at(int code, const std::string& what, Site site) {
   stop(code, where() + what + "; " + site.file + ":" + std::to_string(site.line));
 }
 
-void wait() { switch_fiber(block->thread().fiber, block->scheduler); }
+void wait() {
+  Fiber& own = block->thread().fiber;
+  switch_fiber(own, next_fiber());
+}
 
 void barrier(int predicate, Site site) {
   Block& b = *block;
   Thread& thread = b.thread();
-  thread.state = State::AtBarrier;
-  thread.site = site;
+  thread.at.site = site;
   thread.predicate = predicate;
   b.n_at_barrier++;
+  b.warp().at_barrier |= 1u << b.lane();
   if (b.n_at_barrier < b.n_threads) return wait();
   int results[3] = {0, 0, 1};
   for (Thread& other : b.threads) {
-    if (!(other.site == site)) {
+    if (!(other.at.site == site)) {
       fault_at(kLaunchFailed, "waits at another barrier than thread " + std::to_string(&other - b.threads.data()) + ", which is at line " +
-                                  std::to_string(other.site.line), site);
+                                  std::to_string(other.at.site.line), site);
     }
     results[0] += other.predicate != 0;
     results[1] |= other.predicate != 0;
@@ -170,41 +206,40 @@ void barrier(int predicate, Site site) {
   std::copy(results, results + 3, b.barrier_result);
   b.n_at_barrier = 0;
   if (++b.barrier_epoch >= 1 << 14) fault_at(kLaunchFailed, "more barriers than the shadow counts", site);
-  for (unsigned i = 0; i < b.n_threads; i++) {
-    if (i != b.current) make_ready(i);
-  }
-  thread.state = State::Ready;
+  for (Warp& warp : b.warps) warp.ready |= std::exchange(warp.at_barrier, 0);
+  b.warp().ready &= ~(1u << b.lane());
 }
 
-void meet(WarpOp op, uint32_t mask, Site site, void (*combine)(Thread* lanes, uint32_t mask, Site site)) {
+void meet(const Meeting& meeting, Combine combine) {
   Block& b = *block;
   Thread& thread = b.thread();
-  if (!(mask >> b.lane() & 1)) fault_at(kLaunchFailed, "is not in the mask of its warp's operation", site);
-  thread.state = State::AtWarp;
-  thread.op = op;
-  thread.mask = mask;
-  thread.site = site;
-  Thread* lanes = &b.threads[b.current / 32 * 32];
-  unsigned n_lanes = std::min(32u, b.n_threads - b.current / 32 * 32);
   Warp& warp = b.warp();
-  warp.waiting |= 1u << b.lane();
+  const uint32_t mask = meeting.mask, own = 1u << b.lane();
+  if (!(mask & own)) fault_at(kLaunchFailed, "is not in the mask of its warp's operation", meeting.site);
+  thread.at = meeting;
+  if (!warp.waiting) {
+    warp.first = meeting;
+    warp.is_one_meeting = true;
+  } else if (!(warp.first == meeting)) {
+    warp.is_one_meeting = false;
+  }
+  warp.waiting |= own;
   if (uint32_t missing = mask & warp.gone) {
-    fault_at(kLaunchFailed, "lane " + std::to_string(__builtin_ctz(missing)) + " of the mask is not there any more", site);
+    fault_at(kLaunchFailed, "lane " + std::to_string(__builtin_ctz(missing)) + " of the mask is not there any more", meeting.site);
   }
   if (mask & ~warp.waiting) return wait();
-  for (unsigned lane = 0; lane < 32; lane++) {
-    if (!(mask >> lane & 1)) continue;
-    const Thread& other = lanes[lane];
-    if (other.op != op || other.mask != mask || !(other.site == site)) return wait();
+  Thread* lanes = &b.threads[b.current / 32 * 32];
+  if (!warp.is_one_meeting) {
+    for (unsigned lane = 0; lane < 32; lane++) {
+      if (mask >> lane & 1 && !(lanes[lane].at == meeting)) return wait();
+    }
   }
   warp.waiting &= ~mask;
-  if (combine) combine(lanes, mask, site);
-  for (unsigned lane = 0; lane < n_lanes; lane++) {
-    if (mask >> lane & 1 && lane != b.lane()) make_ready(b.current / 32 * 32 + lane);
-  }
-  thread.state = State::Ready;
-  if (op == WarpOp::Sync && mask == (n_lanes == 32 ? ~0u : (1u << n_lanes) - 1)) {
-    if (++warp.epoch >= 1 << 16) fault_at(kLaunchFailed, "more synchronisations of a warp than the shadow counts", site);
+  if (combine) combine(warp, lanes, meeting);
+  warp.ready |= mask & ~own;
+  unsigned n_lanes = std::min(32u, b.n_threads - b.current / 32 * 32);
+  if (meeting.op == WarpOp::Sync && mask == (n_lanes == 32 ? ~0u : (1u << n_lanes) - 1)) {
+    if (++warp.epoch >= 1 << 16) fault_at(kLaunchFailed, "more synchronisations of a warp than the shadow counts", meeting.site);
   }
 }
 

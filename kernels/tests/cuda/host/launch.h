@@ -1,7 +1,8 @@
 // A launch: the blocks of a grid one after another in random order, the threads of a block as fibers.
 //
-// A thread runs until it waits at a barrier or at an operation of its warp; then another is chosen at random. Whatever a
-// device would not promise ends the launch with a `Fault`.
+// A thread runs until it waits at a barrier or at an operation of its warp; then the next of its warp goes on, in random order,
+// and behind the last of them another warp that is chosen at random. Threads that never wait run one after another on one stack.
+// Whatever a device would not promise ends the launch with a `Fault`.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -37,8 +38,6 @@ struct Site {
 // Operations at which lanes of a warp meet.
 enum class WarpOp : uint8_t { Sync, Shuffle, Ballot, MmaBf16, MmaS8, LoadMatrix };
 
-enum class State : uint8_t { Ready, AtBarrier, AtWarp, Done };
-
 // Bytes that a lane brings to an operation of its warp, or takes from it.
 struct alignas(16) LaneData {
   char bytes[48];
@@ -53,12 +52,20 @@ struct Copy {
   void* pc;
 };
 
-struct Thread {
-  Fiber fiber;
-  State state = State::Ready;
-  WarpOp op = WarpOp::Sync;
-  uint32_t mask = 0;
+// An operation of some lanes of a warp, and its line.
+struct Meeting {
   Site site{};
+  uint32_t mask = 0;
+  WarpOp op = WarpOp::Sync;
+  bool operator==(const Meeting& other) const { return site == other.site && mask == other.mask && op == other.op; }
+};
+
+struct alignas(64) Thread {
+  Fiber fiber;
+  // Lowest byte of its stack; null before it starts and when it has ended.
+  char* stack = nullptr;
+  // Where it waits at an operation of its warp, or at a barrier: then its line alone.
+  Meeting at;
   int predicate = 0;
   LaneData in, out;
   std::vector<Copy> copies;
@@ -67,11 +74,23 @@ struct Thread {
 
 struct Warp {
   uint32_t ready = 0;
-  // Lanes that wait at an operation of the warp, and lanes that have ended or were never there.
+  // Lanes that wait at an operation of the warp, lanes that wait at a barrier, and lanes that have ended or were never there.
   uint32_t waiting = 0;
+  uint32_t at_barrier = 0;
   uint32_t gone = 0;
   // Synchronisations of the whole warp so far.
   uint32_t epoch = 1;
+  // Where the first of the lanes waits that wait, and true if all others do so at the same.
+  Meeting first;
+  bool is_one_meeting = true;
+  // Values that lanes bring to a shuffle or a ballot, the lanes whose values they want, and what they get.
+  uint32_t values[32], sources[32], results[32];
+};
+
+// Threads of a warp in the order in which they run, each until it waits or ends.
+struct Turn {
+  unsigned threads[32];
+  unsigned next = 0, count = 0;
 };
 
 struct Launch {
@@ -101,7 +120,11 @@ struct Block {
   int barrier_result[3] = {0, 0, 0};
   std::vector<Thread> threads;
   std::vector<Warp> warps;
+  // Stacks of the launch, how many of them were used, and those whose threads have ended.
   char* stack_base = nullptr;
+  unsigned n_stacks = 0;
+  std::vector<char*> free_stacks;
+  Turn turn;
   Fiber scheduler;
   SharedMemory shared;
   Fault fault;
@@ -129,7 +152,11 @@ void wait();
 // Waits until all threads of the block are here. `predicate` is counted.
 void barrier(int predicate, Site site);
 
-// Waits until the lanes of `mask` are here with their data in `thread().in`; `combine` then fills their `out`.
-void meet(WarpOp op, uint32_t mask, Site site, void (*combine)(Thread* lanes, uint32_t mask, Site site));
+// What lanes that have met make of what they brought.
+using Combine = void (*)(Warp& warp, Thread* lanes, const Meeting& meeting);
+
+// Waits until the lanes of a mask are here with what they bring, in `thread().in` or `warp().values`; `combine` then fills in what
+// they get.
+void meet(const Meeting& meeting, Combine combine);
 
 }  // namespace host

@@ -166,12 +166,12 @@ Region* make_region(char* base, size_t bytes) {
   auto* region = new Region;
   region->base = base;
   region->bytes = bytes;
-  region->shadow = map_shadow(bytes ? bytes : 1);
+  if (kFindsRaces) region->shadow = map_shadow(bytes ? bytes : 1);
   return region;
 }
 
 void free_region(Region* region) {
-  munmap(region->shadow, (region->bytes ? region->bytes : 1) * sizeof(ByteShadow));
+  if (region->shadow) munmap(region->shadow, (region->bytes ? region->bytes : 1) * sizeof(ByteShadow));
   delete region;
 }
 
@@ -183,10 +183,10 @@ SharedMemory::~SharedMemory() {
 void SharedMemory::reset() {
   if (!base) {
     base = static_cast<char*>(mmap(nullptr, kSharedBytes * 2, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    shadow = map_shadow(kSharedBytes * 2);
+    if (kFindsRaces) shadow = map_shadow(kSharedBytes * 2);
   }
   memset(base, 0xff, used);
-  memset(static_cast<void*>(shadow), 0, used * sizeof(ByteShadow));
+  if (shadow) memset(static_cast<void*>(shadow), 0, used * sizeof(ByteShadow));
   used = 0;
   arrays.clear();
   keys.clear();
@@ -207,7 +207,7 @@ char* SharedMemory::array(const void* key, size_t bytes) {
   Region region;
   region.base = base + at;
   region.bytes = bytes;
-  region.shadow = shadow + at;
+  if (shadow) region.shadow = shadow + at;
   arrays.push_back(region);
   keys.push_back(key);
   return region.base;
@@ -216,7 +216,7 @@ char* SharedMemory::array(const void* key, size_t bytes) {
 void touch(const void* pointer, size_t bytes, size_t alignment, Kind kind, void* pc) {
   auto* address = static_cast<const char*>(pointer);
   const Block& b = *block;
-  const char* stack = b.stack_base + b.current * kStackBytes;
+  const char* stack = b.threads[b.current].stack;
   if (address >= stack && address < stack + kStackBytes) return;
   if (alignment > 1 && reinterpret_cast<uintptr_t>(address) % alignment) {
     char text[120];
@@ -224,7 +224,7 @@ void touch(const void* pointer, size_t bytes, size_t alignment, Kind kind, void*
     fault(kMisaligned, text, pc);
   }
   for (const Region& array : b.shared.arrays) {
-    if (array.holds(address, bytes)) return check_races(array.shadow + (address - array.base), address, bytes, kind, pc);
+    if (array.holds(address, bytes)) return kFindsRaces ? check_races(array.shadow + (address - array.base), address, bytes, kind, pc) : void();
   }
   Region* region = last_hit;
   if (!region || !region->holds(address, bytes)) {
@@ -235,7 +235,7 @@ void touch(const void* pointer, size_t bytes, size_t alignment, Kind kind, void*
     }
     last_hit = region;
   }
-  check_races(region->shadow + (address - region->base), address, bytes, kind, pc);
+  if (kFindsRaces) check_races(region->shadow + (address - region->base), address, bytes, kind, pc);
 }
 
 void forget_regions() { last_hit = nullptr; }

@@ -11,6 +11,13 @@
 
 namespace host {
 
+// False in the faster library, which holds accesses to bounds and alignment alone and keeps no records.
+#if defined(WITHOUT_RACES)
+constexpr bool kFindsRaces = false;
+#else
+constexpr bool kFindsRaces = true;
+#endif
+
 // One access, packed: a block's number, a thread, and the barriers before it. 0: none.
 struct Access {
   uint64_t bits = 0;
@@ -24,7 +31,7 @@ struct ByteShadow {
 struct Region {
   char* base = nullptr;
   size_t bytes = 0;
-  // Lazily touched, one for each byte.
+  // Lazily touched, one for each byte; null where no races are found.
   ByteShadow* shadow = nullptr;
 
   bool holds(const char* address, size_t n) const {

@@ -41,7 +41,7 @@ Place d32(int lane, int i) { return {lane / 4 + (i & 2 ? 8 : 0), lane % 4 * 2 + 
 
 template <class In, class Sum, int K, class Widen>
 void product(Thread* lanes, Place (*place_a)(int, int), Place (*place_b)(int, int), Widen widen_value) {
-  Sum a[16][K], b[8][K];
+  Sum a[16][K], b[K][8], d[16][8];
   for (int lane = 0; lane < 32; lane++) {
     In values[24 / sizeof(In)];
     memcpy(values, lanes[lane].in.bytes, 24);
@@ -52,15 +52,26 @@ void product(Thread* lanes, Place (*place_a)(int, int), Place (*place_b)(int, in
     }
     for (int i = 0; i < n_b; i++) {
       Place p = place_b(lane, i);
-      b[p.column][p.row] = widen_value(values[n_a + i]);
+      b[p.row][p.column] = widen_value(values[n_a + i]);
     }
-  }
-  for (int lane = 0; lane < 32; lane++) {
     Sum sums[4];
     memcpy(sums, lanes[lane].in.bytes + 24, 16);
     for (int i = 0; i < 4; i++) {
       Place p = d32(lane, i);
-      for (int k = 0; k < K; k++) sums[i] += a[p.row][k] * b[p.column][k];
+      d[p.row][p.column] = sums[i];
+    }
+  }
+  // Each sum in the order of its products, eight sums side by side.
+  for (int row = 0; row < 16; row++) {
+    for (int k = 0; k < K; k++) {
+      for (int column = 0; column < 8; column++) d[row][column] += a[row][k] * b[k][column];
+    }
+  }
+  for (int lane = 0; lane < 32; lane++) {
+    Sum sums[4];
+    for (int i = 0; i < 4; i++) {
+      Place p = d32(lane, i);
+      sums[i] = d[p.row][p.column];
     }
     memcpy(lanes[lane].out.bytes, sums, 16);
   }
@@ -68,12 +79,12 @@ void product(Thread* lanes, Place (*place_a)(int, int), Place (*place_b)(int, in
 
 template <class Sum>
 void mma(WarpOp op, Sum d[4], const uint32_t a[4], const uint32_t b[2], Site site,
-         void (*combine)(Thread*, uint32_t, Site)) {
+         Combine combine) {
   LaneData& in = block->thread().in;
   memcpy(in.bytes, a, 16);
   memcpy(in.bytes + 16, b, 8);
   memcpy(in.bytes + 24, d, 16);
-  meet(op, ~0u, site, combine);
+  meet({site, ~0u, op}, combine);
   memcpy(d, block->thread().out.bytes, 16);
 }
 
@@ -117,42 +128,45 @@ bool sync_block_and(bool predicate, Site site) {
 }
 
 uint32_t shuffle(uint32_t value, unsigned from, uint32_t mask, Site site) {
-  LaneData& in = block->thread().in;
-  put(in, 0, value);
-  put(in, 4, from);
-  meet(WarpOp::Shuffle, mask, site, [](Thread* lanes, uint32_t mask, Site site) {
+  Warp& warp = block->warp();
+  unsigned lane = block->lane();
+  warp.values[lane] = value;
+  warp.sources[lane] = from;
+  meet({site, mask, WarpOp::Shuffle}, [](Warp& warp, Thread*, const Meeting& meeting) {
     for (unsigned lane = 0; lane < 32; lane++) {
-      if (!(mask >> lane & 1)) continue;
-      unsigned from = get<unsigned>(lanes[lane].in, 4);
-      if (from >= 32 || !(mask >> from & 1)) fault_at(kLaunchFailed, "shuffles from a lane that is not in the mask", site);
-      put(lanes[lane].out, 0, get<uint32_t>(lanes[from].in, 0));
+      if (!(meeting.mask >> lane & 1)) continue;
+      unsigned from = warp.sources[lane];
+      if (from >= 32 || !(meeting.mask >> from & 1)) fault_at(kLaunchFailed, "shuffles from a lane that is not in the mask", meeting.site);
+      warp.results[lane] = warp.values[from];
     }
   });
-  return get<uint32_t>(block->thread().out, 0);
+  return warp.results[lane];
 }
 
 uint32_t ballot(bool predicate, uint32_t mask, Site site) {
-  put(block->thread().in, 0, uint32_t{predicate});
-  meet(WarpOp::Ballot, mask, site, [](Thread* lanes, uint32_t mask, Site) {
+  Warp& warp = block->warp();
+  unsigned lane = block->lane();
+  warp.values[lane] = predicate;
+  meet({site, mask, WarpOp::Ballot}, [](Warp& warp, Thread*, const Meeting& meeting) {
     uint32_t votes = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
-      if (mask >> lane & 1) votes |= get<uint32_t>(lanes[lane].in, 0) << lane;
+      if (meeting.mask >> lane & 1) votes |= warp.values[lane] << lane;
     }
     for (unsigned lane = 0; lane < 32; lane++) {
-      if (mask >> lane & 1) put(lanes[lane].out, 0, votes);
+      if (meeting.mask >> lane & 1) warp.results[lane] = votes;
     }
   });
-  return get<uint32_t>(block->thread().out, 0);
+  return warp.results[lane];
 }
 
-void sync_warp(uint32_t mask, Site site) { meet(WarpOp::Sync, mask, site, nullptr); }
+void sync_warp(uint32_t mask, Site site) { meet({site, mask, WarpOp::Sync}, nullptr); }
 
 void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], Site site) {
-  mma<float>(WarpOp::MmaBf16, d, a, b, site, [](Thread* lanes, uint32_t, Site) { product<uint16_t, float, 16>(lanes, a16, b16, widen); });
+  mma<float>(WarpOp::MmaBf16, d, a, b, site, [](Warp&, Thread* lanes, const Meeting&) { product<uint16_t, float, 16>(lanes, a16, b16, widen); });
 }
 
 void mma_s8(int32_t d[4], const uint32_t a[4], const uint32_t b[2], Site site) {
-  mma<int32_t>(WarpOp::MmaS8, d, a, b, site, [](Thread* lanes, uint32_t, Site) {
+  mma<int32_t>(WarpOp::MmaS8, d, a, b, site, [](Warp&, Thread* lanes, const Meeting&) {
     product<int8_t, int32_t, 32>(lanes, a8, b8, [](int8_t value) { return int32_t{value}; });
   });
 }
@@ -170,7 +184,7 @@ void load_matrix(uint32_t* out, int n, const void* row, bool transposed, Site si
   put(in, 0, row);
   put(in, 8, n);
   put(in, 12, int{transposed});
-  meet(WarpOp::LoadMatrix, ~0u, site, [](Thread* lanes, uint32_t, Site) {
+  meet({site, ~0u, WarpOp::LoadMatrix}, [](Warp&, Thread* lanes, const Meeting&) {
     int n = get<int>(lanes[0].in, 8), transposed = get<int>(lanes[0].in, 12);
     for (int i = 0; i < n; i++) {
       uint16_t matrix[8][8];

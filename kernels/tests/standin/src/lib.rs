@@ -61,9 +61,9 @@ pub struct Left {
 /// Checks of a kernel's loads and stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checks {
-    /// Each is checked before it is done.
+    /// Bounds, alignment and races of each, before it is done.
     All,
-    /// Those of vectors and of copies to shared memory alone, in a tenth of the time.
+    /// Bounds and alignment of vectors and of copies to shared memory alone, in a small part of the time.
     Vectors,
 }
 
@@ -184,8 +184,16 @@ impl Controls {
 }
 
 impl Checks {
+    /// Flags of the host runtime and of the driver.
+    fn runtime_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::All => &["-O3"],
+            Self::Vectors => &["-O3", "-DWITHOUT_RACES"],
+        }
+    }
+
     /// Flags of the kernels.
-    fn flags(self) -> &'static [&'static str] {
+    fn kernel_flags(self) -> &'static [&'static str] {
         match self {
             // Every load and store calls the host runtime first (`host/hooks.cpp`).
             Self::All => &[
@@ -198,7 +206,7 @@ impl Checks {
                 "tsan-instrument-func-entry-exit=0",
                 "-fno-strict-aliasing",
             ],
-            Self::Vectors => &["-x", "c++", "-O2", "-fno-strict-aliasing"],
+            Self::Vectors => &["-x", "c++", "-O2", "-DWITHOUT_RACES", "-fno-strict-aliasing"],
         }
     }
 }
@@ -257,16 +265,16 @@ fn build(checks: Checks) -> [PathBuf; 2] {
     fs::create_dir_all(&out).expect("a folder for objects");
     let kernels = [sources(&kernels(), "cu"), sources(&folder("tests/cuda/misuse"), "cu")].concat();
     let runtime = ["tests/cuda/host", "tests/cuda/driver"].map(|path| sources(&folder(path), "cpp")).concat();
-    let flags = Some(checks.flags());
-    let jobs: Vec<(PathBuf, Option<&[&str]>)> =
-        kernels.into_iter().map(|p| (p, flags)).chain(runtime.into_iter().map(|p| (p, None))).collect();
+    let [of_kernels, of_runtime] = [checks.kernel_flags(), checks.runtime_flags()];
+    let kernels = kernels.into_iter().map(|source| (source, of_kernels));
+    let jobs: Vec<_> = kernels.chain(runtime.into_iter().map(|source| (source, of_runtime))).collect();
     let objects: Vec<OnceLock<PathBuf>> = jobs.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some((source, flags)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let object = compile(source, *flags, &out);
+                    let object = compile(source, flags, &out);
                     let index = jobs.iter().position(|job| job.0 == *source).expect("a job");
                     objects[index].set(object).expect("an object once");
                 }
@@ -281,13 +289,13 @@ fn build(checks: Checks) -> [PathBuf; 2] {
     [cuda, cublas]
 }
 
-/// The object of a source, compiled unless it is there. Its name says what it was made of. `kernel_flags`: of a kernel.
-fn compile(source: &Path, kernel_flags: Option<&[&str]>, out: &Path) -> PathBuf {
+/// The object of a source, compiled unless it is there. Its name says what it was made of.
+fn compile(source: &Path, flags: &[&str], out: &Path) -> PathBuf {
     let mut hasher = blake3::Hasher::new();
     for path in with_includes(source) {
         hasher.update(&fs::read(path).expect("a source"));
     }
-    hasher.update(format!("{kernel_flags:?}").as_bytes());
+    hasher.update(format!("{flags:?}").as_bytes());
     let stem = source.file_stem().expect("a file").to_string_lossy();
     let object = out.join(format!("{stem}-{}.o", &hasher.finalize().to_hex()[..16]));
     if object.exists() {
@@ -299,11 +307,7 @@ fn compile(source: &Path, kernel_flags: Option<&[&str]>, out: &Path) -> PathBuf 
         // A planted fault may leave something unused.
         command.arg("-Werror");
     }
-    if let Some(flags) = kernel_flags {
-        command.args(flags).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(kernels());
-    } else {
-        command.arg("-O2");
-    }
+    command.args(flags).arg("-I").arg(folder("tests/cuda/host")).arg("-I").arg(kernels());
     finish(command.arg(source), &object);
     object
 }
