@@ -3,12 +3,17 @@
     python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, six hours
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two to three hours
+    python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # an hour and a half
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
 that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by run, since the machine's speed drifts. With
 `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
+
+With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
+are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
+`colocated`, which needs curves of two threads.
 """
 
 import argparse
@@ -66,9 +71,14 @@ class Validation:
         self.args, self.out = args, args.out
         self.binary = str(args.binary)
         self.model = ["--load-format", "dummy", "--precision", "int8"]
-        self.curves = [self.out / "curves-1.json", self.out / "curves-2.json"]
+        self.curves = [args.timed] if args.timed else [self.out / "curves-1.json", self.out / "curves-2.json"]
+        self.topologies = [t for t in TOPOLOGIES if not (args.timed and t == "colocated")]
+        # Timed workers leave their cores to proxy, store and clients.
+        self.side = [] if args.timed else ["--one-machine"]
 
     def measure_curves(self):
+        if self.args.timed:
+            return
         for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
             if not file.exists():
                 part = file.with_name(file.name + ".part")
@@ -93,6 +103,8 @@ class Validation:
 
     def in_service(self, workload):
         """Curves scaled to a cluster in service just before the workload is measured, as flags: the machine's speed drifts."""
+        if self.args.timed:
+            return curve_flags(self.curves)
         folder = self.folder_of(workload)
         page = folder / "factors.md"
         if not page.exists():
@@ -108,7 +120,7 @@ class Validation:
         known = json.loads(file.read_text()) if file.exists() else {}
         if workload not in known:
             flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--budget", "2cores", "--quick", "--json"]
-            command = [self.binary, "plan", "--one-machine", *self.in_service(workload), *flags]
+            command = [self.binary, "plan", *self.side, *self.in_service(workload), *flags]
             print("$", " ".join(command), flush=True)
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             found = {}
@@ -117,7 +129,7 @@ class Validation:
             for name, rate in simulated + [(name, 0.7 * bound) for name, bound in answer["pruned"]]:
                 topology = name.split(" (")[0]
                 found[topology] = max(rate, found.get(topology, 0))
-            known[workload] = {t: round(found.get(t) or max(found.values()), 2) for t in TOPOLOGIES}
+            known[workload] = {t: round(found.get(t) or max(found.values()), 2) for t in self.topologies}
             file.write_text(json.dumps(known, indent=1))
         return known[workload]
 
@@ -125,6 +137,8 @@ class Validation:
         flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
         flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "3", "--until-clear", "--block", "0"]
         flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
+        if self.args.timed:
+            flags += ["--worker-flags", f"--timed-by {self.args.timed.resolve()}"]
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
 
     def full(self):
@@ -147,12 +161,12 @@ class Validation:
 
     def validate(self):
         # Each cell is simulated with the curves that were scaled last before it.
-        flags = ["--one-machine", "--results", str(self.out / "cells"), "--output", str(self.out)]
+        flags = [*self.side, "--results", str(self.out / "cells"), "--output", str(self.out)]
         for workload in self.args.workload or WORKLOADS:
             flags += self.in_service(workload)
         run(self.binary, "plan", "validate", *flags, to=self.out / "validation.log")
         run(self.binary, "bench", "report", str(self.out / "cells"), "--out", str(self.out / "report.md"))
-        (self.out / "table.md").write_text(table(self.out / "cells"))
+        (self.out / "table.md").write_text(table(self.out / "cells", self.topologies))
 
     def overlay(self):
         page = self.out / "overlay.md"
@@ -178,10 +192,11 @@ class Validation:
             self.forget(workload)
             first = statistics.median(self.expected(workload).values())
             flags = ["--first-rate", str(round(first, 2)), "--resolution", str(RESOLUTION)]
-            self.suite(workload, TOPOLOGIES, *flags, out=self.out / "cells")
+            self.suite(workload, self.topologies, *flags, out=self.out / "cells")
             print(f"{n_done} of {len(workloads)} workloads, {time.monotonic() - began:.0f} s", flush=True)
         self.validate()
-        self.overlay()
+        if not self.args.timed:
+            self.overlay()
         print((self.out / "table.md").read_text())
         print(f"{time.monotonic() - began:.0f} s; {self.out}/table.md, validation.md, report.md, overlay.md")
 
@@ -192,13 +207,13 @@ def bracket(goodput):
     return f"{passes:.1f} to {fails:.1f}" if fails else f"{passes:.1f} or more"
 
 
-def table(cells):
+def table(cells, topologies):
     """Goodput of every cell as Markdown; the best of a row, and those whose interval meets its, are bold."""
     results = [json.loads(file.read_text()) for file in sorted(cells.glob("*.json"))]
     found = {(one["setup"]["workload"], one["setup"]["topology"]): one["goodput"] for one in results}
-    lines = ["| workload | " + " | ".join(TOPOLOGIES) + " |", "| --- |" + " ---: |" * len(TOPOLOGIES)]
+    lines = ["| workload | " + " | ".join(topologies) + " |", "| --- |" + " ---: |" * len(topologies)]
     for workload in WORKLOADS:
-        row = [found.get((workload, topology)) for topology in TOPOLOGIES]
+        row = [found.get((workload, topology)) for topology in topologies]
         best = max((one.get("rate") or 0 for one in row if one), default=0)
         texts = []
         for one in row:
@@ -217,6 +232,7 @@ def main():
     parser.add_argument("--window", type=int, default=16, help="judged seconds of a run")
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, help="some of the workloads")
     parser.add_argument("--full", action="store_true", help="the workloads that decide, in runs as long as the rule asks")
+    parser.add_argument("--timed", type=pathlib.Path, metavar="CURVES", help="workers that take their time from these curves")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/triptych")
