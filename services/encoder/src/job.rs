@@ -28,6 +28,7 @@ use triptych_models::preprocess::embeddings;
 use triptych_proto::{convert, v1};
 use triptych_runtime::single_flight::{CallRole, SingleFlight, Subscription};
 use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::status::from_join_error;
 use triptych_runtime::trace_context::REQUEST_TARGET;
 use triptych_runtime::{Drain, spans};
 
@@ -260,7 +261,7 @@ impl EncoderWorkerState {
             let payload = rows_from_f32(&rows, item.hidden as usize, item.dtype);
             EncoderOutput::seal(item, payload).map_err(Failure::internal)
         });
-        work.await.unwrap_or_else(|e| Err(Failure::internal(format!("sealing: {e}"))))
+        work.await.unwrap_or_else(|e| Err(from_join_error("sealing", &e)))
     }
 
     /// Cached output of an earlier job for the key.
@@ -309,7 +310,7 @@ impl EncoderWorkerState {
             published
         };
         let published = self.drain.tasks().spawn(work.in_current_span()).await;
-        Ok(published.map_err(|e| Failure::internal(format!("publishing: {e}")))??)
+        Ok(published.map_err(|e| from_join_error("publishing", &e))??)
     }
 
     fn response(&self, item: &EncodedItem, times: JobTimes) -> v1::EncodeResponse {

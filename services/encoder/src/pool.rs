@@ -18,6 +18,7 @@ use triptych_core::timeline::COMPUTE;
 use triptych_core::{EncoderId, Failure, FailureClass, ItemOptions, Modality, RequestId};
 use triptych_models::error::ItemError;
 use triptych_models::preprocess::{EncoderInput, Preprocess};
+use triptych_runtime::status::from_join_error;
 use triptych_runtime::watchdog::Watchdog;
 
 /// Bounds of the retry-after time when all permits are taken.
@@ -225,7 +226,7 @@ impl PreprocessPool {
             let input = read(&item, &limits)?;
             Ok((input, start.elapsed()))
         });
-        work.await.unwrap_or_else(|e| Err(Failure::internal(format!("preprocessing: {e}"))))
+        work.await.unwrap_or_else(|e| Err(from_join_error("preprocessing", &e)))
     }
 }
 

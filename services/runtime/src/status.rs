@@ -2,6 +2,7 @@
 
 use http::StatusCode;
 use std::time::Duration;
+use tokio::task::JoinError;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 use triptych_core::{Failure, FailureClass};
@@ -121,6 +122,15 @@ pub fn from_status(status: &Status) -> Failure {
     }
 }
 
+/// The failure behind a task that ended without its result. Unless it panicked, the process is ending: another worker can go on.
+pub fn from_join_error(what: &str, error: &JoinError) -> Failure {
+    let detail = format!("{what}: {error}");
+    match error.is_panic() {
+        true => Failure::internal(detail),
+        false => Failure::unavailable("the worker is ending").with_detail(detail),
+    }
+}
+
 fn received_pause(metadata: &MetadataMap) -> Option<Duration> {
     let millis = metadata.get(RETRY_KEY)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_millis(millis).min(MAX_RETRY_AFTER))
@@ -129,6 +139,16 @@ fn received_pause(metadata: &MetadataMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_panicked_is_a_bug_and_one_that_was_cancelled_can_be_tried_elsewhere() {
+        let panicked = tokio::spawn(async { panic!("a bug") }).await.expect_err("it panics");
+        assert_eq!(from_join_error("work", &panicked).class, FailureClass::Internal);
+        let task = tokio::spawn(std::future::pending::<()>());
+        task.abort();
+        let cancelled = task.await.expect_err("it is cancelled");
+        assert_eq!(from_join_error("work", &cancelled).class, FailureClass::Unavailable);
+    }
 
     #[test]
     fn every_class_survives_the_wire_without_its_detail() {

@@ -72,7 +72,9 @@ impl<H: ModelHost> WorkerAdmin<H> {
         change: BoxFuture<'static, Result<T, Failure>>,
     ) -> Result<T, Status> {
         let ended = self.drain.tasks().spawn(change).await;
-        ended.unwrap_or_else(|e| Err(Failure::internal(e))).map_err(|failure| status::to_status(&failure))
+        ended
+            .unwrap_or_else(|e| Err(status::from_join_error("a change of the worker", &e)))
+            .map_err(|failure| status::to_status(&failure))
     }
 }
 
