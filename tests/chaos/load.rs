@@ -233,7 +233,11 @@ impl Clients {
                         n_again += 1;
                         tokio::time::sleep(AGAIN_PAUSE).await;
                     }
-                    Err(Failed::Broken { what, .. }) => return Err(RequestEnd::Lost(what)),
+                    Err(Failed::Broken { what, .. }) => {
+                        let what =
+                            format!("{what}; {}: {before:?} → {:?}", PROXIES[proxy], self.ends.seen(proxy));
+                        return Err(RequestEnd::Lost(what));
+                    }
                 }
             }
         };

@@ -16,6 +16,8 @@ struct ProxyEnd {
     n_rolled: AtomicUsize,
     /// True from its end to its successor's readiness.
     is_away: AtomicBool,
+    /// The same of an end by a kill: it may be counted before a request is sent that it breaks.
+    is_killed: AtomicBool,
 }
 
 /// Ends of a proxy so far.
@@ -23,12 +25,16 @@ struct ProxyEnd {
 pub struct SeenEnds {
     n_killed: usize,
     n_rolled: usize,
+    is_killed: bool,
 }
 
 impl ProxyEnds {
     /// A proxy is about to be killed.
     pub fn killed(&self, name: &str) {
-        self.of(name, |end| end.n_killed.fetch_add(1, Ordering::SeqCst));
+        self.of(name, |end| {
+            end.is_killed.store(true, Ordering::SeqCst);
+            end.n_killed.fetch_add(1, Ordering::SeqCst)
+        });
     }
 
     /// A proxy is about to be told to end.
@@ -40,6 +46,7 @@ impl ProxyEnds {
     pub fn is_back(&self, name: &str) {
         if let Some(i) = PROXIES.iter().position(|proxy| *proxy == name) {
             self.0[i].is_away.store(false, Ordering::SeqCst);
+            self.0[i].is_killed.store(false, Ordering::SeqCst);
         }
     }
 
@@ -51,14 +58,18 @@ impl ProxyEnds {
     }
 
     pub fn seen(&self, proxy: usize) -> SeenEnds {
-        let ProxyEnd { n_killed, n_rolled, .. } = &self.0[proxy];
-        SeenEnds { n_killed: n_killed.load(Ordering::SeqCst), n_rolled: n_rolled.load(Ordering::SeqCst) }
+        let ProxyEnd { n_killed, n_rolled, is_killed, .. } = &self.0[proxy];
+        SeenEnds {
+            n_killed: n_killed.load(Ordering::SeqCst),
+            n_rolled: n_rolled.load(Ordering::SeqCst),
+            is_killed: is_killed.load(Ordering::SeqCst),
+        }
     }
 
     /// True if a request that broke may do so, which was sent when so much had been seen of its proxy.
     pub fn excuses(&self, proxy: usize, before: SeenEnds, is_begun: bool) -> bool {
         let now = self.seen(proxy);
         let is_replaced = now != before || self.0[proxy].is_away.load(Ordering::SeqCst);
-        now.n_killed != before.n_killed || is_replaced && !is_begun
+        before.is_killed || now.n_killed != before.n_killed || is_replaced && !is_begun
     }
 }
