@@ -3,17 +3,17 @@
     python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, six hours
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two to three hours
-    python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # an hour and a half
+    python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
-that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by run, since the machine's speed drifts. With
-`--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
+that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by
+run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
 
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
 are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
-`colocated`, which needs curves of two threads.
+`colocated`, which needs curves of two threads, and no `overlay.md`.
 """
 
 import argparse
@@ -75,6 +75,7 @@ class Validation:
         self.topologies = [t for t in TOPOLOGIES if not (args.timed and t == "colocated")]
         # Timed workers leave their cores to proxy, store and clients.
         self.side = [] if args.timed else ["--one-machine"]
+        self.cluster = [*self.model, *(["--worker-flags", f"--timed-by {args.timed}"] if args.timed else [])]
 
     def measure_curves(self):
         if self.args.timed:
@@ -137,9 +138,7 @@ class Validation:
         flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
         flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "3", "--until-clear", "--block", "0"]
         flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
-        if self.args.timed:
-            flags += ["--worker-flags", f"--timed-by {self.args.timed.resolve()}"]
-        run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags, *more)
+        run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags, *more)
 
     def full(self):
         """Runs as long as the rule asks for, from the middle of what the short ones found."""
@@ -148,7 +147,7 @@ class Validation:
             flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(CONTENDERS)]
             flags += ["--cores", "0,1", "--first-rate", str(rates[len(rates) // 2]), "--resolution", str(RESOLUTION)]
             flags += ["--block", "60", "--out", str(self.out / "full")]
-            run(self.binary, "bench", "suite", "--model", self.args.model, *self.model, *flags)
+            run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags)
         run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
 
     def passing(self, workload, topology):
@@ -198,7 +197,7 @@ class Validation:
         if not self.args.timed:
             self.overlay()
         print((self.out / "table.md").read_text())
-        print(f"{time.monotonic() - began:.0f} s; {self.out}/table.md, validation.md, report.md, overlay.md")
+        print(f"{time.monotonic() - began:.0f} s; {self.out}/table.md, validation.md, report.md")
 
 
 def bracket(goodput):

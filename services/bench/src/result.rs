@@ -121,6 +121,9 @@ pub struct Setup {
     /// TPOT SLO that the bench told its PD workers (`--tpot-slo`), in milliseconds. `None`: it told them none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pd_tpot_slo_ms: Option<f64>,
+    /// More flags that every encoder and PD worker was started with; empty: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub worker_flags: String,
     /// Two rates are close enough if they differ by less than this share.
     pub resolution: f64,
     /// Number that the content of texts and items depends on.

@@ -75,12 +75,13 @@ impl SuitePlan {
             && setup.until_clear == settings.until_clear
             && setup.pd_tpot_slo_ms.map(whole_us)
                 == settings.pd_tpot_slo.map(|t| whole_us(t.as_secs_f64() * 1e3))
+            && setup.worker_flags == settings.worker_flags
     }
 
     /// Settings that a run depends on, as text.
     fn run_settings(&self, settings: &SweepSettings) -> String {
         format!(
-            "{} {} requests={} window={:?} warm-up={:?} block={:?} drain={:?} pd-tpot-slo={:?} salt={}",
+            "{} {} requests={} window={:?} warm-up={:?} block={:?} drain={:?} pd-tpot-slo={:?} worker-flags={:?} salt={}",
             self.slo,
             settings.arrivals,
             settings.n_requests,
@@ -89,6 +90,7 @@ impl SuitePlan {
             settings.block,
             settings.drain,
             settings.pd_tpot_slo,
+            settings.worker_flags,
             settings.salt
         )
     }

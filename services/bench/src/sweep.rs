@@ -127,6 +127,8 @@ pub struct SweepSettings {
     pub topology: Option<String>,
     /// TPOT SLO that the PD workers were started with, for the result.
     pub pd_tpot_slo: Option<Duration>,
+    /// More flags that every encoder and PD worker was started with, for the result.
+    pub worker_flags: String,
     /// Commit of the bench, for the result.
     pub commit: Option<String>,
     /// Stops the sweep: the window of the run under way ends at once, and the result so far is partial.
@@ -150,6 +152,7 @@ impl Default for SweepSettings {
             salt: 0,
             topology: None,
             pd_tpot_slo: None,
+            worker_flags: String::new(),
             commit: None,
             stop: CancellationToken::new(),
         }
@@ -472,6 +475,7 @@ impl Sweep {
             block_s: self.settings.block.map(|block| block.as_secs_f64()),
             until_clear: self.settings.until_clear,
             pd_tpot_slo_ms: ms(self.settings.pd_tpot_slo),
+            worker_flags: self.settings.worker_flags.clone(),
             resolution: match self.settings.rates {
                 Rates::Search { resolution, .. } => resolution,
                 Rates::Listed(_) => 0.0,

@@ -13,6 +13,7 @@ use tokio::task::spawn_blocking;
 use triptych_core::{EncoderId, Failure, FailureClass};
 use triptych_models::lora::{StageAdapters, adapted_fingerprint, check_adapter_name, refused_by_request};
 use triptych_proto::v1;
+use triptych_runtime::status::from_join_error;
 
 impl ServedEncoder {
     /// Loads an adapter's part for the encoder and lets jobs use it; false if it has none.
@@ -56,7 +57,7 @@ impl EncoderWorkerState {
         let (named, lora, modules) =
             (PathBuf::from(path), self.lora.clone(), served.adapters.modules.clone());
         let open = move || Ok::<_, Failure>(modules.split(lora.open(&named)?));
-        let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
+        let parts = spawn_blocking(open).await.map_err(|e| from_join_error("opening an adapter", &e))??;
         let id = parts.id();
         let was_loaded = served.adapters.get(&name).is_some_and(|known| known.id == id);
         if !was_loaded && self.models.all().iter().any(|(_, model)| model.adapters.get(&name).is_some()) {

@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use triptych_core::{Failure, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_runtime::status::from_join_error;
 use triptych_runtime::worker_admin::{LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below};
 
 /// Between two looks at the jobs of a model.
@@ -85,7 +86,7 @@ impl EncoderWorkerState {
             let model = Model::open(&source)?;
             model.inventory().map(|inventory| inventory.encoder.is_some())
         };
-        let checked = spawn_blocking(open).await.map_err(Failure::internal)?;
+        let checked = spawn_blocking(open).await.map_err(|e| from_join_error("opening a model", &e))?;
         checked.map_err(|e| Failure::invalid(format!("the model cannot be served: {e}")).with_param("path"))
     }
 
@@ -98,7 +99,7 @@ impl EncoderWorkerState {
             memory.map(|memory| memory.divide(&all)).transpose()?;
             loader.load_all(std::slice::from_ref(&source))
         };
-        let loaded = spawn_blocking(load).await.map_err(Failure::internal)?;
+        let loaded = spawn_blocking(load).await.map_err(|e| from_join_error("loading a model", &e))?;
         let loaded = loaded.map_err(|e| {
             let source = std::error::Error::source(&e).map(|cause| format!(": {cause}"));
             Failure::invalid(format!("{e}{}", source.unwrap_or_default())).with_param("path")
@@ -121,7 +122,8 @@ impl EncoderWorkerState {
     async fn divide_among_rest(&self) -> Result<(), Failure> {
         let Some(memory) = self.updates.memory.clone() else { return Ok(()) };
         let rest: Vec<_> = self.sources().collect();
-        let divided = spawn_blocking(move || memory.divide(&rest)).await.map_err(Failure::internal)?;
+        let divided = spawn_blocking(move || memory.divide(&rest)).await;
+        let divided = divided.map_err(|e| from_join_error("dividing the memory", &e))?;
         divided.map_err(Failure::internal)
     }
 

@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 use triptych_core::{Failure, FailureClass};
 use triptych_models::lora::{check_adapter_name, refused_by_request};
 use triptych_proto::v1;
+use triptych_runtime::status::from_join_error;
 
 impl PdWorkerState {
     /// A model, or the base model of an adapter and that adapter.
@@ -44,7 +45,7 @@ impl PdWorkerState {
         };
         let (named, lora, modules) = (PathBuf::from(path), self.lora.clone(), served.encoder_modules.clone());
         let open = move || Ok::<_, Failure>(modules.split(lora.open(&named)?));
-        let parts = spawn_blocking(open).await.map_err(Failure::internal)??;
+        let parts = spawn_blocking(open).await.map_err(|e| from_join_error("opening an adapter", &e))??;
         let adapter = ServedAdapter::of(&parts);
         let was_loaded = match served::find(&self.models, &name).and_then(|(_, known)| known) {
             None => false,

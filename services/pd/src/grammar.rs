@@ -22,6 +22,7 @@ use triptych_core::{Failure, FailureClass, TenantId};
 use triptych_engine::constraint::trial::STACK_BYTES;
 use triptych_engine::constraint::{CompiledConstraint, Constraints};
 use triptych_runtime::single_flight::SingleFlight;
+use triptych_runtime::status::from_join_error;
 
 /// Grammars that compile at once.
 const MAX_RUNNING: usize = 2;
@@ -70,7 +71,7 @@ impl CompilePool {
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        self.tasks.spawn_blocking(work).await.map_err(Failure::internal)?
+        self.tasks.spawn_blocking(work).await.map_err(|e| from_join_error("a grammar", &e))?
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use triptych_core::{Failure, FailureClass, ModelName};
 use triptych_models::{LoadFormat, Model, ModelSource};
+use triptych_runtime::status::from_join_error;
 use triptych_runtime::worker_admin::{LoadOrder, ModelHost, UnloadOrder, checked_name, dir_below};
 
 /// Limit on the end of requests that are cut, and on that of an engine's thread.
@@ -76,7 +77,7 @@ impl PdWorkerState {
     async fn check(&self, source: &ModelSource) -> Result<(), Failure> {
         let source = source.clone();
         let open = move || Model::open(&source).and_then(|model| model.inventory()).map(drop);
-        let checked = spawn_blocking(open).await.map_err(Failure::internal)?;
+        let checked = spawn_blocking(open).await.map_err(|e| from_join_error("opening a model", &e))?;
         checked.map_err(|e| Failure::invalid(format!("the model cannot be served: {e}")).with_param("path"))
     }
 
@@ -96,7 +97,8 @@ impl PdWorkerState {
             let name = source.name.as_ref().map(ToString::to_string).unwrap_or_default();
             loader.for_update(&name, plan.as_ref()).load_all(std::slice::from_ref(&source))
         };
-        let loaded = spawn_blocking(load).await.map_err(Failure::internal)?.map_err(|e| refused(&e))?;
+        let loaded = spawn_blocking(load).await.map_err(|e| from_join_error("loading a model", &e))?;
+        let loaded = loaded.map_err(|e| refused(&e))?;
         for loaded in loaded {
             let (name, served) = starter.start(loaded).map_err(Failure::internal)?;
             self.loads.attach(&served.driver);

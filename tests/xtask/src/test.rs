@@ -119,7 +119,7 @@ fn run_tests(missing: &BTreeMap<Need, String>) -> Result<Ran> {
     let left_out: Vec<_> =
         SUITES.iter().filter(|suite| suite.target != Target::Fuzzers).filter(cannot).collect();
     if left_out.is_empty() {
-        return whole(lanes::run_all(with_servers));
+        return whole(lanes::run_all(prepare));
     }
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast", "--exclude", "triptych-tests"]);
     for suite in &left_out {
@@ -148,14 +148,14 @@ fn cargo_shown(args: &[&str]) -> Result<Ran> {
 }
 
 fn run_shown(command: &mut Command) -> Result<()> {
-    with_servers(command);
+    prepare(command);
     println!("$ {}", show(command));
     shell::run(command)
 }
 
-/// Tells tests where the programs are that they start, and candle the number of threads: it reads `/proc/cpuinfo` for it at each
+/// Tells tests where the programs are that they start, and candle the number of threads. It reads `/proc/cpuinfo` for it at each
 /// product of matrices otherwise, two fifths of the time of tests of the reference back end.
-fn with_servers(command: &mut Command) {
+fn prepare(command: &mut Command) {
     command.env("TRIPTYCH_BIN", root().join(BINARY)).env("TRIPTYCH_WEED", servers::s3_program());
     command.env("TRIPTYCH_AZURITE", servers::azurite_program());
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -12,7 +12,16 @@ pub(super) fn section(sweeps: &[SweepResult]) -> Option<Section> {
     }
     let mut rows: Vec<Vec<Cell>> = sweeps.iter().map(row).collect();
     rows.sort_by(|a, b| (&a[0].text, &a[1].text).cmp(&(&b[0].text, &b[1].text)));
-    let columns = ["workload", "", "measured at", "commit", "machine", "runs at each rate", "PD workers"];
+    let columns = [
+        "workload",
+        "",
+        "measured at",
+        "commit",
+        "machine",
+        "runs at each rate",
+        "PD workers",
+        "all workers",
+    ];
     Some(Section {
         heading: "Cells".into(),
         text: "Each result was measured by itself, and only those that are measured anew change.".into(),
@@ -41,6 +50,7 @@ fn row(sweep: &SweepResult) -> Vec<Cell> {
             setup.max_window_s
         ),
         setup.pd_tpot_slo_ms.map_or_else(String::new, |ms| format!("--tpot-slo {ms}")),
+        setup.worker_flags.clone(),
     ]
     .map(Cell::from)
     .to_vec()
@@ -90,10 +100,14 @@ mod tests {
         all[1].setup.block_s = Some(120.0);
         all[1].setup.until_clear = true;
         all[1].setup.pd_tpot_slo_ms = Some(5.0);
+        all[1].setup.worker_flags = "--kv-mib 256".into();
         let page = Report::of_sweeps("Goodput", &all).to_markdown();
         let line = page.lines().find(|line| line.contains("2026-03-01 00:00")).unwrap();
         assert!(line.contains("dp2") && line.contains("abc") && line.contains("blocks of 120 s"), "{line}");
-        assert!(line.contains("| 1 to 3 seeds of ") && line.contains("| --tpot-slo 5 |"), "{line}");
+        assert!(
+            line.contains("| 1 to 3 seeds of ") && line.contains("| --tpot-slo 5 | --kv-mib 256 |"),
+            "{line}"
+        );
         assert!(section(&all[..1]).is_none());
     }
 }

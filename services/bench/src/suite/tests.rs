@@ -154,7 +154,9 @@ async fn a_suite_that_was_killed_goes_on_behind_the_last_block_and_slow_hours_hi
     let with = |settings| SuitePlan { settings, ..plan.clone() };
     let told = SweepSettings { pd_tpot_slo: Some(Duration::from_millis(5)), ..plan.settings.clone() };
     let until_clear = SweepSettings { until_clear: true, ..plan.settings.clone() };
-    assert_eq!([told, until_clear].map(|settings| with(settings).n_missing(&results)), [2, 2]);
+    let flagged = SweepSettings { worker_flags: "--kv-mib 256".into(), ..plan.settings.clone() };
+    let others = [told, until_clear, flagged];
+    assert_eq!(others.map(|settings| with(settings).n_missing(&results)), [2, 2, 2]);
     assert_eq!(plan.forget(&results, "dp2").unwrap(), 1);
     assert_eq!((plan.n_missing(&results), n_runs()), (1, 24));
     assert!(plan.forget(&results, "dp9").is_err());

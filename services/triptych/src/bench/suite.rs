@@ -127,6 +127,7 @@ impl SuiteArgs {
                 false => Rates::Listed(self.rates.clone()),
             },
             pd_tpot_slo: self.topology.told(),
+            worker_flags: self.topology.worker_flags.clone(),
             commit: commit(),
             ..SweepSettings::default()
         };

@@ -126,6 +126,7 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
             block_s: None,
             until_clear: false,
             pd_tpot_slo_ms: None,
+            worker_flags: String::new(),
             resolution: 0.05,
             salt: 0,
         },
