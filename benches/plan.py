@@ -2,14 +2,16 @@
 
     python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, six hours
-    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two to three hours
+    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, four to eight hours
     python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
 that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by
-run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute between turns; `full.md` has every run.
+run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute
+between turns. All topologies have the same rates at the same time, and not a search each: what one is measured at half an hour
+after another says more of the machine than of them. `full.md` has every run.
 
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
 are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
@@ -45,8 +47,10 @@ TOPOLOGIES = ["1e1pd", "colocated", "dp2", "elastic2"]
 # Apart, together and reuse at their best, and a mix; with the topologies that win any row.
 DECIDING = ["epd-short:images=1", "epd-short:images=2,share=0.9", "mixed:with=0.5,images=1-4", "epd-long:images=1"]
 CONTENDERS = ["1e1pd", "dp2", "elastic2"]
-# Two rates of a search that are this near end it.
+# Two rates of a search that are this near end it, as a share.
 RESOLUTION = 0.13
+# Rates of `--full`, in such steps from the middle of what is expected.
+FULL_STEPS = [1, 0, -1, -2, -3]
 WARM_UP_S = 2
 
 
@@ -141,12 +145,13 @@ class Validation:
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags, *more)
 
     def full(self):
-        """Runs as long as the rule asks for, from the middle of what the short ones found."""
+        """Runs as long as the rule asks for, from the middle of what the short ones found, or of what the plan expects."""
+        self.measure_curves()
         for workload in self.args.workload or DECIDING:
-            rates = sorted(self.passing(workload, topology) for topology in CONTENDERS)
+            middle = statistics.median(self.passing(workload, topology) for topology in CONTENDERS)
+            rates = [f"{middle * (1 + RESOLUTION) ** step:.4g}" for step in FULL_STEPS]
             flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(CONTENDERS)]
-            flags += ["--cores", "0,1", "--first-rate", str(rates[len(rates) // 2]), "--resolution", str(RESOLUTION)]
-            flags += ["--block", "60", "--out", str(self.out / "full")]
+            flags += ["--cores", "0,1", "--rates", ",".join(rates), "--block", "60", "--out", str(self.out / "full")]
             run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags)
         run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
 

@@ -2,6 +2,8 @@
 //! encoder workers of the tests (`faulty-worker`), beside honest streams. None of those may be lost or stand still.
 
 use parking_lot::Mutex;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,9 +32,14 @@ const BAD_PATIENCE: Duration = Duration::from_secs(60);
 /// shows 2 s at most; how fast this one loads a successor beside 40 streams is not what is tested.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
+/// Lines of each worker's log that a failed test shows.
+const SHOWN_LINES: usize = 300;
+
 /// A worker of the tests that is started again whenever it ends.
 struct KeptWorker {
     address: String,
+    /// Output of all its processes.
+    log: PathBuf,
     /// Exit codes of its processes; `None`: a signal.
     ends: Arc<Mutex<Vec<Option<i32>>>>,
     stop: Arc<AtomicBool>,
@@ -40,12 +47,15 @@ struct KeptWorker {
 }
 
 impl KeptWorker {
-    fn start(role: &str, store: &str, journal: String) -> Self {
+    fn start(role: &str, store: &str, journal: &Path) -> Self {
         let address = format!("127.0.0.1:{}", free_port());
-        let args = [role.to_owned(), address.clone(), store.to_owned(), journal];
+        let args = [role.to_owned(), address.clone(), store.to_owned(), journal.display().to_string()];
+        let log = journal.with_extension("log");
+        let output = File::create(&log).expect("a file");
         let spawn = move || -> Child {
             let mut command = Command::new(env!("CARGO_BIN_EXE_faulty-worker"));
-            command.args(&args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let output = || output.try_clone().expect("a handle");
+            command.args(&args).stdin(Stdio::null()).stdout(output()).stderr(output());
             command.spawn().expect("it starts")
         };
         let (ends, stop) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicBool>::default());
@@ -62,7 +72,7 @@ impl KeptWorker {
             let _ = child.kill();
             let _ = child.wait();
         });
-        Self { address, ends, stop, keeper: Some(keeper) }
+        Self { address, log, ends, stop, keeper: Some(keeper) }
     }
 }
 
@@ -71,6 +81,12 @@ impl Drop for KeptWorker {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(keeper) = self.keeper.take() {
             let _ = keeper.join();
+        }
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+            eprintln!("--- log of the worker at {}\n{}", self.address, last.join("\n"));
         }
     }
 }
@@ -93,8 +109,8 @@ impl FaultyCluster {
         eventually("the store listens", async || tokio::net::TcpStream::connect(&store).await.ok()).await;
         let journals = tempfile::tempdir().expect("a folder");
         let keep = |role: &str, n: usize| -> Vec<KeptWorker> {
-            let journal = |i| journals.path().join(format!("starts/{role}-{i}")).display().to_string();
-            (0..n).map(|i| KeptWorker::start(role, &store, journal(i))).collect()
+            let journal = |i| journals.path().join(format!("{role}-{i}"));
+            (0..n).map(|i| KeptWorker::start(role, &store, &journal(i))).collect()
         };
         let (pds, encoders) = (keep("pd", N_PDS), keep("encoder", N_ENCODERS));
         let ec = format!("grpc://{store}");

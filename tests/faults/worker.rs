@@ -18,6 +18,7 @@ use triptych_models::{LoadFormat, ModelSource};
 use triptych_pd::grammar::TrialProgram;
 use triptych_pd::{EngineSettings, PdConfig};
 use triptych_runtime::start_journal::StartJournal;
+use triptych_runtime::telemetry::TelemetryConfig;
 use triptych_runtime::watchdog::{Watchdog, WatchdogLimits};
 use triptych_runtime::{Drain, MetricsRegistry, grpc};
 use triptych_tests::faults::{Fault, MEMORY_LIMIT, STEP_TIMEOUT};
@@ -27,6 +28,8 @@ use triptych_tests::samples::models_dir;
 async fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [role, grpc, store, journal] = &args[..] else { panic!("ROLE GRPC_ADDRESS STORE_ADDRESS JOURNAL") };
+    let telemetry = TelemetryConfig { role: role.clone(), ..TelemetryConfig::default() };
+    let _telemetry = triptych_runtime::telemetry::init(&telemetry).expect("a log");
     let listener = TcpListener::bind(grpc).await.expect("the address is free");
     let setting: EcSetting = format!("grpc://{store}").parse().expect("an address");
     let store = triptych_ec::open(&setting, &Limits::default()).await.expect("a store");

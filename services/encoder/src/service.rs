@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 use tonic::{Request, Response, Status};
-use triptych_core::{EncodedItem, EncoderId, Failure, Fingerprint};
+use triptych_core::{EncodedItem, EncoderId, Fingerprint};
 use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::EncoderWorker;
@@ -152,13 +152,10 @@ fn events(
                     Some(JobProgress { announced: Some(item), .. }) => {
                         Some((Ok(announced(&item)), EventCursor::End(subscription)))
                     }
-                    other => Some((end(other, role), EventCursor::Nothing)),
+                    _ => Some((end(subscription, role).await, EventCursor::Nothing)),
                 }
             }
-            EventCursor::End(mut subscription) => {
-                let progress = subscription.until(|p| p.ended.is_some()).await;
-                Some((end(progress, role), EventCursor::Nothing))
-            }
+            EventCursor::End(subscription) => Some((end(subscription, role).await, EventCursor::Nothing)),
             EventCursor::Nothing => None,
         }
     })
@@ -169,9 +166,13 @@ fn announced(item: &EncodedItem) -> v1::EncodeEvent {
     v1::EncodeEvent { kind: Some(Kind::Announced(item.into())) }
 }
 
-fn end(progress: Option<JobProgress>, role: CallRole) -> Result<v1::EncodeEvent, Status> {
-    let lost = || Err(Failure::internal("a job ended without a result"));
-    let response = progress.and_then(|p| p.ended).unwrap_or_else(lost);
+/// The last event of a job: its end, or why it has none.
+async fn end(mut subscription: Subscription<JobProgress>, role: CallRole) -> Result<v1::EncodeEvent, Status> {
+    let progress = subscription.until(|p| p.ended.is_some()).await;
+    let response = match progress.and_then(|p| p.ended) {
+        Some(ended) => ended,
+        None => Err(subscription.lost("a job").await),
+    };
     let mut response = response.map_err(|failure| status::to_status(&failure))?;
     response.shared |= role == CallRole::Follower;
     Ok(v1::EncodeEvent { kind: Some(Kind::Ready(response)) })

@@ -95,8 +95,10 @@ impl GrammarCompiler {
         let (mut call, _) = self.calls.subscribe(key, None, |outcome| async move {
             outcome.send_replace(Some(compiler.compile_once(key, constraint).await));
         });
-        let outcome = call.until(Option::is_some).await.flatten();
-        outcome.unwrap_or_else(|| Err(Failure::internal("the compilation of a grammar ended early")))
+        match call.until(Option::is_some).await.flatten() {
+            Some(outcome) => outcome,
+            None => Err(call.lost("the compilation of a grammar").await),
+        }
     }
 
     async fn compile_once(&self, key: CacheKey, constraint: Constraint) -> Outcome {

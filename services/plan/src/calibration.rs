@@ -1,9 +1,12 @@
-//! Curves in service: a small cluster under a moderate load, its timeline and processor time, and the same load simulated.
+//! Curves in service: a small cluster near its capacity, its timeline and processor time, and the same load simulated.
 //!
 //! The ratio of the two is the factor of each kind of work ([`ServiceFactors`]): of the times that forwards and steps of one size
 //! take, and of the processor time of client, proxy and network. Neither depends on queues, so requests, SLO and topology of
 //! a plan have no part in the factors. Processor time alone would not do for forwards and steps: a thread that waits for
 //! another one of its worker uses none.
+//!
+//! The factors are of a busy cluster, where goodput is decided: steps of a worker with several cores take longer where it is seldom
+//! busy. A first load, under which no queue grows if all takes twice as long as the curves say, tells the rate.
 
 use crate::curves::{CostCurves, ServiceFactors};
 use crate::planner::inputs::PlanInputs;
@@ -22,9 +25,10 @@ use triptych_bench::sweep::{Sweep, SweepSettings};
 use triptych_bench::topology::{Topology, WorkerKind};
 use wall_times::{WallTimes, Work};
 
-/// Utilisation of the busiest worker by the curves: enough for steps of several sequences, and no queue that grows if work
-/// takes twice as long.
-const UTILISATION: f64 = 0.4;
+/// Utilisation of the busiest worker by the curves, in the first load.
+const FIRST_UTILISATION: f64 = 0.4;
+/// Part of the window that the first load lasts.
+const FIRST_WINDOW: f64 = 0.5;
 /// Rate and requests of the simulation by which the rate is found.
 const SLOW: (f64, usize) = (0.5, 100);
 /// Rounds in which factors are found; each is several times nearer than the one before.
@@ -103,6 +107,8 @@ pub struct CalibrationSettings {
     pub window: Duration,
     /// Load before it.
     pub warm_up: Duration,
+    /// Utilisation of the busiest worker, 0 to 1, both excluded.
+    pub utilisation: f64,
     /// Number that the content depends on: the same number gives the same bytes.
     pub salt: u64,
     /// File to which the workers write their timelines.
@@ -159,16 +165,22 @@ pub async fn calibrate<S: ClusterStarter>(
     Ok((Arc::clone(curves), Calibrated { factors, rate, n_requests }))
 }
 
-/// A load, and if its workload has requests without items beside others, one of such requests alone: what an item costs client
-/// and proxy is the difference.
+/// A load at the utilisation that is asked for, and if its workload has requests without items beside others, one of such requests
+/// alone: what an item costs client and proxy is the difference.
 async fn loads<C: RunningCluster>(
     cluster: &mut C,
     simulated: &Simulated<'_>,
     settings: &CalibrationSettings,
 ) -> Result<(Load, Option<Load>), MeasureError> {
-    let whole = load(cluster, simulated, settings).await?;
-    let text = match simulated.without_items() {
-        Some(simulated) => Some(load(cluster, &simulated, settings).await?),
+    let window = settings.window.mul_f64(FIRST_WINDOW);
+    let first = load(cluster, simulated, simulated.rate(FIRST_UTILISATION)?, window, settings).await?;
+    let scaled = simulated.with(simulated.candidate.curves.in_service(simulated.factors(&first, None)?));
+    let busy = async |cluster: &mut C, scaled: &Simulated<'_>| {
+        load(cluster, scaled, scaled.rate(settings.utilisation)?, settings.window, settings).await
+    };
+    let whole = busy(cluster, &scaled).await?;
+    let text = match scaled.without_items() {
+        Some(scaled) => Some(busy(cluster, &scaled).await?),
         None => None,
     };
     Ok((whole, text))
@@ -247,11 +259,11 @@ impl<'a> Simulated<'a> {
         simulate(&spec, offered, SEED).map_err(|e| MeasureError::setting("cannot simulate", &e))
     }
 
-    /// Requests a second of the load.
-    fn rate(&self) -> Result<f64, MeasureError> {
+    /// Requests a second at which the busiest worker has a utilisation by the curves.
+    fn rate(&self, utilisation: f64) -> Result<f64, MeasureError> {
         let (slow, n) = SLOW;
         let busiest = self.simulate(slow, n)?.pools.iter().map(|pool| pool.utilisation).fold(0.0, f64::max);
-        Ok(slow * UTILISATION / busiest.max(1e-4))
+        Ok(slow * utilisation / busiest.max(1e-4))
     }
 }
 
@@ -268,15 +280,16 @@ struct Load {
 async fn load<C: RunningCluster>(
     cluster: &mut C,
     simulated: &Simulated<'_>,
+    rate: f64,
+    window: Duration,
     settings: &CalibrationSettings,
 ) -> Result<Load, MeasureError> {
     let Simulated { topology, inputs, demand, .. } = simulated;
-    let rate = simulated.rate()?;
     let sweep_settings = SweepSettings {
         arrivals: demand.arrivals,
         seeds: vec![SEED],
         n_requests: u64::MAX,
-        max_window: settings.window,
+        max_window: window,
         warm_up: Some(Duration::ZERO),
         salt: settings.salt,
         topology: Some(topology.to_string()),

@@ -4,14 +4,17 @@
 //! cancels the work. Subscribers see a state that the work updates. The idea is Go's `singleflight`; the difference is
 //! the cancellation.
 
+use futures::FutureExt;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::{Arc, Weak};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
+use triptych_core::Failure;
 
 /// Calls in flight, by key. Clones share them.
 pub struct SingleFlight<K, S> {
@@ -28,6 +31,8 @@ struct Calls<K, S> {
 /// One call, alive as long as it has subscriptions.
 struct Call<S> {
     state: watch::Receiver<S>,
+    /// True once the work has returned or panicked; closed without it if the work was dropped.
+    returned: watch::Receiver<bool>,
     task: AbortHandle,
 }
 
@@ -84,15 +89,18 @@ where
         let number = calls.next_number;
         calls.next_number += 1;
         let (sender, state) = watch::channel(initial);
+        let (returns, returned) = watch::channel(false);
         let removal = RemoveOnDrop { calls: Arc::downgrade(&self.calls), key: key.clone(), number };
         let work = start(sender);
         let work = async move {
             // Removes the call at its end, and also when the work panics or is dropped.
             let _removal = removal;
-            work.await;
+            let outcome = AssertUnwindSafe(work).catch_unwind().await;
+            returns.send_replace(true);
+            outcome.unwrap_or_else(|panic| resume_unwind(panic));
         };
         let task = self.tasks.spawn(work.in_current_span()).abort_handle();
-        let call = Arc::new(Call { state, task });
+        let call = Arc::new(Call { state, returned, task });
         calls.in_flight.insert(key, (number, Arc::downgrade(&call)));
         (self.subscription(call), CallRole::Leader)
     }
@@ -123,6 +131,15 @@ impl<S: Clone + Send + Sync + 'static> Subscription<S> {
     /// The state as soon as it satisfies `predicate`; `None` if the work ends before that. Cancel safe.
     pub async fn until(&mut self, predicate: impl FnMut(&S) -> bool) -> Option<S> {
         self.state.wait_for(predicate).await.ok().map(|state| state.clone())
+    }
+
+    /// The failure for a state that [`until`](Self::until) did not find: the work is at its end or near it. Work that returned or
+    /// panicked has a bug; work that was dropped ends with its process, and can be tried elsewhere.
+    pub async fn lost(&self, what: &str) -> Failure {
+        match self.call.returned.clone().wait_for(|returned| *returned).await {
+            Ok(_) => Failure::internal(format!("{what} ended without a result")),
+            Err(_) => Failure::unavailable("the worker is ending").with_detail(format!("{what} was dropped")),
+        }
     }
 
     /// The current state.
@@ -165,6 +182,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::sync::Notify;
+    use triptych_core::FailureClass;
 
     #[derive(Default)]
     struct Counted {
@@ -252,5 +270,33 @@ mod tests {
         let calls: SingleFlight<&str, u32> = SingleFlight::new(TaskTracker::new());
         let (mut subscription, _) = calls.subscribe("k", 0, |_state| async { panic!("our bug") });
         assert_eq!(subscription.until(|s| *s == 1).await, None);
+        assert_eq!(subscription.lost("work").await.class, FailureClass::Internal);
+    }
+
+    #[tokio::test]
+    async fn work_that_returns_without_the_state_has_a_bug() {
+        let calls: SingleFlight<&str, u32> = SingleFlight::new(TaskTracker::new());
+        let (mut subscription, _) = calls.subscribe("k", 0, |state| async move { drop(state) });
+        assert_eq!(subscription.until(|s| *s == 1).await, None);
+        assert_eq!(subscription.lost("work").await.class, FailureClass::Internal);
+    }
+
+    #[test]
+    fn work_that_ends_with_its_runtime_can_be_tried_elsewhere() {
+        let calls: SingleFlight<&str, u32> = SingleFlight::new(TaskTracker::new());
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let (mut subscription, _) = runtime.block_on(async {
+            calls.subscribe("k", 0, |state| async move {
+                std::future::pending::<()>().await;
+                drop(state);
+            })
+        });
+        runtime.shutdown_background();
+        let lost = async {
+            assert_eq!(subscription.until(|s| *s == 1).await, None);
+            subscription.lost("work").await.class
+        };
+        let other = tokio::runtime::Runtime::new().expect("a runtime");
+        assert_eq!(other.block_on(lost), FailureClass::Unavailable);
     }
 }

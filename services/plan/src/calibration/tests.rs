@@ -71,7 +71,7 @@ fn factors_of_curves_in_service_are_found_again() {
         residuals: Arc::new(Residuals::default()),
     };
     let load = |simulated: &Simulated<'_>| {
-        let (rate, n_requests) = (simulated.rate().expect("a rate"), 150);
+        let (rate, n_requests) = (simulated.rate(0.4).expect("a rate"), 150);
         let run = simulated.with(curves.in_service(given)).simulate(rate, n_requests).expect("simulated");
         let other = front_s(&run) + preprocess_s(&run);
         let sum = |of: fn(&PoolUse) -> f64| run.pools.iter().map(of).sum::<f64>();

@@ -38,9 +38,14 @@ pub struct CalibrateArgs {
     /// Workload, as `triptych bench` takes it: NAME[:key=value,…]
     #[arg(long, value_name = "WORKLOAD", default_value = "mixed:with=0.8,images=1-3")]
     pub workload: String,
-    /// Length of the load on each cluster, in seconds; one of text alone, as long, comes after it
+    /// Length of the load on each cluster, in seconds; one of half of it, which tells the rate, comes before it, and one of text
+    /// alone, as long, after it
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub window_s: u64,
+    /// Utilisation of the busiest worker under these loads, in percent. Steps of a worker with several cores take longer where it
+    /// is seldom busy, and goodput is decided where it is not
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=95))]
+    pub utilisation: u8,
     /// Folder for the scaled curves, with the names of the given files
     #[arg(long, value_name = "DIR", default_value = "in-service")]
     pub output: PathBuf,
@@ -70,6 +75,7 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         n_cores,
         window: Duration::from_secs(args.window_s),
         warm_up: WARM_UP,
+        utilisation: f64::from(args.utilisation) / 100.0,
         salt: now,
         timeline: dir.path().join("timeline.json"),
     };
