@@ -26,9 +26,6 @@ const CHANGE: f64 = 0.12;
 const LEAST_WEIGHT: f64 = 0.4;
 /// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
 const LEAST_UTILISATION: f64 = 0.4;
-/// The same by the latest work alone, with which a load comes back after a pause: four standard deviations of it above a
-/// utilisation of 0.25 with some requests a second, so that chance changes nothing.
-const LEAST_LATEST_UTILISATION: f64 = 0.55;
 /// Rounds of Newton's method, which halves the error of the mean number of decoding sequences at least.
 const ROUNDS: usize = 20;
 
@@ -98,12 +95,6 @@ impl RecentWork {
         self.seen_s = memory.as_secs_f64() * (1.0 - left) + self.seen_s * left;
     }
 
-    /// Workers that it keeps busy.
-    fn busy_workers(&self) -> f64 {
-        let Self { encodes_s, steps_s, fixed_s, seen_s, .. } = self;
-        if *seen_s > 0.0 { (encodes_s + steps_s + fixed_s) / seen_s } else { 0.0 }
-    }
-
     fn add(&mut self, done: WorkDone) {
         self.encodes_s += done.encode_us as f64 / 1e6;
         self.steps_s += done.step_us as f64 / 1e6;
@@ -157,19 +148,16 @@ impl WorkSplit {
     pub fn n_encoders(&mut self, workers: WorkerCounts) -> usize {
         let is_seen =
             |work: &RecentWork, memory: Duration| work.seen_s >= LEAST_WEIGHT * memory.as_secs_f64();
-        let is_busy = |work: &RecentWork, least: f64| work.busy_workers() >= least * workers.n as f64;
         let change = (self.latest.encode_share() - self.all.encode_share()).abs();
-        let is_known = is_seen(&self.latest, LATEST) && is_busy(&self.latest, LEAST_UTILISATION);
-        if change > CHANGE && is_known && self.all.seen_s > self.latest.seen_s {
+        if change > CHANGE && is_seen(&self.latest, LATEST) && self.all.seen_s > self.latest.seen_s {
             self.all = self.latest;
         }
         if !is_seen(&self.all, MEMORY) {
             return self.n_encoders;
         }
-        let is_back = is_busy(&self.latest, LEAST_LATEST_UTILISATION);
-        self.n_encoders = match is_back || is_busy(&self.all, LEAST_UTILISATION) {
-            true => self.best_split(workers),
-            false => 0,
+        self.n_encoders = match self.busy_workers() < LEAST_UTILISATION * workers.n as f64 {
+            true => 0,
+            false => self.best_split(workers),
         };
         self.n_encoders
     }
@@ -202,7 +190,8 @@ impl WorkSplit {
 
     /// Workers that all of it keeps busy.
     pub fn busy_workers(&self) -> f64 {
-        self.all.busy_workers()
+        let RecentWork { encodes_s, steps_s, fixed_s, seen_s, .. } = self.all;
+        if seen_s > 0.0 { (encodes_s + steps_s + fixed_s) / seen_s } else { 0.0 }
     }
 }
 

@@ -102,21 +102,6 @@ fn a_mix_that_changes_is_noticed_within_seconds() {
 }
 
 #[test]
-fn a_load_that_comes_back_after_a_pause_has_its_split_within_seconds() {
-    let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-    let (second, idle) = (Second::alone(0.75, 0.65, 0.1), Second::alone(0.0, 0.0, 0.0));
-    assert_eq!(after(&mut work, &mut now, 60, second, TWO), 1);
-    assert_eq!(after(&mut work, &mut now, 120, idle, TWO), 0, "an idle worker's cores help with encodes");
-    // Encodes come first: answers end later.
-    assert_eq!(after(&mut work, &mut now, 1, Second::alone(0.75, 0.2, 0.0), TWO), 0);
-    assert_eq!(after(&mut work, &mut now, 7, second, TWO), 1);
-    let rare = Second::alone(0.25, 0.22, 0.03);
-    assert_eq!(after(&mut work, &mut now, 120, rare, TWO), 0);
-    assert_eq!(after(&mut work, &mut now, 1, second, TWO), 0, "a burst of a second is no load");
-    assert_eq!(after(&mut work, &mut now, 7, second, TWO), 1);
-}
-
-#[test]
 fn the_parts_count_and_not_the_rate() {
     for rate in [1.0, 3.0, 20.0] {
         let (mut work, mut now) = (WorkSplit::default(), Instant::now());
