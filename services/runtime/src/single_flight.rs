@@ -4,6 +4,7 @@
 //! cancels the work. Subscribers see a state that the work updates. The idea is Go's `singleflight`; the difference is
 //! the cancellation.
 
+use crate::status::process_ends;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -138,7 +139,7 @@ impl<S: Clone + Send + Sync + 'static> Subscription<S> {
     pub async fn lost(&self, what: &str) -> Failure {
         match self.call.returned.clone().wait_for(|returned| *returned).await {
             Ok(_) => Failure::internal(format!("{what} ended without a result")),
-            Err(_) => Failure::unavailable("the worker is ending").with_detail(format!("{what} was dropped")),
+            Err(_) => process_ends(format!("{what} was dropped")),
         }
     }
 

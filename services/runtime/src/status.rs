@@ -122,13 +122,18 @@ pub fn from_status(status: &Status) -> Failure {
     }
 }
 
-/// The failure behind a task that ended without its result. Unless it panicked, the process is ending: another worker can go on.
+/// The failure behind a task that ended without its result. Unless it panicked, the process ends.
 pub fn from_join_error(what: &str, error: &JoinError) -> Failure {
     let detail = format!("{what}: {error}");
     match error.is_panic() {
         true => Failure::internal(detail),
-        false => Failure::unavailable("the worker is ending").with_detail(detail),
+        false => process_ends(detail),
     }
+}
+
+/// The failure of work that is dropped because its process ends: another worker can go on.
+pub fn process_ends(detail: String) -> Failure {
+    Failure::unavailable("the worker is ending").with_detail(detail)
 }
 
 fn received_pause(metadata: &MetadataMap) -> Option<Duration> {

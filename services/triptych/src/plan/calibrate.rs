@@ -44,7 +44,7 @@ pub struct CalibrateArgs {
     pub window_s: u64,
     /// Utilisation of the busiest worker under these loads, in percent. Steps of a worker with several cores take longer where it
     /// is seldom busy, and goodput is decided where it is not
-    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=95))]
+    #[arg(long, value_name = "PERCENT", default_value_t = 85, value_parser = clap::value_parser!(u8).range(1..=95))]
     pub utilisation: u8,
     /// Folder for the scaled curves, with the names of the given files
     #[arg(long, value_name = "DIR", default_value = "in-service")]
