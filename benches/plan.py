@@ -10,8 +10,8 @@ its interval, `validation.md` the bars, each as passed or missed, `report.md` ev
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
 that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by
 run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute
-between turns. All topologies have the same rates at the same time, and not a search each: what one is measured at half an hour
-after another says more of the machine than of them. `full.md` has every run.
+between turns. All topologies begin with the same rate at the same time, and go up while they pass and down while they fail, in the
+same steps: what one is measured at half an hour after another says more of the machine than of them. `full.md` has every run.
 
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
 are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
@@ -49,8 +49,8 @@ DECIDING = ["epd-short:images=1", "epd-short:images=2,share=0.9", "mixed:with=0.
 CONTENDERS = ["1e1pd", "dp2", "elastic2"]
 # Two rates of a search that are this near end it, as a share.
 RESOLUTION = 0.13
-# Rates of `--full`, in such steps from the middle of what is expected.
-FULL_STEPS = [1, 0, -1, -2, -3]
+# Rates of `--full`: so many steps below and above the middle of what is expected.
+FULL_STEPS = 6
 WARM_UP_S = 2
 
 
@@ -149,9 +149,9 @@ class Validation:
         self.measure_curves()
         for workload in self.args.workload or DECIDING:
             middle = statistics.median(self.passing(workload, topology) for topology in CONTENDERS)
-            rates = [f"{middle * (1 + RESOLUTION) ** step:.4g}" for step in FULL_STEPS]
+            rates = [f"{middle * (1 + RESOLUTION) ** step:.4g}" for step in range(-FULL_STEPS, FULL_STEPS + 1)]
             flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(CONTENDERS)]
-            flags += ["--cores", "0,1", "--rates", ",".join(rates), "--block", "60", "--out", str(self.out / "full")]
+            flags += ["--cores", "0,1", "--rates", ",".join(rates), "--until-bracketed", "--block", "60", "--out", str(self.out / "full")]
             run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags)
         run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
 

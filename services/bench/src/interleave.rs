@@ -7,9 +7,10 @@
 
 use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
+use crate::rates::{Rates, Steps};
 use crate::result::{RateResult, SweepResult};
-use crate::search::{Search, SearchPlan, Trial};
-use crate::sweep::{Measured, OfferedLoad, Rates, Server, Sweep, SweepError, SweepEvent, SweepSettings};
+use crate::search::Trial;
+use crate::sweep::{Measured, OfferedLoad, Server, Sweep, SweepError, SweepEvent, SweepSettings};
 
 /// One run of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,35 +24,14 @@ pub struct ScheduledRun {
 /// The schedule of all servers; a lane is the sequence of rates of one server.
 #[derive(Clone, Debug)]
 pub struct InterleavedSchedule {
-    lanes: Vec<LaneRates>,
+    lanes: Vec<Steps>,
     seeds: Vec<u64>,
 }
 
-/// Rates of one lane.
-#[derive(Clone, Debug)]
-enum LaneRates {
-    Search(Search),
-    Listed(Vec<f64>, usize),
-}
-
-impl LaneRates {
-    fn next(&self) -> Option<f64> {
-        match self {
-            Self::Search(search) => search.next_rate(),
-            Self::Listed(rates, i) => rates.get(*i).copied(),
-        }
-    }
-}
-
 impl InterleavedSchedule {
-    /// A schedule of `n_lanes` searches with the same plan.
-    pub fn new(n_lanes: usize, plan: SearchPlan, seeds: Vec<u64>) -> Self {
-        Self { lanes: vec![LaneRates::Search(Search::new(plan)); n_lanes], seeds }
-    }
-
-    /// A schedule of `n_lanes` lanes with the same rates.
-    pub fn of_rates(n_lanes: usize, rates: &[f64], seeds: Vec<u64>) -> Self {
-        Self { lanes: vec![LaneRates::Listed(rates.to_vec(), 0); n_lanes], seeds }
+    /// A schedule of `n_lanes` lanes that all begin with `steps`.
+    pub fn new(n_lanes: usize, steps: &Steps, seeds: Vec<u64>) -> Self {
+        Self { lanes: vec![steps.clone(); n_lanes], seeds }
     }
 
     /// Runs of the next round in their order; empty when all lanes have ended. `n_blocks` gives the blocks of a run of a lane at a rate.
@@ -76,12 +56,9 @@ impl InterleavedSchedule {
 
     /// Records the verdict on a lane's rate; true if that was its last rate.
     pub fn record(&mut self, lane: usize, trial: Trial) -> bool {
-        let Some(rates) = self.lanes.get_mut(lane) else { return true };
-        match rates {
-            LaneRates::Search(search) => search.record(trial),
-            LaneRates::Listed(_, i) => *i += 1,
-        }
-        rates.next().is_none()
+        let Some(steps) = self.lanes.get_mut(lane) else { return true };
+        steps.record(trial);
+        steps.next().is_none()
     }
 }
 
@@ -156,8 +133,7 @@ pub async fn run_interleaved(
             let Some(rate) = lane.runs.first().map(|run| run.result.rate) else { continue };
             let (tested, result) = lane.sweep.judge(rate, std::mem::take(&mut lane.runs));
             observer.event(i, SweepEvent::Rate(&result));
-            let trial = Trial { asked: rate, offered: result.offered(), passed: result.verdict.passed };
-            let is_over = schedule.record(i, trial);
+            let is_over = schedule.record(i, result.trial());
             lane.tested.push(tested);
             lane.rates.push(result);
             if is_over {
@@ -181,20 +157,13 @@ async fn run_one(lane: &Lane, scheduled: &ScheduledRun, observer: &dyn SweepObse
 }
 
 fn start(lanes: &[Lane], settings: &SweepSettings, observer: &dyn SweepObserver) -> InterleavedSchedule {
-    let seeds = settings.seeds.clone();
-    match &settings.rates {
-        Rates::Listed(rates) => InterleavedSchedule::of_rates(lanes.len(), rates, seeds),
-        Rates::Search { first, resolution } => {
-            // The safe rate of the slowest server is safe for all, and the same rates can be compared.
-            let safe = lanes.iter().map(|lane| lane.sweep.safe_rate()).min_by(f64::total_cmp);
-            let safe = match first {
-                Some(first) => *first,
-                None => observer.first_rate(safe.unwrap_or(1.0)),
-            };
-            let plan = crate::sweep::search_plan(*first, safe, *resolution);
-            InterleavedSchedule::new(lanes.len(), plan, seeds)
-        }
-    }
+    // The safe rate of the slowest server is safe for all, and the same rates can be compared.
+    let safe = lanes.iter().map(|lane| lane.sweep.safe_rate()).min_by(f64::total_cmp).unwrap_or(1.0);
+    let safe = match &settings.rates {
+        Rates::Search { first: None, .. } => observer.first_rate(safe),
+        _ => safe,
+    };
+    InterleavedSchedule::new(lanes.len(), &Steps::new(&settings.rates, safe), settings.seeds.clone())
 }
 
 #[cfg(test)]
@@ -209,7 +178,8 @@ mod tests {
     #[test]
     fn lanes_run_interleaved_until_each_search_has_ended() {
         let goodput = [3.0, 11.0];
-        let mut schedule = InterleavedSchedule::new(2, SearchPlan::from(4.0, 0.2), vec![1, 2]);
+        let steps = Steps::new(&Rates::Search { first: None, resolution: 0.2 }, 4.0);
+        let mut schedule = InterleavedSchedule::new(2, &steps, vec![1, 2]);
         let mut n_rounds = 0;
         let mut last_pass = [0.0f64; 2];
         loop {
@@ -239,9 +209,13 @@ mod tests {
         }
     }
 
+    fn of_rates(n_lanes: usize, rates: &[f64]) -> InterleavedSchedule {
+        InterleavedSchedule::new(n_lanes, &Steps::new(&Rates::Listed(rates.to_vec()), 1.0), vec![7])
+    }
+
     #[test]
     fn listed_rates_are_all_run_whether_they_pass_or_not() {
-        let mut schedule = InterleavedSchedule::of_rates(1, &[2.0, 1.0], vec![7]);
+        let mut schedule = of_rates(1, &[2.0, 1.0]);
         let run = |rate| ScheduledRun { lane: 0, key: RunKey { rate, seed: 7, block: Block::WHOLE } };
         assert_eq!(schedule.round(|_, _| 1), [run(2.0)]);
         assert!(!schedule.record(0, exact(2.0, false)));
@@ -251,8 +225,28 @@ mod tests {
     }
 
     #[test]
+    fn brackets_begin_at_the_same_rate_for_all() {
+        let goodput = [2.5, 3.5, 1.5];
+        let steps = Steps::new(&Rates::Bracketed(vec![1.0, 2.0, 3.0, 4.0, 5.0]), 1.0);
+        let mut schedule = InterleavedSchedule::new(3, &steps, vec![7]);
+        let mut rounds = Vec::new();
+        loop {
+            let round: Vec<_> = schedule.round(|_, _| 1).iter().map(|run| (run.lane, run.key.rate)).collect();
+            if round.is_empty() {
+                break;
+            }
+            for &(lane, rate) in &round {
+                schedule.record(lane, exact(rate, rate <= goodput[lane]));
+            }
+            rounds.push(round);
+        }
+        let expect = [vec![(0, 3.0), (1, 3.0), (2, 3.0)], vec![(0, 2.0), (1, 4.0), (2, 2.0)], vec![(2, 1.0)]];
+        assert_eq!(rounds, expect);
+    }
+
+    #[test]
     fn blocks_take_turns_and_so_does_who_is_first() {
-        let schedule = InterleavedSchedule::of_rates(3, &[2.0], vec![7]);
+        let schedule = of_rates(3, &[2.0]);
         let round = schedule.round(|lane, _| if lane == 2 { 1 } else { 3 });
         let order: Vec<_> = round.iter().map(|run| (run.key.block.idx, run.lane)).collect();
         assert_eq!(order, [(0, 0), (0, 1), (0, 2), (1, 1), (1, 0), (2, 0), (2, 1)]);

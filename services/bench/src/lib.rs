@@ -25,6 +25,7 @@ pub mod workload;
 pub mod slo;
 pub mod judge;
 pub mod search;
+pub mod rates;
 pub mod result;
 pub mod blocks;
 pub mod paired;

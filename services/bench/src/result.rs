@@ -4,6 +4,7 @@
 //! is not there is `null`, never zero.
 
 use crate::judge::{Ends, Rule, RunVerdict};
+use crate::search::Trial;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -157,6 +158,11 @@ impl RateResult {
     /// The rate that its verdict is about, in requests a second.
     pub fn offered(&self) -> f64 {
         self.offered_per_s.unwrap_or(self.rate)
+    }
+
+    /// The rate with its verdict.
+    pub fn trial(&self) -> Trial {
+        Trial { asked: self.rate, offered: self.offered(), passed: self.verdict.passed }
     }
 
     /// The rate in words: what was offered, and what was asked for where that is another number.

@@ -70,6 +70,11 @@ impl Search {
         Self { plan, tried: Vec::new() }
     }
 
+    /// Its parameters.
+    pub fn plan(&self) -> &SearchPlan {
+        &self.plan
+    }
+
     /// Records the verdict on a rate.
     pub fn record(&mut self, trial: Trial) {
         self.tried.push(trial);

@@ -18,12 +18,13 @@ use crate::blocks::RunKey;
 use crate::cluster::{ClusterStarter, RunningCluster};
 use crate::error::MeasureError;
 use crate::interleave::SweepObserver;
+use crate::rates::{Bracketing, Rates};
 use crate::result::{Host, RateResult, SweepResult};
 use crate::search::SearchPlan;
 use crate::seed::mix;
 use crate::side_by_side::SideBySide;
 use crate::slo::Slo;
-use crate::sweep::{Measured, OfferedLoad, Rates, SweepEvent, SweepSettings};
+use crate::sweep::{Measured, OfferedLoad, SweepEvent, SweepSettings};
 use crate::topology::Topology;
 use crate::workload::Workload;
 use parking_lot::Mutex;
@@ -68,6 +69,9 @@ impl SuitePlan {
             && match &settings.rates {
                 Rates::Search { resolution, .. } => (setup.resolution - resolution).abs() < 1e-9,
                 Rates::Listed(rates) => rates.iter().all(|rate| found.rates.iter().any(|r| r.rate == *rate)),
+                Rates::Bracketed(rates) => {
+                    Bracketing::new(rates).is_over(found.rates.iter().map(RateResult::trial))
+                }
             }
             && setup.n_requests == settings.n_requests
             && (setup.max_window_s - settings.max_window.as_secs_f64()).abs() < 1e-6

@@ -1,7 +1,5 @@
 //! A sweep: run after run at rates that the search picks, until goodput is known to a resolution.
 //!
-//! One file over 600 lines: the settings of a sweep stand beside the steps that read them.
-//!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
@@ -28,10 +26,10 @@ use crate::judge::{Finding, JudgedWindow, Rule, Run, judge_runs};
 use crate::media::Media;
 use crate::outcome::{End, Outcome};
 use crate::prompt::Wording;
+use crate::rates::{Rates, Steps};
 use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
 use crate::run::{Progress, Ran, RunObservers, RunPlan, run, run_result};
 use crate::scrape::Scraper;
-use crate::search::{Search, SearchPlan, Trial};
 use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
@@ -159,20 +157,6 @@ impl Default for SweepSettings {
     }
 }
 
-/// Rates of a sweep.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Rates {
-    /// Rates that the search picks.
-    Search {
-        /// First rate; `None`: found by sending a few requests one after the other.
-        first: Option<f64>,
-        /// Two rates are close enough if they differ by less than this share.
-        resolution: f64,
-    },
-    /// A list of rates.
-    Listed(Vec<f64>),
-}
-
 /// An event of a running sweep.
 #[derive(Clone, Copy, Debug)]
 pub enum SweepEvent<'a> {
@@ -236,8 +220,8 @@ async fn sweep(
         begun = Sweep::begin(server, workload, slo, settings) => begun?,
         () = settings.stop.cancelled() => return Err(SweepError::Stopped),
     };
-    let mut steps = Steps::new(settings, sweep.safe_rate());
-    listener(SweepEvent::Plan(&steps.describe(settings)));
+    let mut steps = Steps::new(&settings.rates, sweep.safe_rate());
+    listener(SweepEvent::Plan(&describe(&steps, settings)));
     let mut tested = Vec::new();
     let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
@@ -247,7 +231,7 @@ async fn sweep(
         }
         let (one, result) = sweep.judge(rate, runs);
         listener(SweepEvent::Rate(&result));
-        steps.record(Trial { asked: rate, offered: result.offered(), passed: result.verdict.passed });
+        steps.record(result.trial());
         tested.push(one);
         rates.push(result);
         if tested.len() >= MAX_VOID && tested.iter().all(|t| t.void) {
@@ -478,7 +462,7 @@ impl Sweep {
             worker_flags: self.settings.worker_flags.clone(),
             resolution: match self.settings.rates {
                 Rates::Search { resolution, .. } => resolution,
-                Rates::Listed(_) => 0.0,
+                Rates::Listed(_) | Rates::Bracketed(_) => 0.0,
             },
             salt: self.settings.salt,
         }
@@ -511,67 +495,33 @@ async fn alone(
     Ok(total.as_secs_f64() / N_FIRST as f64)
 }
 
-/// The rates to come.
-enum Steps {
-    Search(SearchPlan, Search),
-    Listed(Vec<f64>, usize),
-}
-
-/// A search near the given rate, or from a safe one.
-pub(crate) fn search_plan(given: Option<f64>, safe: f64, resolution: f64) -> SearchPlan {
-    given.map_or_else(|| SearchPlan::from(safe, resolution), |first| SearchPlan::near(first, resolution))
-}
-
-impl Steps {
-    fn new(settings: &SweepSettings, safe_rate: f64) -> Self {
-        match &settings.rates {
-            Rates::Listed(rates) => Self::Listed(rates.clone(), 0),
-            Rates::Search { first, resolution } => {
-                let plan = search_plan(*first, safe_rate, *resolution);
-                Self::Search(plan, Search::new(plan))
-            }
+/// The planned rates and their estimated time, as a sentence.
+fn describe(steps: &Steps, settings: &SweepSettings) -> String {
+    let seeds = settings.seeds.len();
+    let run_s = |rate: f64| {
+        let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
+        window + warm_up(settings, Duration::from_secs_f64(window)).as_secs_f64() + 3.0
+    };
+    let sum = |rates: &mut dyn Iterator<Item = f64>| rates.map(run_s).sum::<f64>();
+    let (rates, seconds) = match steps {
+        Steps::Listed(rates, _) => (format!("{} rates", rates.len()), sum(&mut rates.iter().copied())),
+        Steps::Bracketed(bracketing) => {
+            (format!("up to {} rates", bracketing.rates().count()), sum(&mut bracketing.rates()))
         }
-    }
-
-    fn next(&self) -> Option<f64> {
-        match self {
-            Self::Search(_, search) => search.next_rate(),
-            Self::Listed(rates, i) => rates.get(*i).copied(),
+        // The first ones double, the rest lie about where they stop; runs that fail early are shorter.
+        Steps::Search(search) => {
+            let plan = search.plan();
+            let n = plan.likely_rates();
+            let doubled = &mut (0..n).map(|i| plan.first * 2f64.powi(i.min(2) as i32));
+            (format!("from {} requests/s, about {n} rates", plan.first), sum(doubled))
         }
-    }
-
-    fn record(&mut self, trial: Trial) {
-        match self {
-            Self::Search(_, search) => search.record(trial),
-            Self::Listed(_, i) => *i += 1,
-        }
-    }
-
-    /// The planned rates and their estimated time, as a sentence.
-    fn describe(&self, settings: &SweepSettings) -> String {
-        let seeds = settings.seeds.len();
-        let run_s = |rate: f64| {
-            let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-            window + warm_up(settings, Duration::from_secs_f64(window)).as_secs_f64() + 3.0
-        };
-        let (rates, seconds) = match self {
-            Self::Listed(rates, _) => {
-                (format!("{} rates", rates.len()), rates.iter().map(|r| run_s(*r)).sum::<f64>())
-            }
-            // The first ones double, the rest lie about where they stop; runs that fail early are shorter.
-            Self::Search(plan, _) => {
-                let n = plan.likely_rates();
-                let doubled = (0..n).map(|i| run_s(plan.first * 2f64.powi(i.min(2) as i32)));
-                (format!("from {} requests/s, about {n} rates", plan.first), doubled.sum::<f64>())
-            }
-        };
-        format!(
-            "{rates} with {seeds} {} of {} requests each: about {:.0} minutes",
-            if seeds == 1 { "run" } else { "runs" },
-            settings.n_requests,
-            (seconds * seeds as f64 / 60.0).max(1.0),
-        )
-    }
+    };
+    format!(
+        "{rates} with {seeds} {} of {} requests each: about {:.0} minutes",
+        if seeds == 1 { "run" } else { "runs" },
+        settings.n_requests,
+        (seconds * seeds as f64 / 60.0).max(1.0),
+    )
 }
 
 /// The judged window of a run at a rate, in which as many requests are due as are to be judged.

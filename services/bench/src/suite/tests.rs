@@ -157,6 +157,12 @@ async fn a_suite_that_was_killed_goes_on_behind_the_last_block_and_slow_hours_hi
     let flagged = SweepSettings { worker_flags: "--kv-mib 256".into(), ..plan.settings.clone() };
     let others = [told, until_clear, flagged];
     assert_eq!(others.map(|settings| with(settings).n_missing(&results)), [2, 2, 2]);
+    // Both of 2 and 4 pass; of further rates the next one is to be tried.
+    let until_bracketed = |rates: &[f64]| {
+        let rates = Rates::Bracketed(rates.to_vec());
+        with(SweepSettings { rates, ..plan.settings.clone() }).n_missing(&results)
+    };
+    assert_eq!((until_bracketed(&[2.0, 4.0]), until_bracketed(&[2.0, 4.0, 6.0])), (0, 2));
     assert_eq!(plan.forget(&results, "dp2").unwrap(), 1);
     assert_eq!((plan.n_missing(&results), n_runs()), (1, 24));
     assert!(plan.forget(&results, "dp9").is_err());

@@ -12,8 +12,9 @@ use triptych_bench::blocks::{Block, RunKey};
 use triptych_bench::cluster::{ClusterStarter, RunningCluster};
 use triptych_bench::error::{MeasureError, chain};
 use triptych_bench::outcome::Outcome;
+use triptych_bench::rates::Rates;
 use triptych_bench::result::Goodput;
-use triptych_bench::sweep::{Rates, Server, Sweep, SweepEvent, SweepSettings, run_sweep};
+use triptych_bench::sweep::{Server, Sweep, SweepEvent, SweepSettings, run_sweep};
 use triptych_bench::topology::Topology;
 use triptych_bench::workload::Workload;
 

@@ -13,10 +13,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 use triptych_bench::arrivals::Arrivals;
+use triptych_bench::rates::Rates;
 use triptych_bench::report::{Report, files};
 use triptych_bench::result::SweepResult;
 use triptych_bench::slo::Slo;
-use triptych_bench::sweep::{Rates, SweepError, SweepEvent, SweepSettings, run_sweep};
+use triptych_bench::sweep::{SweepError, SweepEvent, SweepSettings, run_sweep};
 use triptych_bench::text::{TextError, duration};
 use triptych_bench::workload::Workload;
 

@@ -10,11 +10,12 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 use triptych_bench::arrivals::Arrivals;
+use triptych_bench::rates::Rates;
 use triptych_bench::report::{Report, files};
 use triptych_bench::search::SearchPlan;
 use triptych_bench::slo::Slo;
 use triptych_bench::suite::{self, Results, Size, SuiteObserver, SuitePlan};
-use triptych_bench::sweep::{RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW, Rates, SweepSettings};
+use triptych_bench::sweep::{RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW, SweepSettings};
 use triptych_bench::workload::Workload;
 
 /// Length of a block of a run, in seconds.
@@ -70,6 +71,10 @@ pub struct SuiteArgs {
     /// Rates in requests a second, instead of a search: 1,2,4
     #[arg(long, value_name = "RATES", value_delimiter = ',', conflicts_with_all = ["first_rate", "resolution"])]
     pub rates: Vec<f64>,
+    /// Of --rates only those up to one that passes below one that fails, beginning with the middle one: clusters that are compared
+    /// have the same rates at the same time, and no rate that decides nothing
+    #[arg(long, requires = "rates")]
+    pub until_bracketed: bool,
     /// First rate of every search, in requests a second, near the expected goodput, as `triptych plan` gives it.
     /// Default: found by sending a few requests one after the other
     #[arg(long, value_name = "RATE")]
@@ -122,9 +127,10 @@ impl SuiteArgs {
             max_window: size.max_window,
             block: size.block,
             warm_up: self.warm_up.map(Duration::from_secs),
-            rates: match self.rates.is_empty() {
-                true => Rates::Search { first: self.first_rate, resolution },
-                false => Rates::Listed(self.rates.clone()),
+            rates: match (self.rates.is_empty(), self.until_bracketed) {
+                (true, _) => Rates::Search { first: self.first_rate, resolution },
+                (false, true) => Rates::Bracketed(self.rates.clone()),
+                (false, false) => Rates::Listed(self.rates.clone()),
             },
             pd_tpot_slo: self.topology.told(),
             worker_flags: self.topology.worker_flags.clone(),
