@@ -2,7 +2,7 @@
 
     python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, six hours
-    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, four to eight hours
+    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two hours
     python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
@@ -73,7 +73,7 @@ def curve_flags(files):
 class Validation:
     def __init__(self, args):
         self.args, self.out = args, args.out
-        self.binary = str(args.binary)
+        self.binary = str(args.binary.resolve())
         self.model = ["--load-format", "dummy", "--precision", "int8"]
         self.curves = [args.timed] if args.timed else [self.out / "curves-1.json", self.out / "curves-2.json"]
         self.topologies = [t for t in TOPOLOGIES if not (args.timed and t == "colocated")]

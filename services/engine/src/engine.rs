@@ -21,7 +21,7 @@ use crate::stats::Stats;
 use adapter_states::EngineAdapters;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::trace_span;
 use triptych_core::clock::Clock;
 use triptych_core::graph_stats::GraphStats;
@@ -232,6 +232,11 @@ impl Engine {
     /// Counters and gauges at this moment.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.scheduler)
+    }
+
+    /// Time for which the next step may wait so that no answer exceeds the TPOT SLO by it; zero where more than decodes is to be done.
+    pub fn decode_slack(&self, now: Instant) -> Duration {
+        if self.alignments.is_empty() { self.scheduler.decode_slack(now) } else { Duration::ZERO }
     }
 
     /// From now on decode steps are captured as graphs, as [`Decoder::use_graphs`] says.

@@ -263,10 +263,29 @@ impl Scheduler {
         let target = self.decode_pacing.target(self.rates.least(0, 1));
         self.decode_pacing.is_owed()
             && target.is_none_or(|target| {
-                let decoding = self.sequences.values().filter(|s| s.is_decoding());
-                let slack = decoding.filter_map(|s| s.token_slack(target, now)).min();
-                slack.is_some_and(|slack| slack < self.prefill_step())
+                self.least_slack(target, now).is_some_and(|slack| slack < self.prefill_step())
             })
+    }
+
+    /// The least slack of the sequences that decode.
+    fn least_slack(&self, target: Duration, now: Instant) -> Option<Duration> {
+        let decoding = self.sequences.values().filter(|s| s.is_decoding());
+        decoding.filter_map(|s| s.token_slack(target, now)).min()
+    }
+
+    /// Time for which the next step may wait so that no answer exceeds the TPOT SLO by it. Zero where a prompt can be read, since it
+    /// waits too, and without an SLO that can be met.
+    pub fn decode_slack(&self, now: Instant) -> Duration {
+        let step = self.rates.least(0, 1);
+        let target = self.decode_pacing.target(step);
+        let slack = target.and_then(|target| self.least_slack(target, now)).unwrap_or_default();
+        let can_read = |(key, s): (&QueueKey, &Sequence)| {
+            let n_computed = s.n_computed();
+            let readable = || s.readable(n_computed, &self.cross).unwrap_or(0);
+            !s.is_decoding() && !self.waits_for_item(*key) && readable() > n_computed
+        };
+        let slack = slack.saturating_sub(step);
+        if slack.is_zero() || self.sequences.iter().any(can_read) { Duration::ZERO } else { slack }
     }
 
     /// Predicted time of a step with as many rows of prompts as wait and fit.

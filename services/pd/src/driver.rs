@@ -291,7 +291,7 @@ impl EngineThread {
         }
         let stats = self.engine.stats();
         match permit {
-            Some(permit) if stats.decoding > 0 => permit.decodes(),
+            Some(permit) if stats.decoding > 0 => permit.decodes(self.engine.decode_slack(self.clock.now())),
             permit => drop(permit),
         }
         if let Some(arbitration) = &self.arbitration {

@@ -197,6 +197,11 @@ const WHILE_DECODING: Metric = Metric {
     unit: "tokens",
     help: "Encoder output tokens computed while sequences of the same worker decoded",
 };
+const IN_SLACK: Metric = Metric {
+    name: "encoder_in_decode_slack",
+    unit: "tokens",
+    help: "Of these, tokens for which decodes waited that were ahead of the TPOT SLO",
+};
 const AFTER_ENCODE: Metric = Metric {
     name: "engine_steps_after_encode",
     unit: "",
@@ -217,6 +222,7 @@ const BUDGET: Metric = Metric {
 #[derive(Clone)]
 pub struct ArbiterMeters {
     while_decoding: Counters,
+    in_slack: Counters,
     after_encode: Counters,
     most: Gauges,
     budget: Gauges,
@@ -227,6 +233,7 @@ impl ArbiterMeters {
     pub fn new(registry: &MetricsRegistry) -> Self {
         Self {
             while_decoding: registry.counters(WHILE_DECODING),
+            in_slack: registry.counters(IN_SLACK),
             after_encode: registry.counters(AFTER_ENCODE),
             most: registry.gauges(MAX_BETWEEN),
             budget: registry.gauges(BUDGET),
@@ -236,9 +243,11 @@ impl ArbiterMeters {
     /// Updates the metrics to the arbiter's totals; any engine of the worker may call it.
     pub fn observe(&self, usage: BudgetUsage) {
         let all = Labels::new();
-        for (family, now) in
-            [(&self.while_decoding, usage.tokens), (&self.after_encode, usage.steps_after_encode)]
-        {
+        for (family, now) in [
+            (&self.while_decoding, usage.tokens),
+            (&self.in_slack, usage.tokens_in_slack),
+            (&self.after_encode, usage.steps_after_encode),
+        ] {
             let counter = family.get_or_create(&all);
             counter.inc_by(now.saturating_sub(counter.get()));
         }

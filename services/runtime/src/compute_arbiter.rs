@@ -81,7 +81,7 @@ impl EngineRegistration {
         let id = self.id;
         self.shared.state().ask_step(id);
         self.shared.wait(|state| state.take_step(id));
-        StepPermit { engine: self, since: Instant::now(), decodes: false }
+        StepPermit { engine: self, since: Instant::now(), slack: None }
     }
 
     /// Marks the engine idle: it requests no step until it has work.
@@ -101,20 +101,21 @@ impl Drop for EngineRegistration {
 pub struct StepPermit<'a> {
     engine: &'a EngineRegistration,
     since: Instant,
-    decodes: bool,
+    slack: Option<Duration>,
 }
 
 impl StepPermit<'_> {
-    /// Marks the engine as decoding: it requests its next step at once, and the encoders' budget applies until then.
-    pub fn decodes(mut self) {
-        self.decodes = true;
+    /// Marks the engine as decoding: it requests its next step at once, and the encoders' budget applies until then. `slack`: the
+    /// time for which that step may wait without harm, beside the budget.
+    pub fn decodes(mut self, slack: Duration) {
+        self.slack = Some(slack);
     }
 }
 
 impl Drop for StepPermit<'_> {
     fn drop(&mut self) {
-        let (id, decodes, took) = (self.engine.id, self.decodes, self.since.elapsed());
-        self.engine.shared.change(|state| state.end_step(id, decodes, took));
+        let (id, slack, took) = (self.engine.id, self.slack, self.since.elapsed());
+        self.engine.shared.change(|state| state.end_step(id, slack, took));
     }
 }
 

@@ -196,7 +196,7 @@ impl Scheduler {
     }
 
     /// True if a sequence waits for an item, without looking blocks up.
-    fn waits_for_item(&self, queue_key: QueueKey) -> bool {
+    pub(super) fn waits_for_item(&self, queue_key: QueueKey) -> bool {
         let Some(sequence) = self.sequences.get(&queue_key) else { return true };
         if sequence.has_placeholder() {
             // Preempted in this plan; its last token is known in the next.

@@ -1,6 +1,6 @@
 //! The scheduler's rules, one scenario each, on sequences without items.
 
-use crate::bench::{Bench, config, with_blocks};
+use crate::bench::{Bench, config, embed, item, with_blocks};
 use std::time::Duration;
 use triptych_core::sampling::FinishReason;
 use triptych_core::{Failure, FailureClass, clock::Clock};
@@ -81,6 +81,37 @@ fn with_a_tpot_slo_prompts_are_read_as_far_as_no_answer_is_late() {
     // No order of steps keeps that: a fourth of the time, as without an SLO.
     let hopeless = decodes_between_chunks(3, Duration::ZERO);
     assert_eq!(hopeless[1..], [5; 7], "{hopeless:?}");
+}
+
+#[test]
+fn decodes_may_wait_as_long_as_no_answer_is_late_and_no_prompt_can_be_read() {
+    let ms = Duration::from_millis;
+    let slack = |bench: &Bench| bench.engine.decode_slack(bench.clock.now());
+    let decoding = |tpot_slo| {
+        let mut bench = Bench::decoder_only(EngineConfig { tpot_slo, ..config() });
+        bench.set_costs(ms(2), ms(1));
+        bench.add(bench.sequence(1, 5, 600));
+        assert_eq!((bench.step(), bench.step()), (vec![(1, 0..5)], vec![(1, 5..6)]));
+        bench
+    };
+    assert_eq!(slack(&decoding(None)), ms(0), "without an SLO");
+    assert_eq!(slack(&decoding(Some(ms(3)))), ms(0), "an SLO that no order can meet");
+    let mut bench = decoding(Some(ms(100)));
+    // 90 ms are aimed at; the third token is due after two of them, 3 ms have passed, and its step takes 3.
+    assert_eq!(slack(&bench), ms(174));
+    bench.clock.advance(ms(50));
+    assert_eq!(slack(&bench), ms(124));
+    let image = item(1, 6);
+    bench.add(embed(bench.sequence(2, 20, 3), &image, 8));
+    assert_eq!(slack(&bench), ms(0), "the text before the image can be read");
+    assert_eq!(bench.step(), [(1, 6..7), (2, 0..8)]);
+    assert!(slack(&bench) > ms(100), "the rest waits for its image");
+    bench.ready(&image);
+    assert_eq!(slack(&bench), ms(0));
+    bench.step();
+    assert!(slack(&bench) > ms(0), "both decode");
+    bench.clock.advance(ms(1000));
+    assert_eq!(slack(&bench), ms(0), "late");
 }
 
 #[test]

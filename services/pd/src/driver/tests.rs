@@ -3,14 +3,18 @@
 use super::*;
 use crate::meters::MetricFamilies;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
 use triptych_core::item::from_f32;
+use triptych_core::sampling::SamplingParams;
 use triptych_core::{
-    ContentKey, DType, EncodedItem, EncodedRows, EncoderOutput, Extent, Fingerprint, Modality,
+    ContentKey, DType, EncodedItem, EncodedRows, EncoderOutput, Extent, Fingerprint, Modality, TenantId,
 };
 use triptych_engine::EngineConfig;
 use triptych_models::ModelError;
 use triptych_models::decoder::{AlignInput, Decoder, DecoderInfo, KvCacheGroups, StepInput};
-use triptych_models::sampling::Choices;
+use triptych_models::prompt::{OutputKind, PreparedSequence};
+use triptych_models::rules::LogitRules;
+use triptych_models::sampling::{Choices, choose_rows};
 use triptych_models::tokenization::Tokenizer;
 use triptych_runtime::MetricsRegistry;
 use triptych_runtime::compute_arbiter::EncoderBudget;
@@ -25,6 +29,10 @@ struct Cores {
     overlapped: AtomicBool,
     /// Layers of alignments that have begun.
     layers: AtomicUsize,
+    /// Forwards that have begun.
+    forwards: AtomicUsize,
+    /// Forwards wait for no one any more.
+    free: AtomicBool,
 }
 
 impl Cores {
@@ -39,10 +47,11 @@ impl Cores {
     }
 }
 
-/// Computes nothing but alignments, and those by taking the cores for a moment.
-struct AligningDecoder(Arc<Cores>);
+/// Computes nothing but alignments, and those by taking the cores for a moment. From the third forward on each waits until someone
+/// else waits for a permit.
+struct WaitingDecoder(Arc<Cores>, ComputeArbiter);
 
-impl Decoder for AligningDecoder {
+impl Decoder for WaitingDecoder {
     fn info(&self) -> DecoderInfo {
         DecoderInfo {
             vocab: 2,
@@ -51,7 +60,7 @@ impl Decoder for AligningDecoder {
             embedded_hidden: 1,
             max_context: 64,
             cross_attention: true,
-            cross_optional: false,
+            cross_optional: true,
             mutual_items: false,
             kv_groups: KvCacheGroups::FULL,
             self_block_bytes: 1 << 20,
@@ -85,8 +94,12 @@ impl Decoder for AligningDecoder {
         Ok(())
     }
 
-    fn forward(&mut self, _: &StepInput<'_>) -> Result<Choices, ModelError> {
-        Ok(Choices::default())
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
+        let waits = self.0.forwards.fetch_add(1, Ordering::SeqCst) >= 2;
+        while waits && self.1.n_waiting() == 0 && !self.0.free.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        Ok(choose_rows(vec![0.0; 2 * step.logit_rows.len()], 2, step.choose))
     }
 
     fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
@@ -102,13 +115,13 @@ impl Decoder for AligningDecoder {
     }
 }
 
-fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>) -> Driver {
+fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>, config: EngineConfig) -> Driver {
     let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}}}"#;
     let tokenizer = Arc::new(Tokenizer::from_bytes(json.as_bytes()).unwrap());
-    let decoder = Box::new(AligningDecoder(Arc::clone(cores)));
+    let decoder = Box::new(WaitingDecoder(Arc::clone(cores), arbiter.clone()));
     let metrics = MetricsRegistry::default();
     let setup = DriverSetup {
-        engine: Engine::new(decoder, tokenizer, EngineConfig::default()).unwrap(),
+        engine: Engine::new(decoder, tokenizer, config).unwrap(),
         adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
         cores: None,
@@ -151,7 +164,7 @@ fn an_alignment_computes_only_while_no_encoder_forward_does() {
     let mut forward = encoder.forward();
     forward.part(1);
     cores.enter();
-    let driver = driver(&arbiter, &cores);
+    let driver = driver(&arbiter, &cores, EngineConfig::default());
     let (sender, mut outputs) = tokio::sync::mpsc::unbounded_channel();
     let running = driver.align(job(driver.next_id()), sender).unwrap();
     // The engine's thread takes the job up: it waits for its turn, or computes beside the forward.
@@ -174,4 +187,56 @@ fn an_alignment_computes_only_while_no_encoder_forward_does() {
     assert!(matches!(aligned, Output::Aligned(_, weights) if weights == [1.0]));
     assert!(!cores.overlapped.load(Ordering::SeqCst), "an alignment ran beside a forward");
     drop(running);
+}
+
+/// A text of two tokens that is answered with as many as fit.
+fn text(id: SequenceId) -> SequenceRequest {
+    let prepared = PreparedSequence {
+        tokens: vec![0, 1],
+        positions: vec![[0; 3], [1; 3]],
+        next_position: 2,
+        spans: Vec::new(),
+        cross: Vec::new(),
+        rules: LogitRules::default(),
+        end_tokens: Vec::new(),
+        output: OutputKind::Text,
+    };
+    SequenceRequest {
+        ids: vec![id],
+        prepared,
+        encoder_tokens: [].into(),
+        items: Vec::new(),
+        sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+        constraint: None,
+        priority: 0,
+        adapter: None,
+        tenant: TenantId::SHARED,
+        deadline: Instant::now() + Duration::from_secs(100),
+        resumed: None,
+    }
+}
+
+#[test]
+fn an_encoder_computes_while_decodes_are_ahead_of_their_slo() {
+    for (tpot_slo, tokens_in_slack) in [(None, 0), (Some(Duration::from_secs(50)), 7)] {
+        let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+        let cores = Arc::<Cores>::default();
+        let encoder = arbiter.encoder();
+        // What a token of output takes is known from a forward before.
+        encoder.forward().part(1);
+        let driver = driver(&arbiter, &cores, EngineConfig { tpot_slo, ..EngineConfig::default() });
+        let (sender, _outputs) = tokio::sync::mpsc::unbounded_channel();
+        let running = driver.start(text(driver.next_id()), sender).unwrap();
+        // The third forward has begun, and waits for the encoder.
+        while cores.forwards.load(Ordering::SeqCst) < 3 {
+            std::thread::yield_now();
+        }
+        let mut forward = encoder.forward();
+        forward.part(7);
+        drop(forward);
+        let usage = arbiter.usage();
+        assert_eq!((usage.tokens, usage.tokens_in_slack), (7, tokens_in_slack), "{tpot_slo:?}");
+        cores.free.store(true, Ordering::SeqCst);
+        drop(running);
+    }
 }

@@ -291,13 +291,15 @@ impl World<'_> {
 
     /// The end of a step, or of a try in which nothing could run.
     fn after_step(&mut self, w: usize, took: Nanos) {
+        let now = self.now();
         let worker = &mut self.workers[w];
         let Some(pd) = &mut worker.pd else { return };
         pd.stats = Stats::of(&pd.scheduler);
         let goes_on = !pd.inbox.is_empty() || (!pd.stalled && pd.scheduler.next_deadline().is_some());
         pd.is_busy = goes_on;
         if let Some(taking) = &mut worker.turns {
-            taking.turns.end_step(taking.engine, pd.stats.decoding > 0, Duration::from_nanos(took));
+            let slack = (pd.stats.decoding > 0).then(|| pd.scheduler.decode_slack(now));
+            taking.turns.end_step(taking.engine, slack, Duration::from_nanos(took));
             if !goes_on {
                 taking.turns.rest(taking.engine);
             }

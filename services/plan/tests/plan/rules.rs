@@ -105,6 +105,29 @@ fn on_shared_cores_no_more_is_encoded_between_two_tokens_than_the_budget_allows(
 }
 
 #[test]
+fn on_shared_cores_decodes_that_are_ahead_of_their_slo_wait_for_an_image() {
+    let run = |tpot_slo| {
+        let mut pd = PdSpec::default();
+        pd.engine.tpot_slo = tpot_slo;
+        let encoder_budget = EncoderBudget::Automatic;
+        let role = PoolRole::Both { pd, encoder: EncoderSpec::default(), encoder_budget };
+        let cluster = ClusterSpec::new(vec![pool("both", 1, role, SLOW)]);
+        // A text whose tokens take 12 ms each, when an image of a second comes.
+        let mut text = one(0, 0, 10, Vec::new());
+        text.output_tokens = 100;
+        let image_request = one(1, 500, 10, vec![image(1, 1000)]);
+        let run = simulate(&cluster, [text, image_request].into_iter(), 1).unwrap();
+        (run.stages[1].encode.as_secs_f64(), run.outcomes[0].tpot().unwrap())
+    };
+    let (untold, _) = run(None);
+    let (tight, _) = run(Some(Duration::from_millis(13)));
+    let (loose, tpot) = run(Some(Duration::from_millis(100)));
+    assert!(untold > 1.5 && tight > 1.5, "half of the time: {untold} s, {tight} s");
+    assert!((0.99..1.15).contains(&loose), "nearly all of the time: {loose} s");
+    assert!(tpot < Duration::from_millis(90), "{tpot:?}");
+}
+
+#[test]
 fn where_pd_workers_encode_an_item_is_encoded_where_its_request_is_answered() {
     let (pd, encoder) = (PdSpec::default(), EncoderSpec::default());
     let role = PoolRole::Both { pd, encoder, encoder_budget: EncoderBudget::Automatic };

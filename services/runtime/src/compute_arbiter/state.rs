@@ -6,8 +6,12 @@
 //! encoder waits for several. While no sequence decodes, there is no such bound: a waiting step runs between two
 //! forwards. Waiting steps and forwards alternate, the forward first, since it is the bounded one. Stall-free batching
 //! (Sarathi-Serve, <https://arxiv.org/abs/2403.02310>) does the same for prompts.
+//!
+//! Half of the time is more than decodes need whose answers are well within their SLO. An engine that knows its SLO tells how long
+//! its next step may wait, and with an automatic budget chunks of so much time go first: images are encoded sooner, and fewer
+//! steps decode more sequences each.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -65,6 +69,8 @@ pub struct BudgetUsage {
     pub steps_after_encode: u64,
     /// Encoder tokens computed while sequences decode.
     pub tokens: u64,
+    /// Those of them for which decodes waited that could.
+    pub tokens_in_slack: u64,
     /// Most encoder tokens between two steps.
     pub most: u64,
     /// Current budget; `None`: unlimited.
@@ -92,8 +98,10 @@ pub struct ArbiterState {
     parts: VecDeque<(ComputeId, u64)>,
     /// The forward in progress; its chunks go first among those that wait.
     begun: Option<ComputeId>,
-    /// Engines with decoding sequences.
-    decoding: BTreeSet<ComputeId>,
+    /// Engines with decoding sequences, and how long the next step of each may wait.
+    decoding: BTreeMap<ComputeId, Duration>,
+    /// The running chunk goes before decodes that may wait for it.
+    is_covered: bool,
     /// A forward has ended since the last step.
     encoded: bool,
     /// Encoder tokens since the last step, while sequences decode.
@@ -115,7 +123,8 @@ impl ArbiterState {
             steps: VecDeque::new(),
             parts: VecDeque::new(),
             begun: None,
-            decoding: BTreeSet::new(),
+            decoding: BTreeMap::new(),
+            is_covered: false,
             encoded: false,
             burst: 0,
             owed: Duration::ZERO,
@@ -159,6 +168,9 @@ impl ArbiterState {
     /// True if the first waiting chunk goes before any step.
     fn forward_is_next(&self) -> bool {
         let Some((id, tokens)) = self.parts.front() else { return false };
+        if self.covers(*tokens) {
+            return true;
+        }
         match self.limit().filter(|_| !self.decoding.is_empty()) {
             Some(_) if self.burst == 0 => self.owed.is_zero(),
             Some(limit) => self.burst.saturating_add(*tokens) <= limit,
@@ -167,19 +179,35 @@ impl ArbiterState {
         }
     }
 
-    /// Ends an engine's step of length `took`; `decodes`: it has decoding sequences.
-    pub fn end_step(&mut self, id: ComputeId, decodes: bool, took: Duration) {
+    /// True if decodes may wait for a chunk of `tokens` output tokens.
+    fn covers(&self, tokens: u64) -> bool {
+        let slack = self.decoding.values().min().filter(|_| self.budget == EncoderBudget::Automatic);
+        let takes = self.token_s.map(|token_s| Duration::try_from_secs_f64(tokens as f64 * token_s));
+        slack.zip(takes).is_some_and(|(slack, takes)| takes.is_ok_and(|takes| takes <= *slack))
+    }
+
+    /// Takes time that has passed from what decodes may wait.
+    fn pass(&mut self, took: Duration) {
+        for slack in self.decoding.values_mut() {
+            *slack = slack.saturating_sub(took);
+        }
+    }
+
+    /// Ends an engine's step of length `took`. `slack`: the time for which its next step may wait; `None`: it has no decoding
+    /// sequences.
+    pub fn end_step(&mut self, id: ComputeId, slack: Option<Duration>, took: Duration) {
         self.holder = None;
         self.usage.steps += 1;
         self.usage.steps_after_encode += u64::from(self.burst > 0);
         (self.burst, self.encoded) = (0, false);
         self.owed = self.owed.saturating_sub(took);
-        match decodes {
-            true => drop(self.decoding.insert(id)),
-            false => self.rest(id),
-        }
-        if decodes {
-            average(&mut self.step_s, took.as_secs_f64());
+        self.pass(took);
+        match slack {
+            Some(slack) => {
+                self.decoding.insert(id, slack);
+                average(&mut self.step_s, took.as_secs_f64());
+            }
+            None => self.rest(id),
         }
     }
 
@@ -207,9 +235,10 @@ impl ArbiterState {
 
     /// Starts the forward's chunk if it is next and within the budget.
     pub fn take_part(&mut self, id: ComputeId) -> bool {
-        let first = self.parts.front().is_some_and(|(first, _)| *first == id);
-        let next = self.holder.is_none() && first && self.forward_is_next();
+        let Some(&(_, tokens)) = self.parts.front().filter(|(first, _)| *first == id) else { return false };
+        let next = self.holder.is_none() && self.forward_is_next();
         if next {
+            self.is_covered = self.covers(tokens);
             self.parts.pop_front();
             self.begun = Some(id);
             self.holder = Some(Holder::Forward(id));
@@ -224,10 +253,14 @@ impl ArbiterState {
         if !self.decoding.is_empty() {
             self.burst = self.burst.saturating_add(tokens);
             self.usage.tokens = self.usage.tokens.saturating_add(tokens);
+            if self.is_covered {
+                self.usage.tokens_in_slack = self.usage.tokens_in_slack.saturating_add(tokens);
+            }
             self.usage.most = self.usage.most.max(self.burst);
-            if self.budget == EncoderBudget::Automatic {
+            if self.budget == EncoderBudget::Automatic && !self.is_covered {
                 self.owed += took;
             }
+            self.pass(took);
         }
         if tokens > 0 {
             average(&mut self.token_s, took.as_secs_f64() / tokens as f64);

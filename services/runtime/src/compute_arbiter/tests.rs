@@ -27,7 +27,7 @@ fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
     let arbiter = ComputeArbiter::new(EncoderBudget::Tokens(6));
     let (engine, encoder) = (arbiter.engine(), arbiter.encoder());
     let (seen, encoded) = (TokenCounts::default(), AtomicBool::new(false));
-    engine.step().decodes();
+    engine.step().decodes(Duration::ZERO);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !encoded.load(Ordering::SeqCst) {
@@ -36,7 +36,7 @@ fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
                     let since = seen.since.swap(0, Ordering::SeqCst);
                     seen.most.fetch_max(since, Ordering::SeqCst);
                 });
-                turn.decodes();
+                turn.decodes(Duration::ZERO);
             }
         });
         scope.spawn(|| {

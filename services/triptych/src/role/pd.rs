@@ -81,7 +81,7 @@ pub struct PdArgs {
     pub with_encoder: bool,
     /// Encoder output tokens that a worker with encoders computes between two steps while sequences decode: less keeps
     /// the pace of answers, more encodes sooner. A forward is divided between layers, so at least one layer runs. `auto`:
-    /// about as long as a step takes; `none`: a whole forward
+    /// about as long as a step takes, and with --tpot-slo as long as answers are ahead of it; `none`: a whole forward
     #[arg(long, value_name = "N", env = "TRIPTYCH_ENCODER_TOKEN_BUDGET", default_value_t = EncoderBudget::Automatic,
           help_heading = WITH_ENCODER)]
     pub encoder_token_budget: EncoderBudget,
@@ -148,8 +148,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
           value_parser = clap::value_parser!(u8).range(..=90))]
     pub decode_share: u8,
-    /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read as far as that delays no
-    /// answer beyond it; while one is late anyway, answers have half of the time. 0: no SLO, and --decode-share alone
+    /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
+    /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of the time. 0: no SLO, and --decode-share alone
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
     pub tpot_slo: Duration,
     /// Sequences that run at once

@@ -8,6 +8,8 @@ const MS: Duration = Duration::from_millis(1);
 struct Scene {
     turns: ArbiterState,
     engine: ComputeId,
+    /// Told with each step that decodes.
+    slack: Duration,
     events: String,
 }
 
@@ -15,7 +17,7 @@ impl Scene {
     fn new(budget: EncoderBudget) -> Self {
         let mut turns = ArbiterState::new(budget);
         let engine = turns.new_id();
-        Self { turns, engine, events: String::new() }
+        Self { turns, engine, slack: Duration::ZERO, events: String::new() }
     }
 
     fn step(&mut self, decodes: bool) -> bool {
@@ -24,7 +26,7 @@ impl Scene {
         }
         let goes = self.turns.take_step(self.engine);
         if goes {
-            self.turns.end_step(self.engine, decodes, 10 * MS);
+            self.turns.end_step(self.engine, decodes.then_some(self.slack), 10 * MS);
             self.events += "s ";
         }
         goes
@@ -142,7 +144,7 @@ fn an_automatic_budget_takes_as_long_as_a_step() {
     assert_eq!(scene.turns.usage().budget, Some(10));
     for (step, expect) in [(MS, 5), (900 * MS, 25)] {
         let mut scene = Scene::new(EncoderBudget::Automatic);
-        scene.turns.end_step(scene.engine, true, step);
+        scene.turns.end_step(scene.engine, Some(Duration::ZERO), step);
         assert!(scene.part(forward, 4));
         assert_eq!(scene.turns.usage().budget, Some(expect), "{step:?}");
     }
@@ -156,7 +158,14 @@ fn usage_counts_only_while_sequences_decode() {
     scene.step(true);
     assert!(scene.part(forward, 2) && scene.part(forward, 2));
     scene.step(true);
-    let expect = BudgetUsage { steps: 2, steps_after_encode: 1, tokens: 4, most: 4, budget: Some(4) };
+    let expect = BudgetUsage {
+        steps: 2,
+        steps_after_encode: 1,
+        tokens: 4,
+        tokens_in_slack: 0,
+        most: 4,
+        budget: Some(4),
+    };
     assert_eq!(scene.turns.usage(), expect);
 }
 
@@ -173,11 +182,11 @@ fn budgets_print_as_they_parse() {
 fn an_automatic_budget_gives_steps_as_much_time_as_chunks() {
     let mut turns = ArbiterState::new(EncoderBudget::Automatic);
     let (engine, forward) = (turns.new_id(), turns.new_id());
-    let step = |turns: &mut ArbiterState, decodes| {
+    let step = |turns: &mut ArbiterState, decodes: bool| {
         turns.ask_step(engine);
         let goes = turns.take_step(engine);
         if goes {
-            turns.end_step(engine, decodes, MS);
+            turns.end_step(engine, decodes.then_some(Duration::ZERO), MS);
         }
         goes
     };
@@ -197,4 +206,52 @@ fn an_automatic_budget_gives_steps_as_much_time_as_chunks() {
     turns.ask_part(forward, 9);
     assert!(step(&mut turns, false));
     assert!(turns.take_part(forward), "an engine that does not decode has no time in return");
+}
+
+#[test]
+fn chunks_go_before_decodes_that_may_wait() {
+    // A chunk takes 8 ms, a step 10.
+    let cases = [
+        (EncoderBudget::Automatic, 0, "s 8 s 8 s 8 s 8 s 8 s", 0),
+        (EncoderBudget::Automatic, 7, "s 8 s 8 s 8 s 8 s 8 s", 0),
+        (EncoderBudget::Automatic, 16, "s 8 8 s 8 8 s 8 s", 40),
+        (EncoderBudget::Automatic, 23, "s 8 8 s 8 8 s 8 s", 40),
+        (EncoderBudget::Automatic, 100, "s 8 8 8 8 8 s", 40),
+        (EncoderBudget::Tokens(8), 100, "s 8 s 8 s 8 s 8 s 8 s", 0),
+    ];
+    for (budget, slack, expect, in_slack) in cases {
+        let mut scene = Scene::new(budget);
+        // What a chunk takes is known from one that ran before.
+        let forward = scene.turns.new_id();
+        assert!(scene.part(forward, 8));
+        scene.turns.end_forward(forward);
+        scene.events.clear();
+        scene.slack = slack * MS;
+        scene.step(true);
+        assert_eq!(scene.race(5, 8, true), expect, "{budget} {slack}");
+        assert_eq!(scene.turns.usage().tokens_in_slack, in_slack, "{budget} {slack}");
+    }
+}
+
+#[test]
+fn the_engine_that_may_wait_least_decides_and_steps_of_others_take_of_its_time() {
+    let mut turns = ArbiterState::new(EncoderBudget::Automatic);
+    let [patient, other, forward] = [turns.new_id(), turns.new_id(), turns.new_id()];
+    turns.ask_part(forward, 4);
+    assert!(turns.take_part(forward));
+    turns.end_part(forward, 4, 4 * MS);
+    let step = |turns: &mut ArbiterState, engine, slack| {
+        turns.ask_step(engine);
+        assert!(turns.take_step(engine));
+        turns.end_step(engine, Some(slack), 3 * MS);
+    };
+    step(&mut turns, patient, 14 * MS);
+    step(&mut turns, other, 9 * MS);
+    assert!(turns.covers(9) && !turns.covers(10));
+    step(&mut turns, other, 50 * MS);
+    assert!(turns.covers(8) && !turns.covers(9), "two steps of another engine took 6 of 14 ms");
+    turns.rest(patient);
+    assert!(turns.covers(50));
+    turns.leave(other);
+    assert!(!turns.covers(1), "nothing decodes: there is no bound to be beyond");
 }
