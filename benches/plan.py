@@ -2,7 +2,7 @@
 
     python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, six hours
-    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, two hours
+    python3 benches/plan.py --out results --full          # then four workloads as the rule asks, three hours
     python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with

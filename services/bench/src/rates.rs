@@ -15,7 +15,7 @@ pub enum Rates {
     /// A list of rates.
     Listed(Vec<f64>),
     /// A list of rates, from the middle one up while they pass and down while they fail. Servers that are compared start at the
-    /// same rate, and what one of them needs is a rate that others had too.
+    /// same rate and take the same steps.
     Bracketed(Vec<f64>),
 }
 

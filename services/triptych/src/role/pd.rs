@@ -149,7 +149,8 @@ pub struct EngineArgs {
           value_parser = clap::value_parser!(u8).range(..=90))]
     pub decode_share: u8,
     /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
-    /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of the time. 0: no SLO, and --decode-share alone
+    /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of
+    /// the time. 0: no SLO, and --decode-share alone
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
     pub tpot_slo: Duration,
     /// Sequences that run at once
