@@ -173,7 +173,8 @@ async fn serve_grpc(
     let watching = watch_health(health, Arc::clone(&api.orchestrator));
     let (v1, v1alpha) = triptych_runtime::grpc::reflection(&[SERVICE_NAME]).map_err(ServeError::from)?;
     let routes = Routes::new(health_service).add_service(v1).add_service(v1alpha).add_service(api.service());
-    let serving = triptych_runtime::serve::serve_grpc(routes, door, Some(preface_timeout), &drain);
+    let peers = triptych_runtime::grpc::Peers::Clients { preface_timeout };
+    let serving = triptych_runtime::serve::serve_grpc(routes, door, peers, &drain);
     tokio::select! {
         ended = serving => Ok(ended.map_err(ServeError::from)?),
         () = watching => Ok(()),

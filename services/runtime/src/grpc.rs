@@ -19,15 +19,47 @@ const FRAME: u32 = 1 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Time after which a connection with an unanswered ping is dropped.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// That time for clients: the default of gRPC. A process that stands still while a ping is out (a migrated machine, swap) takes
+/// the answer for late, though it has arrived. Requests to a worker are sent again then; the streams of a client are lost.
+const CLIENT_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The peers of a server.
+#[derive(Clone, Copy, Debug)]
+pub enum Peers {
+    /// Processes of the cluster.
+    Cluster,
+    /// Clients from outside.
+    Clients {
+        /// Time in which the HTTP/2 preface of a connection must arrive.
+        preface_timeout: Duration,
+    },
+}
+
+impl Peers {
+    /// Time in which the HTTP/2 preface of a connection must arrive; `None`: any.
+    pub const fn preface_timeout(self) -> Option<Duration> {
+        match self {
+            Self::Cluster => None,
+            Self::Clients { preface_timeout } => Some(preface_timeout),
+        }
+    }
+
+    const fn keepalive_timeout(self) -> Duration {
+        match self {
+            Self::Cluster => KEEPALIVE_TIMEOUT,
+            Self::Clients { .. } => CLIENT_KEEPALIVE_TIMEOUT,
+        }
+    }
+}
 
 /// A server builder with the data plane's settings.
-pub fn server() -> Server {
+pub fn server(peers: Peers) -> Server {
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME)
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_keepalive_timeout(Some(peers.keepalive_timeout()))
         .max_concurrent_streams(4096)
         .tcp_nodelay(true)
 }
@@ -137,11 +169,39 @@ pub async fn set_health(reporter: &HealthReporter, service: &str, ready: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
     async fn descriptors_parse_and_addresses_are_checked() {
         assert!(reflection(&["triptych.v1.Triptych"]).is_ok());
         assert!(channel("127.0.0.1:1").is_ok());
         assert!(channel("not an address").is_err());
+    }
+
+    /// Time from the start of a connection to its end, if its peer answers no ping.
+    async fn time_of_a_silent_connection(peers: Peers) -> Duration {
+        /// An empty SETTINGS frame.
+        const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let (mut client, connection) = tokio::io::duplex(1 << 16);
+        let connection = futures::stream::iter([Ok::<_, std::io::Error>(connection)]);
+        let connections = futures::StreamExt::chain(connection, futures::stream::pending());
+        let (_, health) = tonic_health::server::health_reporter();
+        let serving = tokio::spawn(server(peers).add_service(health).serve_with_incoming(connections));
+        let start = tokio::time::Instant::now();
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        client.write_all(&SETTINGS).await.unwrap();
+        client.read_to_end(&mut Vec::new()).await.unwrap();
+        serving.abort();
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_is_dropped_later_than_a_silent_process_of_the_cluster() {
+        let clients = Peers::Clients { preface_timeout: Duration::from_secs(1) };
+        for (peers, timeout) in [(Peers::Cluster, 5), (clients, 20)] {
+            let time = time_of_a_silent_connection(peers).await;
+            let expected = KEEPALIVE + Duration::from_secs(timeout);
+            assert!(time >= expected && time < expected + Duration::from_secs(1), "{peers:?}: {time:?}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::admin::Readiness;
 use crate::drain::Drain;
-use crate::grpc;
+use crate::grpc::{self, Peers};
 use crate::listener::Listener;
 use crate::listener::preface::PrefaceTimeout;
 use crate::server_spans::ServerSpansLayer;
@@ -14,7 +14,6 @@ use std::convert::Infallible;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 use thiserror::Error;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -146,16 +145,16 @@ where
     serve_routes(served, listener.into(), readiness, drain).await
 }
 
-/// Serves routes until the drain closes listeners, with spans, and an end for watches. `preface`: time in which a connection's
-/// HTTP/2 preface must arrive; `None`: any. Boxed, so that the code of a server is generated here, once.
+/// Serves routes to `peers` until the drain closes listeners, with spans, and an end for watches. Boxed, so that the code of a
+/// server is generated here, once.
 pub fn serve_grpc(
     routes: Routes,
     listener: Listener,
-    preface: Option<Duration>,
+    peers: Peers,
     drain: &Drain,
 ) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
-    let incoming = listener.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, preface));
-    let serving = grpc::server()
+    let incoming = listener.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, peers.preface_timeout()));
+    let serving = grpc::server(peers)
         .layer(ServerSpansLayer)
         .layer(WatchShutdownLayer::new(drain))
         .add_routes(routes)
@@ -198,7 +197,7 @@ async fn serve_to_drain(
             grpc::set_health(&health, name, false).await;
         }
     });
-    let server = drain.tasks().spawn(serve_grpc(routes, listener, None, &drain));
+    let server = drain.tasks().spawn(serve_grpc(routes, listener, Peers::Cluster, &drain));
     let mut finish = pin!(drain.finish(drain.times()));
     tokio::select! {
         () = &mut finish => return Ok(()),

@@ -22,13 +22,16 @@ pub const MEMORY_EXIT_CODE: u8 = 4;
 pub const DEVICE_LOST_EXIT_CODE: u8 = 5;
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// Most time that counts between two looks. A process that was paused, on a machine that was suspended or gives it nothing, comes
+/// late to its next look: its work was not stuck meanwhile.
+const MAX_COUNTED: Duration = Duration::from_millis(200);
 /// Share of the machine's memory, or of the container's, that a process may take by default, in percent.
 const DEFAULT_SHARE: u64 = 90;
 
 /// Limits that the watchdog holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchdogLimits {
-    /// The longest time of a piece of work without progress. `None`: no limit.
+    /// The longest time of a piece of work without progress, in time that the process runs. `None`: no limit.
     pub work: Option<Duration>,
     /// Most anonymous memory of the process in bytes. `None`: no limit.
     pub memory_bytes: Option<u64>,
@@ -41,7 +44,7 @@ pub enum Overrun {
     Stuck {
         /// The kind of work.
         what: &'static str,
-        /// Its time so far.
+        /// Its time so far, without pauses of the process.
         since: Duration,
     },
     /// Memory.
@@ -87,7 +90,10 @@ pub struct Watchdog(Arc<Mutex<WorkTable>>);
 #[derive(Debug, Default)]
 struct WorkTable {
     next_id: u64,
-    running: HashMap<u64, (&'static str, Instant)>,
+    /// Time since the start, without pauses of the process.
+    now: Duration,
+    /// Kind and start of each.
+    running: HashMap<u64, (&'static str, Duration)>,
     device_lost: bool,
 }
 
@@ -113,9 +119,9 @@ impl Watchdog {
     /// Watches a piece of work.
     pub fn begin(&self, what: &'static str) -> WatchedWork {
         let mut table = self.0.lock();
-        let id = table.next_id;
+        let (id, now) = (table.next_id, table.now);
         table.next_id += 1;
-        table.running.insert(id, (what, Instant::now()));
+        table.running.insert(id, (what, now));
         WatchedWork { table: self.clone(), id }
     }
 
@@ -124,11 +130,16 @@ impl Watchdog {
         self.0.lock().device_lost = true;
     }
 
+    /// Counts the time since the last look, as far as it counts.
+    fn pass(&self, time: Duration) {
+        self.0.lock().now += time.min(MAX_COUNTED);
+    }
+
     /// The work that has run for longest, if that is longer than the limit.
-    fn stuck(&self, limit: Duration, now: Instant) -> Option<Overrun> {
+    fn stuck(&self, limit: Duration) -> Option<Overrun> {
         let table = self.0.lock();
         let (what, began) = table.running.values().min_by_key(|(_, began)| *began).copied()?;
-        let since = now.saturating_duration_since(began);
+        let since = table.now.saturating_sub(began);
         (since > limit).then_some(Overrun::Stuck { what, since })
     }
 }
@@ -136,8 +147,10 @@ impl Watchdog {
 impl WatchedWork {
     /// It goes on: its time begins again.
     pub fn progress(&self) {
-        if let Some((_, began)) = self.table.0.lock().running.get_mut(&self.id) {
-            *began = Instant::now();
+        let mut table = self.table.0.lock();
+        let now = table.now;
+        if let Some((_, began)) = table.running.get_mut(&self.id) {
+            *began = now;
         }
     }
 }
@@ -149,13 +162,17 @@ impl Drop for WatchedWork {
 }
 
 fn watch(limits: WatchdogLimits, table: &Weak<Mutex<WorkTable>>, end: impl FnOnce(Overrun)) {
+    let mut last = Instant::now();
     loop {
         thread::park_timeout(INTERVAL);
         let Some(table) = table.upgrade() else { return };
         if table.lock().device_lost {
             return end(Overrun::DeviceLost);
         }
-        let stuck = limits.work.and_then(|limit| Watchdog(table).stuck(limit, Instant::now()));
+        let (watchdog, now) = (Watchdog(table), Instant::now());
+        watchdog.pass(now - last);
+        last = now;
+        let stuck = limits.work.and_then(|limit| watchdog.stuck(limit));
         let memory = || {
             let (limit, taken) = (limits.memory_bytes?, anonymous_bytes()?);
             (taken > limit).then_some(Overrun::Memory { taken, limit })
@@ -204,19 +221,37 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(5);
 
+    /// Looks for as long as `time` without a pause.
+    fn look_for(watchdog: &Watchdog, time: Duration) {
+        (0..time.as_millis() / INTERVAL.as_millis()).for_each(|_| watchdog.pass(INTERVAL));
+    }
+
     #[test]
     fn work_is_stuck_after_its_time_unless_it_makes_progress_or_ends() {
-        let (watchdog, before) = (Watchdog::default(), Instant::now());
+        let watchdog = Watchdog::default();
         let step = watchdog.begin("a step");
-        assert_eq!(watchdog.stuck(LIMIT, before + LIMIT), None);
-        let late = Instant::now() + LIMIT * 2;
-        let stuck = watchdog.stuck(LIMIT, late).expect("it is late");
-        assert!(matches!(stuck, Overrun::Stuck { what: "a step", .. }));
+        look_for(&watchdog, LIMIT);
+        assert_eq!(watchdog.stuck(LIMIT), None);
+        look_for(&watchdog, INTERVAL);
+        let stuck = watchdog.stuck(LIMIT).expect("it is late");
+        assert_eq!(stuck, Overrun::Stuck { what: "a step", since: LIMIT + INTERVAL });
         assert_eq!(stuck.exit_code(), STUCK_EXIT_CODE);
         step.progress();
-        assert_eq!(watchdog.stuck(LIMIT, before + LIMIT), None);
+        assert_eq!(watchdog.stuck(LIMIT), None);
+        look_for(&watchdog, LIMIT * 2);
+        assert!(watchdog.stuck(LIMIT).is_some());
         drop(step);
-        assert_eq!(watchdog.stuck(LIMIT, late), None);
+        assert_eq!(watchdog.stuck(LIMIT), None);
+    }
+
+    #[test]
+    fn work_is_not_stuck_while_its_process_is_paused() {
+        let watchdog = Watchdog::default();
+        let _step = watchdog.begin("a step");
+        watchdog.pass(LIMIT * 100);
+        assert_eq!(watchdog.stuck(LIMIT), None);
+        look_for(&watchdog, LIMIT);
+        assert!(watchdog.stuck(LIMIT).is_some());
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub async fn start() -> Result<NullWorkers, MeasureError> {
     let encoder = EncoderWorkerServer::new(null.clone()).max_decoding_message_size(MAX_MESSAGE);
     let pd = PrefillDecodeWorkerServer::new(null).max_decoding_message_size(MAX_MESSAGE);
     let routes = Routes::new(encoder).add_service(pd);
-    let server = serve_grpc(routes, listener.into(), None, &Drain::new());
+    let server = serve_grpc(routes, listener.into(), triptych_runtime::grpc::Peers::Cluster, &Drain::new());
     Ok(NullWorkers { address, server: tokio::spawn(server) })
 }
 

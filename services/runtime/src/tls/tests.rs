@@ -77,7 +77,7 @@ async fn server(tls: Arc<ServerTls>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (_, health) = tonic_health::server::health_reporter();
-    let serving = grpc::server().add_service(health);
+    let serving = grpc::server(grpc::Peers::Cluster).add_service(health);
     tokio::spawn(serving.serve_with_incoming(Listener::new(listener, Some(tls)).incoming()));
     address
 }
