@@ -153,7 +153,8 @@ pub fn serve_grpc(
     peers: Peers,
     drain: &Drain,
 ) -> BoxFuture<'static, Result<(), tonic::transport::Error>> {
-    let incoming = listener.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, peers.preface_timeout()));
+    let incoming =
+        listener.incoming().map_ok(move |stream| PrefaceTimeout::new(stream, peers.preface_timeout()));
     let serving = grpc::server(peers)
         .layer(ServerSpansLayer)
         .layer(WatchShutdownLayer::new(drain))

@@ -124,7 +124,8 @@ mod tests {
             Drain::with_times(DrainTimes { lame_duck: Duration::ZERO, grace: Duration::from_secs(300) });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let server = grpc::server(grpc::Peers::Cluster).layer(WatchShutdownLayer::new(&drain)).add_service(service);
+        let server =
+            grpc::server(grpc::Peers::Cluster).layer(WatchShutdownLayer::new(&drain)).add_service(service);
         let incoming = TcpIncoming::from(listener);
         drain.tasks().spawn(server.serve_with_incoming_shutdown(incoming, drain.closing()));
         grpc::set_health(&health, "s", true).await;

@@ -138,7 +138,8 @@ impl FleetState {
         }
     }
 
-    pub(super) fn set_up(&self, worker: &Worker, description: Description) {
+    /// `asked`: when the worker was asked for the description.
+    pub(super) fn set_up(&self, worker: &Worker, description: Description, asked: Instant) {
         let (health, life, role) = {
             let mut view = worker.view();
             view.is_up = true;
@@ -151,7 +152,7 @@ impl FleetState {
             let suspects = description.suspects.len();
             tracing::info!(worker = %worker.id, suspects, "another process answers for this worker");
         }
-        self.deaths().lives(&worker.id, life, &description.suspects);
+        self.deaths().lives(&worker.id, life, &description.suspects, asked.into_std());
         let encodes = worker.role() == Role::Pd && description.encodes;
         self.change(worker, |known| {
             let Description { instance, models, .. } = description;

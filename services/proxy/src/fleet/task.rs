@@ -102,6 +102,7 @@ async fn ask(shared: &FleetState, worker: &Worker) {
     let mut failures = 0u32;
     let mut was_ready = false;
     loop {
+        let asked = Instant::now();
         match describe(worker).await {
             Ok(description) => {
                 if !was_ready {
@@ -109,7 +110,7 @@ async fn ask(shared: &FleetState, worker: &Worker) {
                     worker.came_up.notify_one();
                 }
                 (failures, was_ready) = (0, true);
-                shared.set_up(worker, description);
+                shared.set_up(worker, description, asked);
             }
             Err(e) => {
                 failures = failures.saturating_add(1);

@@ -33,7 +33,7 @@ fn with_roles(roles: Roles, n_encoders: usize, n_pds: usize) -> Arc<FleetState> 
     });
     shared.follow(&present(n_encoders, n_pds));
     for worker in all(&shared) {
-        shared.set_up(&worker, describe(false));
+        shared.set_up(&worker, describe(false), Instant::now());
     }
     shared
 }
@@ -136,7 +136,7 @@ async fn a_worker_that_had_the_work_is_last_and_one_that_drains_gets_none() {
     shared.end_reports(&one);
     assert_eq!(healths(&shared), [Health::Draining; 2]);
     shared.set_down(&one);
-    shared.set_up(&one, describe(false));
+    shared.set_up(&one, describe(false), Instant::now());
     assert_eq!(healths(&shared), [Health::Ready, Health::Draining]);
 }
 
@@ -144,7 +144,7 @@ async fn a_worker_that_had_the_work_is_last_and_one_that_drains_gets_none() {
 async fn a_pd_worker_with_encoders_is_the_last_resort_or_the_first_where_there_is_no_encoder() {
     let shared = shared(1, 2);
     let [encoder, pd, plain] = <[_; 3]>::try_from(all(&shared)).ok().unwrap();
-    shared.set_up(&pd, describe(true));
+    shared.set_up(&pd, describe(true), Instant::now());
     let picked = |tried: &[WorkerId]| lease(&shared, &encode(), 1, tried).unwrap().id().clone();
     assert_eq!(picked(&[]), encoder.id);
     assert_eq!(picked(std::slice::from_ref(&encoder.id)), pd.id);
@@ -168,7 +168,7 @@ fn unplaced(key: u8) -> placement::UnplacedItem {
 async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
     let shared = shared(0, 2);
     let workers = all(&shared);
-    workers.iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    workers.iter().for_each(|worker| shared.set_up(worker, describe(true), Instant::now()));
     let catalog = || shared.catalog.borrow().clone();
     let place = |keys: &[u8]| {
         let items: Vec<_> = keys.iter().map(|key| unplaced(*key)).collect();
@@ -202,7 +202,7 @@ async fn items_that_only_pd_workers_encode_go_where_the_request_will() {
 #[tokio::test(start_paused = true)]
 async fn where_there_are_encoder_workers_a_request_has_no_home() {
     let shared = shared(1, 2);
-    all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    all(&shared).iter().for_each(|worker| shared.set_up(worker, describe(true), Instant::now()));
     let catalog = shared.catalog.borrow().clone();
     assert!(shared.place(&catalog, &decode(), &[unplaced(1)]).is_none());
 }
@@ -212,7 +212,7 @@ async fn outputs_that_the_store_has_cost_no_encode_where_the_request_is_placed()
     let shared = shared(0, 2);
     let workers = all(&shared);
     for worker in &workers {
-        shared.set_up(worker, describe(true));
+        shared.set_up(worker, describe(true), Instant::now());
         worker.view().take_report(measured(0), true, Instant::now().into_std());
     }
     let catalog = shared.catalog.borrow().clone();
@@ -236,7 +236,7 @@ async fn outputs_that_the_store_has_cost_no_encode_where_the_request_is_placed()
 async fn requests_that_arrive_together_live_apart() {
     let shared = shared(0, 4);
     let workers = all(&shared);
-    workers.iter().for_each(|worker| shared.set_up(worker, describe(true)));
+    workers.iter().for_each(|worker| shared.set_up(worker, describe(true), Instant::now()));
     // One is a little faster than the others, and all are idle.
     for worker in &workers {
         worker.view().take_report(measured(0), true, Instant::now().into_std());
@@ -417,7 +417,7 @@ async fn who_leaves_discovery_is_forgotten_at_once_and_gone_when_idle() {
     assert!(shared.follow(&rest).is_empty());
     assert_eq!(shared.catalog.borrow().workers.len(), 2);
     // What its task says late changes nothing.
-    shared.set_up(&leaving, describe(false));
+    shared.set_up(&leaving, describe(false), Instant::now());
     assert_eq!(shared.catalog.borrow().workers.len(), 2);
     let mut gone = std::pin::pin!(leaving.gone());
     assert!(futures::poll!(&mut gone).is_pending());

@@ -18,6 +18,7 @@
 //! Requests are told apart by a keyed hash of what they ask for, so that one that is sent again by its client under
 //! another id is the same. The key is this process's own and leaves it nowhere.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use triptych_core::{RequestId, WorkerId};
@@ -152,6 +153,8 @@ struct RunningTrial {
 #[derive(Debug)]
 struct Death {
     at: Instant,
+    /// The last time that something told of it.
+    latest: Instant,
     /// False as long as the network may be all that failed.
     is_presumed: bool,
     aboard: HashMap<RequestFingerprint, Stage>,
@@ -174,7 +177,7 @@ struct Report {
 impl Death {
     fn new(at: Instant) -> Self {
         let (aboard, ids, convicted) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Self { at, is_presumed: false, aboard, ids, report: None, convicted }
+        Self { at, latest: at, is_presumed: false, aboard, ids, report: None, convicted }
     }
 
     /// Weight against a request: [`SUSPICIONS`] are enough to try it.
@@ -220,6 +223,7 @@ impl Deaths {
             return;
         }
         let death = self.open.entry(worker.clone()).or_insert_with(|| Death::new(now));
+        death.latest = now;
         death.is_presumed |= lost == Lost::Closed;
         if death.ids.len() >= MAX_ABOARD {
             return;
@@ -233,12 +237,19 @@ impl Deaths {
 
     /// Nobody listens at a worker's address any more: the process has ended.
     pub fn died(&mut self, worker: &WorkerId, now: Instant) {
-        self.open.entry(worker.clone()).or_insert_with(|| Death::new(now)).is_presumed = true;
+        let death = self.open.entry(worker.clone()).or_insert_with(|| Death::new(now));
+        (death.latest, death.is_presumed) = (now, true);
     }
 
-    /// A worker answers, and reports the requests that the process before it was starting when it ended.
-    pub fn lives(&mut self, worker: &WorkerId, life: Life, starting: &[RequestId]) {
-        let Some(mut death) = self.open.remove(worker) else { return };
+    /// A worker answers what it was asked at `asked`, and reports the requests that the process before it was starting when it
+    /// ended. The answer of a process to what was asked before calls of it broke is no sign that it lived on: it may be the
+    /// last that it sent.
+    pub fn lives(&mut self, worker: &WorkerId, life: Life, starting: &[RequestId], asked: Instant) {
+        let Entry::Occupied(death) = self.open.entry(worker.clone()) else { return };
+        if life != Life::Other && asked < death.get().latest {
+            return;
+        }
+        let mut death = death.remove();
         let is_death = match life {
             Life::Same => false,
             Life::Other => true,

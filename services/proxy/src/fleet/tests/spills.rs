@@ -7,7 +7,7 @@ use crate::fleet::roles::ElasticRole;
 fn elastic(n_encoders: usize, n_pds: usize) -> Arc<FleetState> {
     let shared = with_roles(Roles::Auto, n_encoders, n_pds);
     for worker in all(&shared) {
-        shared.set_up(&worker, describe(true));
+        shared.set_up(&worker, describe(true), Instant::now());
         shared.report(&worker, measured(0), true);
     }
     shared
@@ -65,7 +65,7 @@ async fn a_worker_that_was_given_a_role_gets_that_half_alone() {
     for roles in Roles::ALL {
         let shared = with_roles(roles, 0, 2);
         for worker in all(&shared) {
-            shared.set_up(&worker, describe(true));
+            shared.set_up(&worker, describe(true), Instant::now());
             shared.report(&worker, measured(0), true);
         }
         let [one, two] = <[_; 2]>::try_from(all(&shared)).ok().unwrap();
@@ -83,10 +83,10 @@ async fn a_worker_that_was_given_a_role_gets_that_half_alone() {
         // Rather than none.
         shared.set_down(&one);
         assert_eq!(answered(&shared, 2), [0, 2]);
-        shared.set_up(&one, describe(true));
+        shared.set_up(&one, describe(true), Instant::now());
         fleet.assign(&two.id, ElasticRole::Both).unwrap();
         assert_eq!(answered(&shared, 6), [3, 3], "{roles:?}");
-        shared.set_up(&one, describe(false));
+        shared.set_up(&one, describe(false), Instant::now());
         assert_eq!(fleet.assign(&one.id, ElasticRole::Pd), Err(RoleError::OneHalf));
     }
 }

@@ -377,7 +377,7 @@ proptest! {
             };
             actions = machine.on(event, &mut RequestSurroundings { now, budget: &mut budget, deaths: &mut deaths });
             // The successor says nothing.
-            (0..3).for_each(|w| deaths.lives(&WorkerId::new(format!("w{w}")), Life::Other, &[]));
+            (0..3).for_each(|w| deaths.lives(&WorkerId::new(format!("w{w}")), Life::Other, &[], now));
             if now >= deadline && kind >= 7 {
                 prop_assert!(machine.has_ended(), "the deadline is respected");
             }

@@ -176,7 +176,7 @@ impl World {
     fn come_back(&mut self, worker: usize, reports: bool) {
         if std::mem::take(&mut self.workers[worker].is_down) {
             let journal = if reports { &self.workers[worker].journal[..] } else { &[] };
-            self.deaths.lives(&worker_id(worker), Life::Other, journal);
+            self.deaths.lives(&worker_id(worker), Life::Other, journal, self.now);
         }
     }
 

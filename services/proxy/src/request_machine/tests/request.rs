@@ -113,7 +113,7 @@ impl Driven {
     /// Another process answers for a worker, and reports what the one before was starting.
     fn reports(&mut self, worker: &str, starting: &[u128]) -> &mut Self {
         let starting: Vec<_> = starting.iter().map(|id| RequestId::from_bits(*id)).collect();
-        self.deaths.lives(&WorkerId::new(worker), Life::Other, &starting);
+        self.deaths.lives(&WorkerId::new(worker), Life::Other, &starting, self.now);
         self
     }
 
@@ -457,7 +457,7 @@ fn only_a_closed_connection_is_a_death_and_only_until_the_same_process_answers()
         for worker in ["a", "b"] {
             request.worker(worker).lost(lost);
             if let Some(life) = life {
-                request.deaths.lives(&WorkerId::new(worker), life, &[]);
+                request.deaths.lives(&WorkerId::new(worker), life, &[], request.now);
             }
             request.sleep_on();
         }
@@ -473,6 +473,20 @@ fn only_a_closed_connection_is_a_death_and_only_until_the_same_process_answers()
     check(Lost::Silent, Some(Life::Unknown), false);
     check(Lost::Unreached, None, false);
     check(Lost::Unreached, Some(Life::Other), false);
+}
+
+#[test]
+fn an_answer_to_what_was_asked_before_the_end_of_a_process_is_no_sign_of_life() {
+    let mut request = Driven::new(0, true);
+    for worker in ["a", "b"] {
+        let asked = request.now;
+        request.now += Duration::from_millis(1);
+        request.worker(worker).died();
+        request.deaths.lives(&WorkerId::new(worker), Life::Same, &[], asked);
+        request.deaths.lives(&WorkerId::new(worker), Life::Other, &[], request.now);
+        request.sleep_on();
+    }
+    assert_eq!(request.log().last().unwrap(), "choose idle -a+b");
 }
 
 #[test]
