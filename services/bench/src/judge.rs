@@ -10,7 +10,7 @@
 //!    under way at the window's end and was not at its start counts against it, and of that a part is chance, which
 //!    in a short window can be more than 3 %: so many less are allowed as two standard deviations of a Poisson
 //!    number's change are, twice the root of twice the mean of requests under way;
-//! 4. neither concurrency nor time to first token rises over the window ([`trend`]).
+//! 4. neither concurrency nor time to first token rises over the window ([`trend`]), over all runs of a rate together.
 
 mod trend;
 mod window;
@@ -167,8 +167,8 @@ pub fn judge(outcomes: &[Outcome], window: JudgedWindow, slo: &Slo, rule: &Rule)
     judge_runs(&[Run { outcomes, window }], slo, rule)
 }
 
-/// Judges all runs of one rate, each with its own seed: shares and percentiles over all of their requests,
-/// trends in each of them.
+/// Judges all runs of one rate, each with its own seed: shares and percentiles over all of their requests, trends that
+/// they have in common.
 pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> RunVerdict {
     let judged: Vec<&Outcome> =
         runs.iter().flat_map(|run| run.outcomes.iter().filter(|o| run.window.has(o.due))).collect();
@@ -190,8 +190,8 @@ pub fn judge_runs(runs: &[Run], slo: &Slo, rule: &Rule) -> RunVerdict {
             judged.iter().filter(|o| !o.is_whole() || o.tokens.len() > 1).map(|o| whole(o, o.tpot())),
         ),
         e2el_ms: percentiles(judged.iter().map(|o| whole(o, Some(o.e2el())))),
-        concurrency_trend: steepest(runs.iter().map(trend::of_concurrency)),
-        ttft_trend: steepest(runs.iter().map(|run| trend::of_ttft(run, slo))),
+        concurrency_trend: trend::of_concurrency(runs),
+        ttft_trend: trend::of_ttft(runs, slo),
     };
     let latencies = latency_findings(&judged, slo, rule);
     verdict.percentiles_passed = !judged.is_empty() && latencies.iter().all(|f| f.passed);
@@ -321,11 +321,6 @@ fn trend_findings(verdict: &RunVerdict) -> Vec<Finding> {
         finding("concurrency does not rise", &verdict.concurrency_trend),
         finding("TTFT does not rise", &verdict.ttft_trend),
     ]
-}
-
-/// One that rises, if any does; else the largest change.
-fn steepest(trends: impl Iterator<Item = Option<Trend>>) -> Option<Trend> {
-    trends.flatten().max_by(|a, b| a.rises.cmp(&b.rises).then(a.change.total_cmp(&b.change)))
 }
 
 #[cfg(test)]

@@ -186,12 +186,15 @@ fn a_window_without_requests_does_not_pass() {
 }
 
 #[test]
-fn seeds_are_judged_together_and_a_rise_in_one_is_a_rise() {
+fn seeds_are_judged_together_and_a_rise_is_one_of_all() {
     let level = run(|_, due| good(due));
     let rising = run(|i, due| whole_one(due, 100 + i / 4, 20, 11));
-    let runs = [Run { outcomes: &level, window: WINDOW }, Run { outcomes: &rising, window: WINDOW }];
-    let verdict = judge_runs(&runs, &slo(), &Rule::default());
-    assert_eq!(verdict.n_offered, 2000);
+    let of_three = |outcomes: [&[Outcome]; 3]| {
+        judge_runs(&outcomes.map(|outcomes| Run { outcomes, window: WINDOW }), &slo(), &Rule::default())
+    };
+    let verdict = of_three([&level, &rising, &level]);
+    assert!(verdict.passed && verdict.n_offered == 3000, "{:?}", verdict.findings);
+    let verdict = of_three([&rising, &rising, &rising]);
     assert!(!verdict.passed && verdict.ttft_trend.is_some_and(|t| t.rises));
     assert!(verdict.only_rises(), "{:?}", verdict.findings);
     let late = run(|i, due| whole_one(due, 100 + i, 20, 11));
