@@ -9,6 +9,7 @@ use triptych_bench::error::MeasureError;
 use triptych_bench::slo::Slo;
 use triptych_bench::topology::{Topology, Workers};
 use triptych_bench::workload::Workload;
+use triptych_proxy::Roles;
 use triptych_runtime::compute_arbiter::EncoderBudget;
 
 /// Most requests of a run.
@@ -211,6 +212,11 @@ impl PaperCluster {
     /// Text that is none.
     pub fn encoder_budget(&self) -> Result<EncoderBudget, String> {
         self.topology.budget.as_deref().map_or(Ok(EncoderBudget::Automatic), str::parse)
+    }
+
+    /// Division of encodes by the proxy: no server that was measured has elastic roles, unless a cluster is one of ours.
+    pub fn roles(&self) -> Roles {
+        if matches!(self.topology.workers, Workers::Elastic { .. }) { Roles::Auto } else { Roles::Fixed }
     }
 
     /// Encoders and PD workers; no encoders where each worker has both.

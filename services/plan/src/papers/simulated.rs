@@ -99,6 +99,7 @@ fn spec(
     };
     let mut spec = ClusterSpec::new(pools);
     spec.prompt = pd_curves.prompt;
+    spec.proxy.roles = cluster.roles();
     spec.proxy.max_in_flight = UNLIMITED;
     spec.proxy.encodes.attempt_time = PATIENCE;
     spec.proxy.encodes.max_time = PATIENCE;

@@ -5,6 +5,7 @@ use triptych_plan::curves::sample::{Costs, curves_of};
 use triptych_plan::papers::file::{Metric, ReadPaper};
 use triptych_plan::papers::page::page;
 use triptych_plan::papers::simulated::simulated;
+use triptych_proxy::Roles;
 
 fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/papers")
@@ -46,6 +47,7 @@ fn the_published_tables_of_this_repository_can_be_read() {
         let read = ReadPaper::read(&files().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(read.paper.source.starts_with("https://"));
         assert!(!read.paper.untold.is_empty() && !read.paper.reading.is_empty(), "{name}");
+        assert!(read.paper.clusters.iter().all(|cluster| cluster.roles() == Roles::Fixed), "{name}");
         n += read.paper.workloads.iter().map(|load| load.figures.len()).sum::<usize>();
     }
     assert!(n > 40, "{n} figures");
@@ -68,6 +70,25 @@ fn a_page_has_each_figure_beside_its_simulation() {
     {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+}
+
+#[test]
+fn clusters_have_the_roles_of_their_topology() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let both = serde_json::json!([
+        {"name": "1e1pd", "topology": "dp2:budget=none", "curves": "curves.json"},
+        {"name": "dp2", "topology": "elastic2:budget=none", "curves": "curves.json"}
+    ]);
+    let changed = made(dir.path(), |paper| {
+        paper["clusters"] = both;
+        paper["workloads"][0]["figures"][1]["rate"] = 64.0.into();
+    });
+    let read = ReadPaper::read(&changed).expect("a good file");
+    let roles: Vec<_> = read.paper.clusters.iter().map(|cluster| cluster.roles()).collect();
+    assert_eq!(roles, [Roles::Fixed, Roles::Auto]);
+    let found = simulated(read, &|_| ()).expect("a simulation");
+    let ttft = &found.values[0][1];
+    assert!(ttft["1e1pd"] != ttft["dp2"], "encodes go elsewhere: {ttft:?}");
 }
 
 /// A change of a paper's file.
