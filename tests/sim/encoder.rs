@@ -58,8 +58,9 @@ pub async fn run(
     let memory = Arc::new(MemoryStore::new(MEMORY, &limits));
     let peers = EcObjectsService::into_server(Arc::clone(&memory) as Arc<dyn EcStore>, &limits);
     let state = State { name, recorder, memory, durable, without_reuse, running: Mutex::default() };
-    let server =
-        grpc::server().add_service(peers).add_service(EncoderWorkerServer::new(Encoder(Arc::new(state))));
+    let server = grpc::server(grpc::Peers::Cluster)
+        .add_service(peers)
+        .add_service(EncoderWorkerServer::new(Encoder(Arc::new(state))));
     server.serve_with_incoming(net::incoming().await?).await?;
     Ok(())
 }

@@ -39,7 +39,7 @@ type Events = mpsc::Sender<Result<v1::PdGenerateResponse, Status>>;
 /// Runs on its host until it is crashed.
 pub async fn run(name: String, recorder: Recorder, store: Arc<dyn EcStore>) -> turmoil::Result {
     let pd = PrefillDecodeWorkerServer::new(Pd { name, recorder, store });
-    grpc::server().add_service(pd).serve_with_incoming(net::incoming().await?).await?;
+    grpc::server(grpc::Peers::Cluster).add_service(pd).serve_with_incoming(net::incoming().await?).await?;
     Ok(())
 }
 

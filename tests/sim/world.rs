@@ -12,13 +12,17 @@ use triptych_ec::server::EcObjectsService;
 use triptych_ec::store::memory::MemoryStore;
 use triptych_ec::store::remote::{RemoteStore, RemoteTuning};
 use triptych_proxy::{Embedded, EmbeddedConfig};
-use triptych_runtime::{Drain, MetricsRegistry, grpc};
+use triptych_runtime::grpc::{self, Peers};
+use triptych_runtime::{Drain, MetricsRegistry};
 use turmoil::Sim;
 
 /// Simulated time of a step, the resolution of all latencies.
 const TICK: Duration = Duration::from_millis(5);
 /// Longest simulated time of a run.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Clients of a proxy: each sends its preface at once.
+const CLIENTS: Peers = Peers::Clients { preface_timeout: LONGEST };
 
 /// Runs a seed.
 pub fn run(seed: u64) -> SimRecord {
@@ -36,7 +40,7 @@ pub fn run(seed: u64) -> SimRecord {
         let limits = Limits::default();
         let memory: Arc<dyn EcStore> = Arc::new(MemoryStore::new(64 << 20, &limits));
         let objects = EcObjectsService::into_server(memory, &limits);
-        grpc::server().add_service(objects).serve_with_incoming(net::incoming().await?).await?;
+        grpc::server(Peers::Cluster).add_service(objects).serve_with_incoming(net::incoming().await?).await?;
         Ok(())
     });
     for i in 0..N_ENCODERS {
@@ -80,7 +84,7 @@ async fn proxy(seed: u64) -> turmoil::Result {
         seed: Some(seed),
     };
     let proxy = Embedded::start(config, Drain::new(), &MetricsRegistry::default())?;
-    grpc::server().add_service(proxy.grpc()).serve_with_incoming(net::incoming().await?).await?;
+    grpc::server(CLIENTS).add_service(proxy.grpc()).serve_with_incoming(net::incoming().await?).await?;
     Ok(())
 }
 

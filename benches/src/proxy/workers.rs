@@ -35,7 +35,7 @@ pub async fn encoder() -> Result<String> {
     let address = listener.local_addr()?.to_string();
     let service = EncoderWorkerServer::new(Null).max_decoding_message_size(MAX_MESSAGE);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    tokio::spawn(grpc::server().add_service(service).serve_with_incoming(incoming));
+    tokio::spawn(grpc::server(grpc::Peers::Cluster).add_service(service).serve_with_incoming(incoming));
     Ok(address)
 }
 
@@ -45,7 +45,7 @@ pub async fn pd() -> Result<String> {
     let address = listener.local_addr()?.to_string();
     let service = PrefillDecodeWorkerServer::new(Null).max_decoding_message_size(MAX_MESSAGE);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    tokio::spawn(grpc::server().add_service(service).serve_with_incoming(incoming));
+    tokio::spawn(grpc::server(grpc::Peers::Cluster).add_service(service).serve_with_incoming(incoming));
     Ok(address)
 }
 

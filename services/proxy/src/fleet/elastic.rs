@@ -5,9 +5,10 @@
 //! <https://arxiv.org/abs/2401.09670>, says why that pays; here the split follows the load, as Splitwise's mixed pool does,
 //! <https://arxiv.org/abs/2311.18677>).
 //!
-//! An item has a home: the worker at which its request is placed, or the best of those that are left to encodes. Another
-//! worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more than
-//! the item's own cost: encoder workers are a floor and not a wall. Functions of what is known of each worker, without clock,
+//! While all workers do both, a request's items are encoded where it is placed, whose choice has weighed that: moved ones disturb
+//! the decodes of another worker for what the placement has evened out. Else an item has a home, the best of those that are left to
+//! encodes. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more
+//! than the item's own cost: encoder workers are a floor and not a wall. Functions of what is known of each worker, without clock,
 //! locks or network.
 
 mod work;
@@ -42,12 +43,18 @@ pub fn choose_elastic(
     key: Option<&ContentKey>,
     rng: &mut impl Rng,
 ) -> Option<Choice> {
-    let is_divided = loads.iter().any(|load| role(load) == Some(ElasticRole::Encoder));
-    let home = match home {
-        Some(index) if index < loads.len() && !is_divided => Choice { index, reason: Reason::Favourite },
-        _ => best_home(loads, key, rng)?,
+    let home = home.filter(|_| !is_divided(loads.iter())).and_then(|index| Some((index, loads.get(index)?)));
+    let Some((index, load)) = home else {
+        return Some(spilled(loads, best_home(loads, key, rng)?));
     };
-    Some(spilled(loads, home))
+    let home = Choice { index, reason: Reason::Favourite };
+    let is_able = !load.is_full && load.cold_us == 0;
+    Some(if is_able { home } else { spilled(loads, home) })
+}
+
+/// True if some workers are left to encodes.
+fn is_divided<'a>(mut loads: impl Iterator<Item = &'a EncoderLoad<'a>>) -> bool {
+    loads.any(|load| role(load) == Some(ElasticRole::Encoder))
 }
 
 fn role(load: &EncoderLoad<'_>) -> Option<ElasticRole> {
@@ -94,22 +101,16 @@ pub struct PlacementSite<'a> {
 /// Chooses the placement of a request whose items any of the workers may encode, among those that are not left to encodes;
 /// its index.
 pub fn place_elastic(sites: &[PlacementSite<'_>], rng: &mut impl Rng) -> Option<usize> {
-    let load = |(i, site): (usize, &PlacementSite<'_>)| {
-        let others = sites.iter().enumerate().filter(|(other, _)| *other != i);
-        let elsewhere =
-            others.map(|(_, other)| other.encode.total_us().saturating_add(site.encode.cost_us)).min();
-        let encoded_us = site.encode.total_us().min(elsewhere.unwrap_or(u64::MAX));
-        // Encodes that are there already share the cores with the prompt, wherever the request's own are.
-        let before = match role(&site.encode) {
-            Some(ElasticRole::Pd) => site.encode.queued_us,
-            _ => encoded_us.max(site.encode.queued_us),
-        };
-        PlacementLoad { score_us: site.answer_us.saturating_add(before), n_held: site.n_held }
+    let is_divided = is_divided(sites.iter().map(|site| &site.encode));
+    let load = |site: &PlacementSite<'_>| {
+        // Encodes that are there share the cores with the prompt, wherever the request's own are.
+        let encodes_us = if is_divided { site.encode.queued_us } else { site.encode.completion_us() };
+        PlacementLoad { score_us: site.answer_us.saturating_add(encodes_us), n_held: site.n_held }
     };
     let is_encoder = |i: &usize| role(&sites[*i].encode) == Some(ElasticRole::Encoder);
     let (encoders, others): (Vec<_>, Vec<_>) = (0..sites.len()).partition(is_encoder);
     let open = if others.is_empty() { encoders } else { others };
-    let loads: Vec<_> = open.iter().map(|i| load((*i, &sites[*i]))).collect();
+    let loads: Vec<_> = open.iter().map(|i| load(&sites[*i])).collect();
     open.get(choose_placement(&loads, rng)?).copied()
 }
 

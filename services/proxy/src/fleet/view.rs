@@ -144,8 +144,6 @@ impl View {
             encode_us: computed.encode_us.saturating_sub(before.encode_us),
             step_us: computed.step_us.saturating_sub(before.step_us),
             step_fixed_us: computed.step_fixed_us.saturating_sub(before.step_fixed_us),
-            n_decode_steps: computed.decode_steps.saturating_sub(before.decode_steps),
-            n_decoded: computed.decoded_tokens.saturating_sub(before.decoded_tokens),
         };
         self.report = Some(Report { at: now, load });
         self.sent = Sent::default();

@@ -1,12 +1,10 @@
 //! The number of workers that are left to encodes: where the busiest worker is then no busier than all would be if each did both.
 //!
 //! Workers report what they computed: time of encodes, time of engine steps by the rows in them, and the fixed time of steps that
-//! decode. The last depends on the number of workers that answer: a step is taken while anything decodes, and
-//! more sequences at a worker decode in the same step. With sequences that come by chance (Poisson) and a mean of `c` that decode
-//! at a time, `m` workers take steps for `m (1 - exp(-c / m))` of the time of one that always does, and the mean batch of a
-//! worker's steps is `x / (1 - exp(-x))` for `x = c / m`, from which `c` follows.
+//! decode. The last fills the time that is left: a step is taken while anything decodes, and more sequences decode in
+//! the same step. A worker that only decodes is always busy and far from its capacity, so the split is of the other two.
 //!
-//! All terms grow with the load alike, and are measured as work ends: encodes that wait are no work yet, as prompts that wait are
+//! Both grow with the load alike, and are measured as work ends: encodes that wait are no work yet, as prompts that wait are
 //! none. So the number is the same at any rate, but where the load is low.
 
 use std::time::{Duration, Instant};
@@ -26,8 +24,6 @@ const CHANGE: f64 = 0.12;
 const LEAST_WEIGHT: f64 = 0.4;
 /// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
 const LEAST_UTILISATION: f64 = 0.4;
-/// Rounds of Newton's method, which halves the error of the mean number of decoding sequences at least.
-const ROUNDS: usize = 20;
 
 /// Work of workers in some time, as they report it ([`triptych_proto::v1::ComputedWork`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,10 +34,6 @@ pub struct WorkDone {
     pub step_us: u64,
     /// Fixed time of the engine steps that decode, in microseconds.
     pub step_fixed_us: u64,
-    /// Engine steps that decode.
-    pub n_decode_steps: u64,
-    /// Tokens that they decode.
-    pub n_decoded: u64,
 }
 
 /// Workers among which work is split.
@@ -71,10 +63,6 @@ struct RecentWork {
     steps_s: f64,
     /// Seconds of the fixed time of steps that decode.
     fixed_s: f64,
-    /// Steps that decode.
-    n_decode_steps: f64,
-    /// Tokens that they decode.
-    n_decoded: f64,
     /// Seconds that were seen: a mean over these alone is right from the start (Adam's correction,
     /// <https://arxiv.org/abs/1412.6980>).
     seen_s: f64,
@@ -83,13 +71,7 @@ struct RecentWork {
 impl RecentWork {
     fn forget(&mut self, since: Duration, memory: Duration) {
         let left = (-since.as_secs_f64() / memory.as_secs_f64()).exp();
-        for sum in [
-            &mut self.encodes_s,
-            &mut self.steps_s,
-            &mut self.fixed_s,
-            &mut self.n_decode_steps,
-            &mut self.n_decoded,
-        ] {
+        for sum in [&mut self.encodes_s, &mut self.steps_s, &mut self.fixed_s] {
             *sum *= left;
         }
         self.seen_s = memory.as_secs_f64() * (1.0 - left) + self.seen_s * left;
@@ -99,33 +81,12 @@ impl RecentWork {
         self.encodes_s += done.encode_us as f64 / 1e6;
         self.steps_s += done.step_us as f64 / 1e6;
         self.fixed_s += done.step_fixed_us as f64 / 1e6;
-        self.n_decode_steps += done.n_decode_steps as f64;
-        self.n_decoded += done.n_decoded as f64;
     }
 
     /// Part of it that is encodes, without the fixed time of steps: the part is of the mix, whatever the batches. Workers that
     /// report no steps, of other engines, say nothing of it.
     fn encode_share(&self) -> f64 {
         if self.steps_s > 0.0 { self.encodes_s / (self.encodes_s + self.steps_s) } else { 0.0 }
-    }
-
-    /// Mean number of sequences that decode at a time, on all of `n` workers, while any does.
-    fn decoding(&self, n: f64) -> f64 {
-        let batch = (self.n_decoded / self.n_decode_steps.max(1.0)).max(1.0);
-        let nearer = |x: f64| {
-            let (value, slope) = (x - batch + batch * (-x).exp(), 1.0 - batch * (-x).exp());
-            x - value / slope.max(f64::MIN_POSITIVE)
-        };
-        let each = (0..ROUNDS).fold(batch, |x, _| nearer(x));
-        each * n
-    }
-
-    /// Seconds of fixed times by the number of workers that answer, where `n` of them did.
-    fn fixed_s(&self, n: f64) -> impl Fn(f64) -> f64 {
-        let decoding = self.decoding(n);
-        let taken = move |n: f64| n * (1.0 - (-decoding / n).exp());
-        let (fixed_s, now) = (self.fixed_s, taken(n));
-        move |n| if now > 0.0 { fixed_s * taken(n) / now } else { fixed_s }
     }
 }
 
@@ -169,14 +130,11 @@ impl WorkSplit {
         if work.encode_share() <= 0.0 {
             return 0;
         }
-        let answering = n.saturating_sub(self.n_encoders.max(workers.n_encoders)).max(1) as f64;
-        let fixed_s = work.fixed_s(answering);
-        let answers_s = |m: f64| work.steps_s + fixed_s(m);
         let busiest = |k: usize| {
-            let m = (n - k) as f64;
+            let answering = (n - k) as f64;
             let busiest = match k {
-                0 => (work.encodes_s + answers_s(m)) / m * BESIDE,
-                _ => (work.encodes_s / k as f64).max(answers_s(m) / m),
+                0 => (work.encodes_s + work.steps_s) / answering * BESIDE,
+                _ => (work.encodes_s / k as f64).max(work.steps_s / answering),
             };
             if k == self.n_encoders { busiest / (1.0 + HYSTERESIS) } else { busiest }
         };
