@@ -13,6 +13,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::pd_generate_response::Kind;
 use triptych_proto::v1::prefill_decode_worker_server::{PrefillDecodeWorker, PrefillDecodeWorkerServer};
 use triptych_runtime::Drain;
+use triptych_runtime::grpc::Peers;
 use triptych_runtime::serve::serve_grpc;
 use triptych_runtime::status::to_status;
 
@@ -31,7 +32,7 @@ impl Decoder {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let routes = Routes::new(PrefillDecodeWorkerServer::new(decoder.clone()));
-        tokio::spawn(async move { serve_grpc(routes, listener.into(), None, &Drain::new()).await });
+        tokio::spawn(async move { serve_grpc(routes, listener.into(), Peers::Cluster, &Drain::new()).await });
         (decoder, address)
     }
 

@@ -16,6 +16,7 @@ use triptych_proto::v1;
 use triptych_proto::v1::encode_event::Kind;
 use triptych_proto::v1::encoder_worker_server::{EncoderWorker, EncoderWorkerServer};
 use triptych_runtime::Drain;
+use triptych_runtime::grpc::Peers;
 use triptych_runtime::serve::serve_grpc;
 
 /// A fake encoder of images.
@@ -36,7 +37,7 @@ impl Encoder {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let routes = Routes::new(EncoderWorkerServer::new(encoder.clone()));
-        tokio::spawn(async move { serve_grpc(routes, listener.into(), None, &Drain::new()).await });
+        tokio::spawn(async move { serve_grpc(routes, listener.into(), Peers::Cluster, &Drain::new()).await });
         (encoder, address)
     }
 
