@@ -81,7 +81,7 @@ fn clusters_have_the_roles_of_their_topology() {
     ]);
     let changed = made(dir.path(), |paper| {
         paper["clusters"] = both;
-        paper["workloads"][0]["figures"][1]["rate"] = 64.0.into();
+        paper["workloads"][0]["workload"] = "epd-short:images=4,text=50,output=8,size=448x448".into();
     });
     let read = ReadPaper::read(&changed).expect("a good file");
     let roles: Vec<_> = read.paper.clusters.iter().map(|cluster| cluster.roles()).collect();

@@ -5,9 +5,9 @@
 //! <https://arxiv.org/abs/2401.09670>, says why that pays; here the split follows the load, as Splitwise's mixed pool does,
 //! <https://arxiv.org/abs/2311.18677>).
 //!
-//! While all workers do both, a request's items are encoded where it is placed, whose choice has weighed that: moved ones disturb
-//! the decodes of another worker for what the placement has evened out. Else an item has a home, the best of those that are left to
-//! encodes. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more
+//! While all workers do both, a request's items are encoded where it is placed, whose choice has weighed that, and only a worker
+//! that answers nothing takes some of them: moved ones disturb the decodes of another for what the placement has evened out.
+//! Else an item has a home, the best of those that are left to encodes. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more
 //! than the item's own cost: encoder workers are a floor and not a wall. Functions of what is known of each worker, without clock,
 //! locks or network.
 
@@ -45,11 +45,16 @@ pub fn choose_elastic(
 ) -> Option<Choice> {
     let home = home.filter(|_| !is_divided(loads.iter())).and_then(|index| Some((index, loads.get(index)?)));
     let Some((index, load)) = home else {
-        return Some(spilled(loads, best_home(loads, key, rng)?));
+        return Some(spilled(loads, best_home(loads, key, rng)?, |_| true));
     };
     let home = Choice { index, reason: Reason::Favourite };
     let is_able = !load.is_full && load.cold_us == 0;
-    Some(if is_able { home } else { spilled(loads, home) })
+    Some(spilled(loads, home, |other| !is_able || is_idle(other)))
+}
+
+/// True if no request is there that an encode would disturb.
+fn is_idle(load: &EncoderLoad<'_>) -> bool {
+    load.engine.is_none_or(|engine| engine.running == 0 && engine.waiting_us == 0)
 }
 
 /// True if some workers are left to encodes.
@@ -73,11 +78,12 @@ fn best_home(loads: &[EncoderLoad<'_>], key: Option<&ContentKey>, rng: &mut impl
     Some(Choice { index: *encoders.get(choice.index)?, ..choice })
 }
 
-/// The home, or a worker that is better by more than the margin.
-fn spilled(loads: &[EncoderLoad<'_>], home: Choice) -> Choice {
+/// The home, or a worker that is better by more than the margin, of those that may take what spills.
+fn spilled(loads: &[EncoderLoad<'_>], home: Choice, takes: impl Fn(&EncoderLoad<'_>) -> bool) -> Choice {
     let Some(at_home) = loads.get(home.index) else { return home };
     let bound = if at_home.is_full { u64::MAX } else { at_home.total_us() };
-    let others = loads.iter().enumerate().filter(|(i, load)| *i != home.index && !load.is_full);
+    let others =
+        loads.iter().enumerate().filter(|(i, load)| *i != home.index && !load.is_full && takes(load));
     let best = others.min_by_key(|(_, load)| load.total_us());
     match best {
         Some((index, load)) if load.total_us().saturating_add(at_home.cost_us) < bound => {

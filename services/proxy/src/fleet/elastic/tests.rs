@@ -51,11 +51,23 @@ fn encodes_spill_to_a_pd_worker_when_that_ends_sooner_by_more_than_the_margin() 
 #[test]
 fn items_are_encoded_where_their_request_is_placed_while_all_workers_do_both() {
     let ids = ids(2);
-    for (queued, running) in [(0, 0), (0, 8), (20 * COST_US, 8)] {
-        let loads = [pd(&ids[0], queued, running), pd(&ids[1], 0, 0)];
-        assert_eq!(choose(&loads, Some(0)), (0, Reason::Favourite), "{queued} {running}");
-        assert_eq!(choose(&loads, Some(1)), (1, Reason::Favourite), "{queued} {running}");
+    // Queue of the placement, requests that run there and at the other worker, and whether that one takes the item.
+    for (queued, running, beside, spills) in [
+        (0, 0, 0, false),
+        (0, 8, 1, false),
+        (20 * COST_US, 8, 1, false),
+        // Nothing is disturbed.
+        (COST_US, 0, 0, false),
+        (2 * COST_US, 0, 0, true),
+        (0, 8, 0, true),
+    ] {
+        let loads = [pd(&ids[0], queued, running), pd(&ids[1], 0, beside)];
+        let expect = if spills { (1, Reason::Spill) } else { (0, Reason::Favourite) };
+        assert_eq!(choose(&loads, Some(0)), expect, "{queued} {running} {beside}");
     }
+    let waiting = EngineLoad { waiting_us: 1, ..EngineLoad::default() };
+    let loads = [pd(&ids[0], 20 * COST_US, 0), EncoderLoad { engine: Some(waiting), ..pd(&ids[1], 0, 0) }];
+    assert_eq!(choose(&loads, Some(0)), (0, Reason::Favourite), "a prompt waits there");
     // A placement that is full takes nothing, and nobody else does if all are.
     let mut full = [pd(&ids[0], 0, 0), pd(&ids[1], 2 * COST_US, 0)];
     full[0].is_full = true;
@@ -71,7 +83,11 @@ fn a_placement_whose_encoder_weights_are_away_encodes_when_the_load_is_shorter_t
     assert_eq!(choose(&cold(0), Some(0)), (1, Reason::Spill));
     assert_eq!(choose(&cold(3 * COST_US), Some(0)), (1, Reason::Spill));
     assert_eq!(choose(&cold(9 * COST_US), Some(0)), (0, Reason::Favourite));
-    assert_eq!(choose(&cold(9 * COST_US), Some(1)), (1, Reason::Favourite));
+    assert_eq!(
+        choose(&cold(9 * COST_US), Some(1)),
+        (0, Reason::Spill),
+        "a cold worker that has nothing to do helps out"
+    );
 }
 
 #[test]

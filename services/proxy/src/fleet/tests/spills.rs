@@ -40,11 +40,11 @@ async fn what_an_encoder_worker_would_do_later_spills_to_pd_workers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn items_of_a_placed_request_stay_there_and_texts_go_where_nobody_waits_to_encode() {
+async fn items_of_a_placed_request_are_shared_with_a_worker_that_has_nothing_to_do() {
     let shared = elastic(0, 2);
     let [one, two] = <[_; 2]>::try_from(all(&shared)).ok().unwrap();
     assert_eq!(given(&shared, 1, Some(&one.id)), [1, 0]);
-    assert_eq!(given(&shared, 4, Some(&one.id)), [4, 0]);
+    assert_eq!(given(&shared, 4, Some(&one.id)), [3, 1]);
     // Where somebody waits to encode, a text is answered by the other.
     shared.report(&one, measured(900_000), true);
     let text = || Size::Request { items: vec![], prompt: Prefixes::default(), holders: vec![] };
