@@ -7,9 +7,9 @@
 //!
 //! While all workers do both, a request's items are encoded where it is placed, whose choice has weighed that, and only a worker
 //! that answers nothing takes some of them: moved ones disturb the decodes of another for what the placement has evened out.
-//! Else an item has a home, the best of those that are left to encodes. Another worker takes it (it spills) when it would be done there sooner, the delay of what runs there counted, by more
-//! than the item's own cost: encoder workers are a floor and not a wall. Functions of what is known of each worker, without clock,
-//! locks or network.
+//! Else an item has a home, the best of those that are left to encodes. Another worker takes it (it spills) when it would be done
+//! there sooner, the delay of what runs there counted, by more than the item's own cost: encoder workers are a floor and not a
+//! wall. Functions of what is known of each worker, without clock, locks or network.
 
 mod work;
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// Division of encodes among workers with the encoders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Roles {
-    /// Each encode goes to the worker of either kind that is predicted to be done first.
+    /// Workers with both halves divide encodes and requests among them by the work there is; a busy encoder worker spills to them.
     #[default]
     Auto,
     /// Encoder workers encode; PD workers with encoders do for their own requests where there are no encoder workers, and
