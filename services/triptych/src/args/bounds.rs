@@ -65,7 +65,8 @@ pub struct BoundArgs {
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub encoder_wait: u64,
     /// Workers that encode where PD workers hold encoders (--with-encoder): `auto`, those that the work at hand leaves to
-    /// encodes, or else each for its own requests; `fixed`, encoder workers, and PD workers only where there are none or none is able
+    /// encodes, or else each for its own requests; `fixed`, encoder workers, and PD workers only where there are none or none is
+    /// able
     #[arg(long, value_name = "ROLES", env = "TRIPTYCH_ROLES", default_value_t = Roles::default())]
     pub roles: Roles,
 }
