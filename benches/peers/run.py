@@ -45,8 +45,9 @@ BEAMS = {"whisper": 5, "seq2seq": 5, "vision": 1}
 #: Peers that can be held to an older instruction set, and what they read that from.
 HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "CT2_FORCE_CPU_ISA": "AVX2"}}
-#: What packages that are compiled here are compiled with: whisper.cpp for this machine, as its own build does.
-NATIVE = "-DGGML_NATIVE=ON"
+#: What packages that are compiled here are compiled with: whisper.cpp for this machine, as its own build does, and its libraries
+#: found beside it, not in the folder that pip builds in.
+NATIVE = "-DGGML_NATIVE=ON -DCMAKE_BUILD_RPATH=$ORIGIN"
 #: What `models.py` writes: what a kind's encoder reads, and what its preprocessing is timed with.
 ITEMS = {"whisper": "noise.wav", "vision": "noise.png"}
 FILES = {"whisper": "audio.flac", "vision": "photo.jpg"}
@@ -91,7 +92,7 @@ def environment(name, given, requirements, *options):
     """A Python that has what a list of requirements says."""
     if given:
         return given
-    python, wanted = CACHE / name / "bin/python", (HERE / requirements).read_text()
+    python, wanted = CACHE / name / "bin/python", (HERE / requirements).read_text() + f"# {NATIVE}\n"
     done = CACHE / name / "installed.txt"
     if not done.exists() or done.read_text() != wanted:
         print("installing the peers into", python.parent.parent, flush=True)

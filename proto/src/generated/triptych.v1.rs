@@ -2149,7 +2149,7 @@ pub struct WorkerLoad {
     #[prost(message, optional, tag = "12")]
     pub computed: ::core::option::Option<ComputedWork>,
 }
-/// Compute time and decoded tokens since a worker's start, each at a coarse grain.
+/// Compute time since a worker's start, at a coarse grain.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ComputedWork {
     /// Encoders: compute time of all forwards, in microseconds, without the engine steps between their chunks, and of
@@ -2162,12 +2162,9 @@ pub struct ComputedWork {
     /// PD workers: fixed time of the engine steps that decode, in microseconds.
     #[prost(uint64, tag = "3")]
     pub step_fixed_us: u64,
-    /// PD workers: engine steps that decode.
-    #[prost(uint64, tag = "4")]
-    pub decode_steps: u64,
-    /// PD workers: tokens that they decode.
-    #[prost(uint64, tag = "5")]
-    pub decoded_tokens: u64,
+    /// PD workers: time that those steps may take by the TPOT SLO, in microseconds; 0: no SLO, or none that a step can meet.
+    #[prost(uint64, tag = "6")]
+    pub step_slo_us: u64,
 }
 /// Measured time of a prompt token in engine steps.
 #[derive(Clone, PartialEq, ::prost::Message)]

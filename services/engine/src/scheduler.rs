@@ -115,10 +115,8 @@ pub struct SchedulerCounters {
     pub step_work_us: u64,
     /// Time of the fastest step that only decodes, for each step that decodes, in microseconds.
     pub step_fixed_us: u64,
-    /// Steps that decode.
-    pub decode_steps: u64,
-    /// Tokens that they decode.
-    pub decoded_tokens: u64,
+    /// Time that those steps may take by the TPOT SLO, in microseconds; 0: no SLO, or none that a step can meet.
+    pub step_slo_us: u64,
     /// Draft tokens that were verified.
     pub drafted_tokens: u64,
     /// Draft tokens that were accepted.
@@ -331,18 +329,17 @@ impl Scheduler {
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
         let fixed = self.rates.least(0, 1);
-        let n_decoded = plan.chunks.iter().filter(|c| c.tokens.len() == 1).count() as u64;
+        let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
         let add = |sum: &mut u64, n: u64| *sum = sum.saturating_add(n);
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         add(&mut self.counts.step_work_us, micros(took.saturating_sub(fixed)));
-        if n_decoded > 0 {
+        if decodes {
             add(&mut self.counts.step_fixed_us, micros(fixed));
-            add(&mut self.counts.decode_steps, 1);
-            add(&mut self.counts.decoded_tokens, n_decoded);
+            add(&mut self.counts.step_slo_us, self.decode_pacing.target(fixed).map_or(0, micros));
         }
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
         self.decode_pacing.observe(
-            StepMix { prefills, decodes: n_decoded > 0 },
+            StepMix { prefills, decodes },
             took,
             self.rates.least(0, 1),
         );

@@ -61,10 +61,8 @@ pub struct Stats {
     pub step_work_us: u64,
     /// The other part: time of the fastest step that only decodes, for each step that decodes, in microseconds.
     pub step_fixed_us: u64,
-    /// Steps that decode.
-    pub decode_steps: u64,
-    /// Tokens that they decode.
-    pub decoded_tokens: u64,
+    /// Time that those steps may take by the TPOT SLO, in microseconds; 0: no SLO, or none that a step can meet.
+    pub step_slo_us: u64,
     /// Time of a prompt token in recent steps, without what any step takes; `None` before the second that has
     /// some.
     pub prefill_row: Option<Duration>,
@@ -107,8 +105,7 @@ impl Stats {
             accepted_tokens: counts.accepted_tokens,
             step_work_us: counts.step_work_us,
             step_fixed_us: counts.step_fixed_us,
-            decode_steps: counts.decode_steps,
-            decoded_tokens: counts.decoded_tokens,
+            step_slo_us: counts.step_slo_us,
             prefill_row: scheduler.prefill_row(),
         }
     }

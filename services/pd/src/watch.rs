@@ -23,8 +23,6 @@ const SHARES: f32 = 64.0;
 
 /// Grain in which compute time is reported, for the same reason.
 const WORK_GRAIN_US: u64 = 10_000;
-/// The same of steps and tokens.
-const COUNT_GRAIN: u64 = 16;
 /// Steps within a factor of two in which the time of a prompt token is reported.
 const STEPS_OF_DOUBLE: f64 = 8.0;
 
@@ -105,15 +103,13 @@ fn computed<'a>(
     for stats in stats {
         sum.step_us = sum.step_us.saturating_add(stats.step_work_us);
         sum.step_fixed_us = sum.step_fixed_us.saturating_add(stats.step_fixed_us);
-        sum.decode_steps = sum.decode_steps.saturating_add(stats.decode_steps);
-        sum.decoded_tokens = sum.decoded_tokens.saturating_add(stats.decoded_tokens);
+        sum.step_slo_us = sum.step_slo_us.saturating_add(stats.step_slo_us);
     }
     v1::ComputedWork {
         encode_us: coarse(encoders.map_or(0, |encoders| encoders.encode_us), WORK_GRAIN_US),
         step_us: coarse(sum.step_us, WORK_GRAIN_US),
         step_fixed_us: coarse(sum.step_fixed_us, WORK_GRAIN_US),
-        decode_steps: coarse(sum.decode_steps, COUNT_GRAIN),
-        decoded_tokens: coarse(sum.decoded_tokens, COUNT_GRAIN),
+        step_slo_us: coarse(sum.step_slo_us, WORK_GRAIN_US),
     }
 }
 

@@ -14,11 +14,14 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 use triptych_core::RequestId;
 
 /// Requests that are written down at the same time; one more is not. As many as a PD worker has by default.
 const N_SLOTS: usize = 512;
 const SLOT_BYTES: usize = 16;
+/// Age at which a journal that no process has is removed: its worker does not come back under that name.
+const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The journal of a process. Clones share it.
 #[derive(Clone, Debug)]
@@ -57,6 +60,7 @@ impl StartJournal {
     pub fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             own_folder(folder)?;
+            sweep(folder, SystemTime::now());
         }
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -153,6 +157,18 @@ fn own_folder(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "its folder is another user's"))
 }
 
+/// Removes journals of workers that were killed and did not come back. One that cannot be removed is left.
+fn sweep(folder: &Path, now: SystemTime) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let written = entry.metadata().and_then(|meta| meta.modified());
+        let age = written.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+        if age > STALE && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +216,19 @@ mod tests {
         }
         assert_eq!(journal.0.free.lock().len(), N_SLOTS);
         drop(StartJournal::without_file().begin(id(7)));
+    }
+
+    #[test]
+    fn journals_of_workers_that_do_not_come_back_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [alive, killed] = ["alive", "killed"].map(|name| folder.path().join("starts").join(name));
+        let _alive = StartJournal::open(&alive).unwrap();
+        fs::write(&killed, [1; SLOT_BYTES]).unwrap();
+        let now = SystemTime::now();
+        sweep(alive.parent().unwrap(), now + STALE / 2);
+        assert!(killed.exists(), "its worker may come back");
+        sweep(alive.parent().unwrap(), now + 2 * STALE);
+        assert!(!killed.exists() && alive.exists());
     }
 
     #[test]

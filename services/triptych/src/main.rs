@@ -40,6 +40,7 @@ mod plain_http;
 mod plan;
 mod profile;
 mod role;
+mod shared_dir;
 mod top;
 mod topology;
 mod units;

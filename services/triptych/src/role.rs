@@ -10,10 +10,9 @@ pub mod store;
 use crate::args::LogArgs;
 use crate::args::drain::DrainArgs;
 use crate::error::{CliError, chain};
-use crate::listen;
+use crate::{listen, shared_dir};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use tokio::net::TcpListener;
 use triptych_core::WorkerId;
 use triptych_core::metrics::DRAINING;
@@ -63,13 +62,11 @@ async fn bind_admin(address: Option<&str>) -> Result<Option<TcpListener>, CliErr
 /// Its name is that of the worker and its address, which its successor has too. A worker that cannot have one does
 /// without: requests that it dies of are then known by the second death.
 fn journal(id: &WorkerId, grpc: &TcpListener) -> StartJournal {
-    let shared = Path::new("/dev/shm");
-    let folder = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
     let uid = fs::metadata("/proc/self").map_or(0, |own| own.uid());
     let address = grpc.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
     let name: String =
         format!("{id}-{address}").chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let path = folder.join(format!("triptych-starts-{uid}")).join(name);
+    let path = shared_dir::root().join(format!("triptych-starts-{uid}")).join(name);
     StartJournal::open(&path).unwrap_or_else(|e| {
         tracing::info!(path = %path.display(), error = %e, "no journal of starting requests");
         StartJournal::without_file()

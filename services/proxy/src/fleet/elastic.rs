@@ -9,7 +9,8 @@
 //! that answers nothing takes some of them: moved ones disturb the decodes of another for what the placement has evened out.
 //! Else an item has a home, the best of those that are left to encodes. Another worker takes it (it spills) when it would be done
 //! there sooner, the delay of what runs there counted, by more than the item's own cost: encoder workers are a floor and not a
-//! wall. Functions of what is known of each worker, without clock, locks or network.
+//! wall. While the home still answers requests from before the split, a request's placement takes what it is done with sooner.
+//! Functions of what is known of each worker, without clock, locks or network.
 
 mod work;
 
@@ -36,20 +37,38 @@ pub fn divide(assigned: &[ElasticRole], n_encoders: usize) -> Vec<ElasticRole> {
     roles
 }
 
-/// Chooses among encoder workers and PD workers with encoders. `home`: the index of the placement, if the request has one.
+/// Chooses among encoder workers and PD workers with encoders. `placement`: the index of the worker at which the request is
+/// placed, if it is.
 pub fn choose_elastic(
     loads: &[EncoderLoad<'_>],
-    home: Option<usize>,
+    placement: Option<usize>,
     key: Option<&ContentKey>,
     rng: &mut impl Rng,
 ) -> Option<Choice> {
-    let home = home.filter(|_| !is_divided(loads.iter())).and_then(|index| Some((index, loads.get(index)?)));
-    let Some((index, load)) = home else {
-        return Some(spilled(loads, best_home(loads, key, rng)?, |_| true));
-    };
-    let home = Choice { index, reason: Reason::Favourite };
-    let is_able = !load.is_full && load.cold_us == 0;
-    Some(spilled(loads, home, |other| !is_able || is_idle(other)))
+    let placement = placement.and_then(|index| Some((index, loads.get(index)?)));
+    match placement {
+        Some((index, load)) if !is_divided(loads.iter()) => {
+            let home = Choice { index, reason: Reason::Favourite };
+            Some(spilled(loads, home, |other| !is_able(load) || is_idle(other)))
+        }
+        _ => {
+            let home = best_home(loads, key, rng)?;
+            let relief = placement.filter(|(_, load)| loads.get(home.index).is_some_and(|at| relieves(load, at)));
+            let relief = relief.map(|(index, _)| Choice { index, reason: Reason::Spill });
+            Some(relief.unwrap_or_else(|| spilled(loads, home, |_| true)))
+        }
+    }
+}
+
+/// True if it can begin with a job now.
+fn is_able(load: &EncoderLoad<'_>) -> bool {
+    !load.is_full && load.cold_us == 0
+}
+
+/// True if the placement of a request is done sooner than a worker that is left to encodes and still answers requests of before:
+/// steps take the time there that its encodes are to have.
+fn relieves(placement: &EncoderLoad<'_>, encoder: &EncoderLoad<'_>) -> bool {
+    is_able(placement) && !is_idle(encoder) && placement.completion_us() < encoder.completion_us()
 }
 
 /// True if no request is there that an encode would disturb.

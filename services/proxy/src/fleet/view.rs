@@ -144,6 +144,7 @@ impl View {
             encode_us: computed.encode_us.saturating_sub(before.encode_us),
             step_us: computed.step_us.saturating_sub(before.step_us),
             step_fixed_us: computed.step_fixed_us.saturating_sub(before.step_fixed_us),
+            step_slo_us: computed.step_slo_us.saturating_sub(before.step_slo_us),
         };
         self.report = Some(Report { at: now, load });
         self.sent = Sent::default();

@@ -2,8 +2,9 @@
 
 use crate::args::{EcArg, ModelArgs};
 use crate::error::{CliError, chain};
+use crate::shared_dir::SharedDir;
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use triptych_bench::topology::{CoreList, Topology, affinity};
 use triptych_core::limits::Limits;
@@ -78,16 +79,18 @@ impl TopologyArgs {
         Ok(affinity::set_own(&side)?)
     }
 
-    /// The store of one cluster, of several.
+    /// The store of one cluster, of several, and its directory in shared memory if it has one.
     ///
     /// # Errors
-    /// [`CliError::Setting`] for a store that would be shared.
-    pub(super) fn store_of(&self, name: &str, dir: &std::path::Path) -> Result<EcArg, CliError> {
-        let own = match self.ec.text.as_str() {
-            "shm" => Some(format!("shm:triptych-bench-{}-{name}?mib=512", std::process::id())),
-            "disk" => Some(format!("disk:{}", dir.join(format!("{name}-ec")).display())),
-            text if text.starts_with("memory") => Some(text.to_owned()),
-            _ => None,
+    /// [`CliError::Setting`] for a store that would be shared, [`CliError::Failed`] if its directory cannot be made.
+    pub(super) fn store_of(&self, name: &str, dir: &Path) -> Result<(EcArg, Option<SharedDir>), CliError> {
+        let shared = (self.ec.text == "shm").then(|| SharedDir::new("triptych-bench-")).transpose();
+        let shared = shared.map_err(|e| CliError::failed("cannot make a directory in shared memory", &e))?;
+        let own = match (&shared, self.ec.text.as_str()) {
+            (Some(shared), _) => Some(format!("shm:{}?mib=512", shared.path().join("slab").display())),
+            (None, "disk") => Some(format!("disk:{}", dir.join(format!("{name}-ec")).display())),
+            (None, text) if text.starts_with("memory") => Some(text.to_owned()),
+            (None, _) => None,
         };
         let own = match own {
             Some(own) => own,
@@ -99,7 +102,8 @@ impl TopologyArgs {
             }
             None => self.ec.text.clone(),
         };
-        own.parse().map_err(|e: triptych_ec::EcError| CliError::Setting(chain(&e)))
+        let own = own.parse().map_err(|e: triptych_ec::EcError| CliError::Setting(chain(&e)))?;
+        Ok((own, shared))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::args::{EC_VARIABLE, EcArg, tls};
 use crate::error::CliError;
 use crate::listen::Ports;
 use crate::model::CheckedModel;
+use crate::shared_dir::SharedDir;
 use crate::up::plan::{ChildSpec, ClusterPlan, Endpoints, Role, child, local, model_flags, proxy};
 use crate::up::ready;
 use crate::up::screen::Screen;
@@ -60,7 +61,8 @@ pub struct BenchCluster {
     /// Name and cores of each process.
     placement: Vec<(String, String)>,
     processes: Vec<Process>,
-    slab: Option<PathBuf>,
+    // After the processes: it is removed when they are gone.
+    _shared: Option<SharedDir>,
 }
 
 struct Process {
@@ -83,7 +85,7 @@ impl BenchCluster {
         let name = topology.to_string().replace(':', "-");
         let (cores, side) = args.core_lists()?;
         let shares = shares(args, topology, &cores)?;
-        let ec = args.store_of(&name, dir)?;
+        let (ec, shared) = args.store_of(&name, dir)?;
         check_store(&ec).await?;
         let mut ports = Ports::default();
         let plan = plan(starter, topology, &shares, &ec, &mut ports)?;
@@ -96,7 +98,7 @@ impl BenchCluster {
             admins: plan.children.iter().map(|c| c.admin).collect(),
             placement: Vec::new(),
             processes: Vec::new(),
-            slab: slab_of(&ec),
+            _shared: shared,
         };
         let mut workers = topology.kinds().into_iter().zip(&shares);
         for spec in &plan.children {
@@ -177,16 +179,6 @@ impl RunningCluster for BenchCluster {
     }
 }
 
-impl Drop for BenchCluster {
-    fn drop(&mut self) {
-        // Its children are killed when they are dropped; the slab is only a name by then.
-        if let Some(slab) = &self.slab {
-            let _ = fs::remove_file(slab);
-            let _ = fs::remove_dir_all(slab.with_extension("owners"));
-        }
-    }
-}
-
 impl Process {
     fn start(spec: &ChildSpec, on: &CoreList, n_cores: Option<f64>, log: PathBuf) -> Result<Self, CliError> {
         let failed = |e: std::io::Error| CliError::failed(format!("cannot start {}", spec.name), &e);
@@ -234,14 +226,6 @@ fn shares(args: &TopologyArgs, topology: &Topology, cores: &CoreList) -> Result<
     }
     let shares = topology.shares(cores, quota::available());
     shares.map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))
-}
-
-/// File of the shared-memory slab, if the cluster has one of its own.
-fn slab_of(ec: &EcArg) -> Option<PathBuf> {
-    let text = ec.setting.to_string();
-    let path = text.strip_prefix("shm:")?;
-    let path = path.split_once('?').map_or(path, |(path, _)| path);
-    path.contains("triptych-bench-").then(|| PathBuf::from(path))
 }
 
 /// A time as flags take it, in milliseconds.
@@ -327,7 +311,7 @@ mod tests {
         let screen = Screen::silent();
         let starter = Starter { args, model: &model, screen: &screen, dir: Path::new("/tmp") };
         let shares = topology.shares(&"0-3".parse().unwrap(), false).unwrap();
-        let ec = args.store_of("x", Path::new("/tmp")).unwrap();
+        let (ec, _shared) = args.store_of("x", Path::new("/tmp")).unwrap();
         let plan = plan(&starter, &topology, &shares, &ec, &mut Ports::default()).unwrap();
         for child in &plan.children {
             let line = std::iter::once(OsString::from("triptych")).chain(child.flags.iter().cloned());
@@ -380,7 +364,7 @@ mod tests {
     fn clusters_that_are_compared_have_stores_of_their_own() {
         let dir = Path::new("/tmp");
         let two = ["--topology", "1e1pd,dp2"];
-        let stores = |args: TopologyArgs| ["a", "b"].map(|name| args.store_of(name, dir).map(|ec| ec.text));
+        let stores = |args: TopologyArgs| ["a", "b"].map(|name| args.store_of(name, dir).map(|(ec, _)| ec.text));
         let [a, b] = stores(args(&two));
         assert_ne!(a.unwrap(), b.unwrap());
         let shared = stores(args(&[&two[..], &["--ec", "redis://127.0.0.1"]].concat()));

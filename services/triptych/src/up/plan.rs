@@ -7,11 +7,10 @@ use crate::args::{EcArg, ModelArgs};
 use crate::error::CliError;
 use crate::listen::{Ports, loopback};
 use crate::model::CheckedModel;
+use crate::shared_dir::SharedDir;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::time::Duration;
-use tempfile::TempPath;
 use triptych_ec::EcSetting;
 use triptych_runtime::core_share::MAX_PLACES;
 
@@ -182,22 +181,20 @@ impl ClusterPlan {
     /// them all.
     ///
     /// # Errors
-    /// [`CliError::Failed`] if the file cannot be made.
-    pub fn share_cores(&mut self) -> Result<Option<TempPath>, CliError> {
+    /// [`CliError::Failed`] if its directory cannot be made.
+    pub fn share_cores(&mut self) -> Result<Option<SharedDir>, CliError> {
         let computes = |child: &&mut ChildSpec| matches!(child.role, Role::Encoder | Role::Pd);
         if self.children.iter_mut().filter(computes).count() < 2 {
             return Ok(None);
         }
-        let shared = Path::new("/dev/shm");
-        let folder = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
-        let file = tempfile::Builder::new().prefix("triptych-cores-").tempfile_in(folder);
-        let file =
-            file.map_err(|e| CliError::failed("cannot make a file to share cores", &e))?.into_temp_path();
+        let dir = SharedDir::new("triptych-cores-");
+        let dir = dir.map_err(|e| CliError::failed("cannot make a file to share cores", &e))?;
+        let file = dir.path().join("cores");
         // Places beyond the last are not shared; so many workers on one machine have a core each at most.
         for (place, worker) in (0..MAX_PLACES).zip(self.children.iter_mut().filter(computes)) {
-            worker.flags.extend(CoreShareArgs::flags_of(file.to_path_buf(), place));
+            worker.flags.extend(CoreShareArgs::flags_of(file.clone(), place));
         }
-        Ok(Some(file))
+        Ok(Some(dir))
     }
 
     /// Number of children with the role.
@@ -333,13 +330,13 @@ mod tests {
     #[test]
     fn workers_share_the_cores_each_at_a_place_of_its_own() {
         let mut cluster = plan(&["--encoders", "2"]);
-        let file = cluster.share_cores().unwrap().expect("three workers");
+        let dir = cluster.share_cores().unwrap().expect("three workers");
         let places: Vec<_> = cluster
             .children
             .iter()
             .filter_map(|child| {
                 let [.., path, _, place] = child.flags.as_slice() else { return None };
-                (path.as_os_str() == file.as_os_str()).then(|| place.clone().into_string().unwrap())
+                (Path::new(path) == dir.path().join("cores")).then(|| place.clone().into_string().unwrap())
             })
             .collect();
         assert_eq!(places, ["0", "1", "2"]);

@@ -77,6 +77,32 @@ fn items_are_encoded_where_their_request_is_placed_while_all_workers_do_both() {
 }
 
 #[test]
+fn a_placement_relieves_an_encoder_that_still_answers() {
+    let ids = ids(3);
+    let with_role = |load: EncoderLoad<'static>, role| {
+        let engine = load.engine.map(|engine| EngineLoad { role, ..engine });
+        EncoderLoad { engine, ..load }
+    };
+    let ids: &'static [WorkerId] = Box::leak(ids.into_boxed_slice());
+    // Queue of the worker that is left to encodes, requests that it still answers, queue of the placement, and who encodes.
+    for (queued, running, beside, expect) in [
+        (0, 0, 0, 2),
+        (8 * COST_US, 0, 0, 2),
+        (8 * COST_US, 3, 0, 1),
+        (8 * COST_US, 3, 7 * COST_US, 1),
+        (8 * COST_US, 3, 8 * COST_US, 2),
+        (0, 3, 0, 2),
+    ] {
+        let others = [pd(&ids[0], 0, 8), pd(&ids[1], beside, 8)];
+        let [a, b] = others.map(|load| with_role(load, ElasticRole::Pd));
+        let loads = [a, b, with_role(pd(&ids[2], queued, running), ElasticRole::Encoder)];
+        assert_eq!(choose(&loads, Some(1)).0, expect, "{queued} {running} {beside}");
+        let full = loads.map(|load| EncoderLoad { is_full: load.id == &ids[1], ..load });
+        assert_eq!(choose(&full, Some(1)).0, 2, "a placement that is full takes nothing");
+    }
+}
+
+#[test]
 fn a_placement_whose_encoder_weights_are_away_encodes_when_the_load_is_shorter_than_the_queue_elsewhere() {
     let ids = ids(2);
     let cold = |queued| [EncoderLoad { cold_us: 5 * COST_US, ..pd(&ids[0], 0, 0) }, pd(&ids[1], queued, 0)];

@@ -3,6 +3,8 @@
 //! Workers report what they computed: time of encodes, time of engine steps by the rows in them, and the fixed time of steps that
 //! decode. The last fills the time that is left: a step is taken while anything decodes, and more sequences decode in
 //! the same step. A worker that only decodes is always busy and far from its capacity, so the split is of the other two.
+//! Of the fixed time counts what no load makes smaller: with a TPOT SLO each worker that answers takes a step in that time at
+//! the least, and the rest of it is left to encodes and rows. One that only encodes has all of its time.
 //!
 //! Both grow with the load alike, and are measured as work ends: encodes that wait are no work yet, as prompts that wait are
 //! none. So the number is the same at any rate, but where the load is low.
@@ -11,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Factor on the utilisation of workers that do both: encodes and steps that wait for one another.
 const BESIDE: f64 = 1.05;
-/// Part of the utilisation by which the busiest has to be busier before all do both again, so that chance changes nothing.
+/// Part of the utilisation by which the busiest has to be busier before the split changes, so that chance changes nothing: after
+/// [`MEMORY`], and more before, as the error of a mean has it.
 const HYSTERESIS: f64 = 0.04;
 /// Time in which work that ended is forgotten, but for a third: some hundred requests.
 const MEMORY: Duration = Duration::from_secs(20);
@@ -20,8 +23,12 @@ const LATEST: Duration = Duration::from_secs(5);
 /// Difference of the parts of encodes in the latest and in all remembered work by which the mix has changed, and what was before
 /// is forgotten: three standard deviations of the former with some requests a second.
 const CHANGE: f64 = 0.12;
-/// Part of the weight that has to be there before anything is decided.
-const LEAST_WEIGHT: f64 = 0.4;
+/// Part of the memory's time that has to be seen before anything is decided.
+const LEAST_SEEN: f64 = 0.1;
+/// The same of the latest work before it is compared.
+const LEAST_SEEN_LATEST: f64 = 0.4;
+/// Least part of the time of a worker that answers which is thought to be left to encodes and rows.
+const LEAST_LEFT: f64 = 0.1;
 /// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
 const LEAST_UTILISATION: f64 = 0.4;
 
@@ -34,6 +41,8 @@ pub struct WorkDone {
     pub step_us: u64,
     /// Fixed time of the engine steps that decode, in microseconds.
     pub step_fixed_us: u64,
+    /// Time that those steps may take by the TPOT SLO, in microseconds; 0: there is none.
+    pub step_slo_us: u64,
 }
 
 /// Workers among which work is split.
@@ -63,6 +72,8 @@ struct RecentWork {
     steps_s: f64,
     /// Seconds of the fixed time of steps that decode.
     fixed_s: f64,
+    /// Seconds that those steps may take by the TPOT SLO.
+    slo_s: f64,
     /// Seconds that were seen: a mean over these alone is right from the start (Adam's correction,
     /// <https://arxiv.org/abs/1412.6980>).
     seen_s: f64,
@@ -71,7 +82,7 @@ struct RecentWork {
 impl RecentWork {
     fn forget(&mut self, since: Duration, memory: Duration) {
         let left = (-since.as_secs_f64() / memory.as_secs_f64()).exp();
-        for sum in [&mut self.encodes_s, &mut self.steps_s, &mut self.fixed_s] {
+        for sum in [&mut self.encodes_s, &mut self.steps_s, &mut self.fixed_s, &mut self.slo_s] {
             *sum *= left;
         }
         self.seen_s = memory.as_secs_f64() * (1.0 - left) + self.seen_s * left;
@@ -81,12 +92,19 @@ impl RecentWork {
         self.encodes_s += done.encode_us as f64 / 1e6;
         self.steps_s += done.step_us as f64 / 1e6;
         self.fixed_s += done.step_fixed_us as f64 / 1e6;
+        self.slo_s += done.step_slo_us as f64 / 1e6;
     }
 
     /// Part of it that is encodes, without the fixed time of steps: the part is of the mix, whatever the batches. Workers that
     /// report no steps, of other engines, say nothing of it.
     fn encode_share(&self) -> f64 {
         if self.steps_s > 0.0 { self.encodes_s / (self.encodes_s + self.steps_s) } else { 0.0 }
+    }
+
+    /// Part of the time of a worker that answers which steps at the pace of the TPOT SLO leave to encodes and rows; 1 without
+    /// an SLO.
+    fn left_share(&self) -> f64 {
+        if self.slo_s > 0.0 { (1.0 - self.fixed_s / self.slo_s).max(LEAST_LEFT) } else { 1.0 }
     }
 }
 
@@ -107,13 +125,12 @@ impl WorkSplit {
 
     /// Workers to leave to encodes. With hysteresis: what was returned before counts.
     pub fn n_encoders(&mut self, workers: WorkerCounts) -> usize {
-        let is_seen =
-            |work: &RecentWork, memory: Duration| work.seen_s >= LEAST_WEIGHT * memory.as_secs_f64();
         let change = (self.latest.encode_share() - self.all.encode_share()).abs();
-        if change > CHANGE && is_seen(&self.latest, LATEST) && self.all.seen_s > self.latest.seen_s {
+        let is_latest_seen = self.latest.seen_s >= LEAST_SEEN_LATEST * LATEST.as_secs_f64();
+        if change > CHANGE && is_latest_seen && self.all.seen_s > self.latest.seen_s {
             self.all = self.latest;
         }
-        if !is_seen(&self.all, MEMORY) {
+        if self.all.seen_s < LEAST_SEEN * MEMORY.as_secs_f64() {
             return self.n_encoders;
         }
         self.n_encoders = match self.busy_workers() < LEAST_UTILISATION * workers.n as f64 {
@@ -130,13 +147,14 @@ impl WorkSplit {
         if work.encode_share() <= 0.0 {
             return 0;
         }
+        let hysteresis = HYSTERESIS * (MEMORY.as_secs_f64() / work.seen_s).sqrt();
         let busiest = |k: usize| {
-            let answering = (n - k) as f64;
+            let answering = (n - k) as f64 * work.left_share();
             let busiest = match k {
                 0 => (work.encodes_s + work.steps_s) / answering * BESIDE,
                 _ => (work.encodes_s / k as f64).max(work.steps_s / answering),
             };
-            if k == self.n_encoders { busiest / (1.0 + HYSTERESIS) } else { busiest }
+            if k == self.n_encoders { busiest / (1.0 + hysteresis) } else { busiest }
         };
         (0..n).min_by(|a, b| busiest(*a).total_cmp(&busiest(*b))).unwrap_or(0)
     }
