@@ -338,11 +338,7 @@ impl Scheduler {
             add(&mut self.counts.step_slo_us, self.decode_pacing.target(fixed).map_or(0, micros));
         }
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
-        self.decode_pacing.observe(
-            StepMix { prefills, decodes },
-            took,
-            self.rates.least(0, 1),
-        );
+        self.decode_pacing.observe(StepMix { prefills, decodes }, took, self.rates.least(0, 1));
     }
 
     /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.

@@ -61,7 +61,9 @@ fn sweep(root: &Path, prefix: &str) {
             && fs::symlink_metadata(entry.path())
                 .is_ok_and(|meta| meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw());
         // Without the file it is being made.
-        let Some(lock) = is_ours.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else { continue };
+        let Some(lock) = is_ours.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else {
+            continue;
+        };
         if lock.try_lock().is_ok() {
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -53,7 +53,8 @@ pub fn choose_elastic(
         }
         _ => {
             let home = best_home(loads, key, rng)?;
-            let relief = placement.filter(|(_, load)| loads.get(home.index).is_some_and(|at| relieves(load, at)));
+            let relief =
+                placement.filter(|(_, load)| loads.get(home.index).is_some_and(|at| relieves(load, at)));
             let relief = relief.map(|(index, _)| Choice { index, reason: Reason::Spill });
             Some(relief.unwrap_or_else(|| spilled(loads, home, |_| true)))
         }

@@ -364,7 +364,8 @@ mod tests {
     fn clusters_that_are_compared_have_stores_of_their_own() {
         let dir = Path::new("/tmp");
         let two = ["--topology", "1e1pd,dp2"];
-        let stores = |args: TopologyArgs| ["a", "b"].map(|name| args.store_of(name, dir).map(|(ec, _)| ec.text));
+        let stores =
+            |args: TopologyArgs| ["a", "b"].map(|name| args.store_of(name, dir).map(|(ec, _)| ec.text));
         let [a, b] = stores(args(&two));
         assert_ne!(a.unwrap(), b.unwrap());
         let shared = stores(args(&[&two[..], &["--ec", "redis://127.0.0.1"]].concat()));

@@ -264,6 +264,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
     use std::collections::HashSet;
+    use std::path::Path;
     use triptych_core::{Modality, ModelName};
 
     fn plan(flags: &[&str]) -> ClusterPlan {

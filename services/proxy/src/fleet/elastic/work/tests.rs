@@ -18,7 +18,12 @@ struct Second {
 impl Second {
     fn done(self) -> WorkDone {
         let us = |part: f64| (part * 1e6) as u64;
-        WorkDone { encode_us: us(self.encodes), step_us: us(self.steps), step_fixed_us: us(self.fixed), step_slo_us: us(self.slo) }
+        WorkDone {
+            encode_us: us(self.encodes),
+            step_us: us(self.steps),
+            step_fixed_us: us(self.fixed),
+            step_slo_us: us(self.slo),
+        }
     }
 }
 
@@ -57,7 +62,8 @@ fn a_worker_is_left_to_encodes_where_neither_is_busier_than_both_would_be() {
         // All do both where there is room.
         ((0.3, 0.3, 0.1), 0),
     ] {
-        let found = after(&mut work, &mut now, 120, Second { encodes, steps, fixed, ..Second::default() }, TWO);
+        let found =
+            after(&mut work, &mut now, 120, Second { encodes, steps, fixed, ..Second::default() }, TWO);
         assert_eq!(found, expect, "{encodes} {steps} {fixed}");
     }
     let nobody_answers = Second { encodes: 1.9, steps: 0.0, fixed: 0.0, ..Second::default() };
@@ -96,7 +102,16 @@ fn the_less_was_seen_the_more_a_split_has_to_gain() {
 #[test]
 fn a_mix_that_changes_is_noticed_within_seconds() {
     let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-    assert_eq!(after(&mut work, &mut now, 120, Second { encodes: 0.1, steps: 1.2, fixed: 0.1, ..Second::default() }, TWO), 0);
+    assert_eq!(
+        after(
+            &mut work,
+            &mut now,
+            120,
+            Second { encodes: 0.1, steps: 1.2, fixed: 0.1, ..Second::default() },
+            TWO
+        ),
+        0
+    );
     let new = Second { encodes: 0.18, steps: 0.12, fixed: 0.05, slo: 0.1 };
     for _ in 0..250 {
         now += Duration::from_millis(100);
@@ -104,14 +119,24 @@ fn a_mix_that_changes_is_noticed_within_seconds() {
         work.n_encoders(TWO);
     }
     assert_eq!(work.n_encoders(TWO), 1, "and not after twice the time");
-    assert_eq!(after(&mut work, &mut now, 15, Second { encodes: 0.2, steps: 1.3, fixed: 0.1, ..Second::default() }, TWO), 0);
+    assert_eq!(
+        after(
+            &mut work,
+            &mut now,
+            15,
+            Second { encodes: 0.2, steps: 1.3, fixed: 0.1, ..Second::default() },
+            TWO
+        ),
+        0
+    );
 }
 
 #[test]
 fn the_parts_count_and_not_the_rate() {
     for rate in [1.0, 3.0, 20.0] {
         let (mut work, mut now) = (WorkSplit::default(), Instant::now());
-        let second = Second { encodes: 0.6 * rate, steps: 0.6 * rate, fixed: 0.05 * rate, ..Second::default() };
+        let second =
+            Second { encodes: 0.6 * rate, steps: 0.6 * rate, fixed: 0.05 * rate, ..Second::default() };
         assert_eq!(after(&mut work, &mut now, 90, second, TWO), 1, "{rate}");
     }
 }
