@@ -9,7 +9,8 @@ models with the published shapes and random weights (what they say is noise, how
 process for each measurement: peer, ours, peer, ours, round after round. Each peer runs with one thread and with all
 (--peer-threads), and the better counts in each figure. Medians are compared, with the best peer of the row. Decode is told
 twice: with the projection of cross-attention keys, and from the first token on, the steps alone. whisper.cpp is compiled
-here, for the instructions of this machine. --tiny-en DIR adds the real Whisper tiny.en.
+here, for the instructions of this machine. --tiny-en DIR adds the real Whisper tiny.en. Rows of a model are stored when they are
+complete (20 to 40 minutes on two cores), beside what is stored of the others.
 
 Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0); with --vllm, vLLM for the CPU
 (f32, bf16) on Qwen2-VL, from an environment of its own under .cache/peers (some GB). Where there is a file for it,
@@ -26,6 +27,7 @@ import venv
 from pathlib import Path
 
 import best
+import table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -38,7 +40,7 @@ PEERS = {
     "vision": ["torch-f32", "torch-bf16", "vllm-f32", "vllm-bf16"],
 }
 OURS = ["ours-f32", "ours-bf16", "ours-int8", "ours-int4"]
-MODELS = {"whisper": "Whisper-base", "t5": "T5-small", "bart": "BART-base", "qwen2vl": "Qwen2-VL 263M"}
+MODELS = {key: name for name, key in table.KEYS.items()}
 KINDS = {"whisper": "whisper", "t5": "seq2seq", "bart": "seq2seq", "qwen2vl": "vision"}
 #: Beams of the search that is timed for kinds whose answers people search so: as many as faster-whisper takes by itself.
 BEAMS = {"whisper": 5, "seq2seq": 5, "vision": 1}
@@ -218,22 +220,23 @@ def main():
     args = arguments()
     runs = programs(args)
     found, items = models(args, runs[None])
-    results = {}
+    stored = args.out / (f"peers-{args.isa}.json" if args.isa else "peers.json")
+    document = json.loads(stored.read_text()) if stored.exists() and not args.smoke else None
     for name, (directory, kind) in found.items():
         print(name, flush=True)
         of_batches = [commands(args, runs, directory, kind, items, batches) for batches in (args.batches, [1])]
-        results[name] = rounds(args, *of_batches)
-    import table
+        results = {name: rounds(args, *of_batches)}
+        document = table.merged(document, table.document(results, found, args, ROOT))
+        if not args.smoke:
+            store(document, stored)
+    print("\n" + table.markdown(document))
 
-    document = table.document(results, found, args, ROOT)
-    text = table.markdown(document)
-    print("\n" + text)
-    if not args.smoke:
-        args.out.mkdir(exist_ok=True, parents=True)
-        name = f"peers-{args.isa}" if args.isa else "peers"
-        (args.out / f"{name}.md").write_text(text)
-        (args.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-        (args.out / f"{name}.svg").write_text(table.plot(document))
+
+def store(document, path):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.with_suffix(".md").write_text(table.markdown(document))
+    path.with_suffix(".svg").write_text(table.plot(document))
 
 
 if __name__ == "__main__":

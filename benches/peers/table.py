@@ -11,12 +11,17 @@ import work
 
 
 def cpu():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+    """Its name, with the numbers that tell its generation where the name does not."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    told = {key.strip(): value.strip() for key, value in reversed(lines)}
+    if "model name" not in told:
+        return platform.processor()
+    numbers = [f"{what} {told[key]}" for key, what in (("cpu family", "family"), ("model", "model")) if key in told]
+    return f"{told['model name']} ({', '.join(numbers)})" if numbers else told["model name"]
 
 
+#: Names of models on the command line.
+KEYS = {"Whisper-base": "whisper", "T5-small": "t5", "BART-base": "bart", "Qwen2-VL 263M": "qwen2vl"}
 #: What preprocessing is of, by kind of model.
 ROW_OF_FILE = {"whisper": "30 s FLAC to log-mel, ms", "vision": "JPEG 1080p to model input, ms"}
 
@@ -83,16 +88,25 @@ def shares(of, directory, peaks):
 
 
 def document(results, models, args, root):
-    """Of results by name of model, and of `{name: (directory, kind)}`."""
+    """Of results by name of model, and of `{name: (directory, kind)}`. Each model has the run that it is of."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
     peaks = peaks_of(results)
+    run = {"host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
+           "peer_threads": args.peer_threads, "rounds": args.rounds, "new_tokens": args.new_tokens}
     return {
-        "host": cpu(), "threads": args.threads, "commit": commit, "date": str(datetime.date.today()),
-        "peer_threads": args.peer_threads, "isa": args.isa, "rounds": args.rounds, "new_tokens": args.new_tokens,
+        "isa": args.isa, "runs": {name: run for name in results},
         "models": {name: {row: {who: {"median": statistics.median(v), "rounds": v} for who, v in values.items()}
                           for row, values in rows_of(of, models[name][1]).items()} for name, of in results.items()},
         "peaks": {name: shares(of, models[name][0], peaks) for name, of in results.items()},
     }
+
+
+def merged(stored, new):
+    """What is stored, with the models of a later document in the place of its own."""
+    if not stored:
+        return new
+    parts = {part: {**stored.get(part, {}), **new[part]} for part in ("runs", "models", "peaks")}
+    return {"isa": new["isa"], **parts}
 
 
 def more_is_better(row):
@@ -116,25 +130,26 @@ def is_ours(who):
     return who.startswith("ours-")
 
 
-def of_threads(doc):
-    """What is said of the peers' threads."""
-    n = doc.get("peer_threads")
-    return f"Peers ran with {' and with '.join(map(str, n))} thread(s), and the better counts. " if n else ""
+def of_run(name, run, isa):
+    """Machine, method and command of a model's rows."""
+    n = run.get("peer_threads")
+    peers = f"peers with {' and with '.join(map(str, n))} thread(s), the better counted" if n else "peers with all threads"
+    model = KEYS.get(name)
+    command = f"python3 benches/peers/run.py{f' {model}' if model else ''} --rounds {run['rounds']}{f' --isa {isa}' if isa else ''}"
+    return (f"{run['host']}, {run['threads']} threads, commit {run['commit']}, {run['date']}; medians of {run['rounds']} round(s) in "
+            f"turn, {run['new_tokens']} tokens a sequence; {peers}: `{command}`")
 
 
 def markdown(doc):
     lines = [
         "# Beside the peers", "",
-        f"{doc['host']}, {doc['threads']} threads, commit {doc['commit']}, {doc['date']}; medians of {doc['rounds']} round(s) in "
-        f"turn, {doc['new_tokens']} tokens a sequence; published shapes with random weights. {of_threads(doc)}A ratio is ours to the "
-        "best peer of the row; more is better for us. Decode has the projection of cross-attention keys in it where a peer projects "
-        "then; steps alone are those after the first token.", "",
-        f"    python3 benches/peers/run.py --rounds {doc['rounds']}{' --isa ' + doc['isa'] if doc.get('isa') else ''}", "",
+        "Published shapes with random weights. A ratio is ours to the best peer of the row; more is better for us. Decode has the "
+        "projection of cross-attention keys in it where a peer projects then; steps alone are those after the first token.", "",
     ]
     for name, rows in doc["models"].items():
         peers = sorted({who for values in rows.values() for who in values if not is_ours(who)})
         ours = sorted({who for values in rows.values() for who in values if is_ours(who)})
-        lines += [f"## {name}", "", f"| work | {' | '.join(peers)} | {' | '.join(f'{who} | ratio' for who in ours)} |",
+        lines += [f"## {name}", "", of_run(name, doc["runs"][name], doc.get("isa")), "", f"| work | {' | '.join(peers)} | {' | '.join(f'{who} | ratio' for who in ours)} |",
                   f"|---{'|---' * (len(peers) + 2 * len(ours))}|"]
         for row, values in rows.items():
             top = best(row, values, lambda who: not is_ours(who))
