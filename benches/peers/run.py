@@ -10,7 +10,7 @@ process for each measurement: peer, ours, peer, ours, round after round. Each pe
 (--peer-threads), and the better counts in each figure. Medians are compared, with the best peer of the row. Decode is told
 twice: with the projection of cross-attention keys, and from the first token on, the steps alone. whisper.cpp is compiled
 here, for the instructions of this machine. --tiny-en DIR adds the real Whisper tiny.en. Rows of a model are stored when they are
-complete (20 to 40 minutes on two cores), beside what is stored of the others.
+complete (10 to 25 minutes on two cores), beside what is stored of the others.
 
 Peers: transformers on torch (f32, bf16), CTranslate2 (f32, int8), whisper.cpp (q8_0, q4_0); with --vllm, vLLM for the CPU
 (f32, bf16) on Qwen2-VL, from an environment of its own under .cache/peers (some GB). Where there is a file for it,

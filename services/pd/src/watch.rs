@@ -155,6 +155,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn work_is_that_of_all_engines() {
+        let slots = RequestSlots { used: 0, total: 8 };
+        let stats =
+            Stats { step_work_us: 30_000, step_fixed_us: 20_000, step_slo_us: 50_000, ..Stats::default() };
+        let reported =
+            load(slots, &[("a", stats), ("b", stats)], v1::WorkerLoad::default()).computed.unwrap();
+        assert_eq!(
+            (reported.step_us, reported.step_fixed_us, reported.step_slo_us),
+            (60_000, 40_000, 100_000)
+        );
+    }
+
+    #[test]
     fn the_time_of_a_prompt_token_is_of_each_model_that_has_read_some() {
         let slots = RequestSlots { used: 0, total: 8 };
         let of = |us: Option<u64>| Stats { prefill_row: us.map(Duration::from_micros), ..Stats::default() };

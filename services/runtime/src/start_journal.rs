@@ -60,7 +60,7 @@ impl StartJournal {
     pub fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             own_folder(folder)?;
-            sweep(folder, SystemTime::now());
+            sweep(folder);
         }
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -158,11 +158,11 @@ fn own_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Removes journals of workers that were killed and did not come back. One that cannot be removed is left.
-fn sweep(folder: &Path, now: SystemTime) {
+fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let written = entry.metadata().and_then(|meta| meta.modified());
-        let age = written.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+        let age = written.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
         if age > STALE && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
             let _ = fs::remove_file(entry.path());
         }
@@ -224,11 +224,15 @@ mod tests {
         let [alive, killed] = ["alive", "killed"].map(|name| folder.path().join("starts").join(name));
         let _alive = StartJournal::open(&alive).unwrap();
         fs::write(&killed, [1; SLOT_BYTES]).unwrap();
-        let now = SystemTime::now();
-        sweep(alive.parent().unwrap(), now + STALE / 2);
-        assert!(killed.exists(), "its worker may come back");
-        sweep(alive.parent().unwrap(), now + 2 * STALE);
-        assert!(!killed.exists() && alive.exists());
+        let other = folder.path().join("starts/other");
+        for (age, is_left) in [(STALE / 2, true), (STALE * 2, false)] {
+            for path in [&alive, &killed] {
+                let file = File::options().write(true).open(path).unwrap();
+                file.set_modified(SystemTime::now() - age).unwrap();
+            }
+            drop(StartJournal::open(&other).unwrap());
+            assert_eq!((alive.exists(), killed.exists()), (true, is_left), "{age:?}");
+        }
     }
 
     #[test]

@@ -6,12 +6,14 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// File whose lock the owner of a directory holds.
 const LOCK: &str = "lock";
+/// Only this user may see what is in it, and put something there.
+const MODE: u32 = 0o700;
 
 /// A directory of this process, removed when dropped.
 #[derive(Debug)]
@@ -32,7 +34,10 @@ impl SharedDir {
 
     fn within(root: &Path, prefix: &str) -> io::Result<Self> {
         sweep(root, prefix);
-        let dir = tempfile::Builder::new().prefix(prefix).tempdir_in(root)?;
+        let dir = tempfile::Builder::new()
+            .prefix(prefix)
+            .permissions(fs::Permissions::from_mode(MODE))
+            .tempdir_in(root)?;
         // It has its name when it is locked, so nobody finds it unlocked.
         let (unnamed, named) = (dir.path().join("lock.new"), dir.path().join(LOCK));
         let lock = File::create(&unnamed)?;
@@ -89,6 +94,7 @@ mod tests {
         fs::write(root.path().join("a-file"), "").unwrap();
 
         assert!(killed.exists());
+        assert_eq!(fs::metadata(&killed).unwrap().mode() & 0o777, MODE);
         let next = made("a-");
         assert!(!killed.exists(), "its process is gone");
         assert!(alive.path().exists() && other.path().exists() && of_none.exists());
