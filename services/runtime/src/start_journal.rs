@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use triptych_core::RequestId;
 
 /// Requests that are written down at the same time; one more is not. As many as a PD worker has by default.
@@ -172,6 +172,7 @@ fn sweep(folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::SystemTime;
 
     fn id(bits: u128) -> RequestId {
         RequestId::from_bits(bits)
