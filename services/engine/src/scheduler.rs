@@ -115,7 +115,8 @@ pub struct SchedulerCounters {
     pub step_work_us: u64,
     /// Time of the fastest step that only decodes, for each step that decodes, in microseconds.
     pub step_fixed_us: u64,
-    /// Time that those steps may take by the TPOT SLO, in microseconds; 0: no SLO, or none that a step can meet.
+    /// Time that those steps may take by the TPOT SLO, the longer the more drafts are accepted, in microseconds; 0: no SLO, or none
+    /// that a step can meet.
     pub step_slo_us: u64,
     /// Draft tokens that were verified.
     pub drafted_tokens: u64,
@@ -149,6 +150,8 @@ pub struct Scheduler {
     decode_pacing: DecodePacing,
     n_requests: u64,
     counts: SchedulerCounters,
+    /// Accepted drafts before the last step that decoded.
+    n_accepted_before: u64,
     /// Uses of rows that were not told yet.
     row_uses: Vec<(SequenceId, RowUse)>,
 }
@@ -197,6 +200,7 @@ impl Scheduler {
             decode_pacing: DecodePacing::new(config.decode_share, config.tpot_slo),
             n_requests: 0,
             counts: SchedulerCounters::default(),
+            n_accepted_before: 0,
             row_uses: Vec::new(),
         }
     }
@@ -329,13 +333,19 @@ impl Scheduler {
         let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
         let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
         let fixed = self.rates.least(0, 1);
-        let decodes = plan.chunks.iter().any(|c| c.tokens.len() == 1);
+        let n_decoding = plan.chunks.iter().filter(|c| c.tokens.len() == 1).count();
+        let decodes = n_decoding > 0;
         let add = |sum: &mut u64, n: u64| *sum = sum.saturating_add(n);
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         add(&mut self.counts.step_work_us, micros(took.saturating_sub(fixed)));
         if decodes {
             add(&mut self.counts.step_fixed_us, micros(fixed));
-            add(&mut self.counts.step_slo_us, self.decode_pacing.target(fixed).map_or(0, micros));
+            // A sequence gets a token in each step, and the drafts of the step before that were accepted.
+            let n_accepted = self.counts.accepted_tokens - self.n_accepted_before;
+            self.n_accepted_before = self.counts.accepted_tokens;
+            let tokens = 1.0 + n_accepted as f64 / n_decoding as f64;
+            let token_us = self.decode_pacing.target(fixed).map_or(0, micros);
+            add(&mut self.counts.step_slo_us, (token_us as f64 * tokens) as u64);
         }
         self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took, self.rates.least(0, 1));

@@ -61,7 +61,8 @@ pub struct Stats {
     pub step_work_us: u64,
     /// The other part: time of the fastest step that only decodes, for each step that decodes, in microseconds.
     pub step_fixed_us: u64,
-    /// Time that those steps may take by the TPOT SLO, in microseconds; 0: no SLO, or none that a step can meet.
+    /// Time that those steps may take by the TPOT SLO, the longer the more drafts are accepted, in microseconds; 0: no SLO, or none
+    /// that a step can meet.
     pub step_slo_us: u64,
     /// Time of a prompt token in recent steps, without what any step takes; `None` before the second that has
     /// some.

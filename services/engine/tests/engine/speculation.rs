@@ -3,6 +3,7 @@
 use crate::bench::{Bench, config, cross, item, tokenizer};
 use crate::fake::{FakeDecoder, StepLog, info};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use triptych_engine::speculation::prompt_lookup::PromptLookup;
 use triptych_engine::{Engine, EngineConfig, EngineError, KvBudget, Speculation};
 
@@ -61,6 +62,26 @@ fn a_draft_model_that_is_right_saves_most_steps() {
     let (steps, plain_steps) = (bench.log().steps.len(), plain.log().steps.len());
     assert!(steps <= plain_steps / 4 + 2, "{steps} steps against {plain_steps}");
     assert_eq!(log.lock().unwrap().projections, [40], "the draft model reads the input once too");
+}
+
+#[test]
+fn steps_that_accept_drafts_may_take_longer_by_the_tpot_slo() {
+    let slo_s = |speculation| {
+        let log = Arc::<Mutex<StepLog>>::default();
+        let decoder = FakeDecoder { info: info(true, 4096), log };
+        let tpot_slo = Some(Duration::from_secs(1000));
+        let bench = Bench::with_cross(EngineConfig { tpot_slo, ..with(speculation) });
+        let mut bench = bench.map_engine(|engine| match speculation {
+            Speculation::DraftModel { .. } => engine.with_draft_model(Box::new(decoder), ROOMY).unwrap(),
+            _ => engine,
+        });
+        run(&mut bench);
+        Duration::from_micros(bench.engine.stats().step_slo_us).as_secs()
+    };
+    let (plain, drafted) = (slo_s(Speculation::Off), slo_s(BY_MODEL));
+    // Fifty tokens of the longer one, and 900 s for each.
+    assert!((43_000..=45_000).contains(&plain), "{plain}");
+    assert!((38_000..=47_000).contains(&drafted), "{drafted}");
 }
 
 #[test]

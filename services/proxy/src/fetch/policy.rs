@@ -139,6 +139,11 @@ fn same_bits(a: u128, b: u128, ignored: u32) -> bool {
 }
 
 impl FetchPolicy {
+    /// True if every URL is refused.
+    pub(super) fn reaches_nothing(&self) -> bool {
+        self.reach == Reach::Listed && self.allow.is_empty()
+    }
+
     /// Judges what can be judged before a name is resolved: the scheme, and a host that is an address. The URL parser
     /// has turned every notation of one (decimal, octal, hexadecimal, short) into the address it stands for.
     pub(super) fn judge_url(&self, url: &Url) -> Result<(), Refused> {
