@@ -2,7 +2,7 @@
 //!
 //! A rate counts as what was offered in the judged windows. In short ones that differs by chance from what was asked for.
 
-use crate::judge::{JudgedWindow, Rule, Run, RunVerdict, judge_runs, offered_rate};
+use crate::judge::{JudgedWindow, Rule, Run, RunVerdict, judge_repeated, offered_rate};
 use crate::outcome::Outcome;
 use crate::result::Goodput;
 use crate::search::rounded;
@@ -22,6 +22,8 @@ pub struct Tested {
     pub rate: f64,
     /// Each run's outcomes and window.
     pub runs: Vec<(Vec<Outcome>, JudgedWindow)>,
+    /// Runs before those that repeat the rate with other seeds; 0: it was not repeated.
+    pub n_first: usize,
     /// True if a run is void: then the rate is not judged.
     pub void: bool,
 }
@@ -29,7 +31,7 @@ pub struct Tested {
 impl Tested {
     /// RunVerdict on all runs.
     pub fn judge(&self, slo: &Slo, rule: &Rule) -> RunVerdict {
-        judge_runs(&self.as_runs(), slo, rule)
+        judge_repeated(&self.as_runs(), self.n_first, slo, rule)
     }
 
     /// Requests a second that were offered in the judged windows, with four digits; the asked rate if none was.
@@ -214,7 +216,7 @@ mod tests {
             };
             ((0..1000).map(one).collect(), window)
         };
-        Tested { rate, runs: (0..3).map(run).collect(), void: false }
+        Tested { rate, runs: (0..3).map(run).collect(), n_first: 0, void: false }
     }
 
     #[test]

@@ -2,12 +2,15 @@
 //!
 //! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
 //! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
-//! server's own search gives its next rate; where one seed is enough ([`SweepSettings::until_clear`]), a server waits for the others. A server whose search has ended has no more runs. Runs that the observer has kept are not
-//! measured again.
+//! server's own search gives its next rate; a server whose rate needs fewer runs ([`SweepSettings::until_clear`]), or is not repeated
+//! ([`repeat`]), waits for the others. When all searches have ended, a server runs the rates at which others have their goodput, where these lie
+//! between what it passes and what it fails: two clusters that are as good are not told apart by the rates that their searches
+//! happened to try. Runs that the observer has kept are not measured again.
 
 use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
 use crate::rates::{Rates, Steps};
+use crate::repeat;
 use crate::result::{RateResult, SweepResult};
 use crate::search::Trial;
 use crate::sweep::{Measured, OfferedLoad, Server, Sweep, SweepError, SweepEvent, SweepSettings};
@@ -36,7 +39,7 @@ impl InterleavedSchedule {
 
     /// Runs of the next round in their order; empty when all lanes have ended. `n_blocks` gives the blocks of a run of a lane at a rate.
     pub fn round(&self, n_blocks: impl Fn(usize, f64) -> u32) -> Vec<ScheduledRun> {
-        let next = self.lanes.iter().enumerate().filter_map(|(lane, rates)| Some((lane, rates.next()?)));
+        let next = (0..self.lanes.len()).filter_map(|lane| Some((lane, self.next(lane)?)));
         let lanes: Vec<_> = next.map(|(lane, rate)| (lane, rate, n_blocks(lane, rate).max(1))).collect();
         let most = lanes.iter().map(|(_, _, n)| *n).max().unwrap_or(0);
         let mut runs = Vec::new();
@@ -54,11 +57,23 @@ impl InterleavedSchedule {
         runs
     }
 
-    /// Records the verdict on a lane's rate; true if that was its last rate.
-    pub fn record(&mut self, lane: usize, trial: Trial) -> bool {
-        let Some(steps) = self.lanes.get_mut(lane) else { return true };
-        steps.record(trial);
-        steps.next().is_none()
+    /// The next rate of a lane: its search's, or when all searches have ended the highest goodput of another that it leaves open.
+    fn next(&self, lane: usize) -> Option<f64> {
+        let own = self.lanes.get(lane)?;
+        if self.lanes.iter().any(|steps| steps.next().is_some()) {
+            return own.next();
+        }
+        let own = own.search()?;
+        let others = self.lanes.iter().filter_map(|steps| steps.search()?.goodput());
+        let open = others.filter(|goodput| own.leaves_open(goodput));
+        open.max_by(|a, b| a.offered.total_cmp(&b.offered)).map(|goodput| goodput.asked)
+    }
+
+    /// Records the verdict on a lane's rate.
+    pub fn record(&mut self, lane: usize, trial: Trial) {
+        if let Some(steps) = self.lanes.get_mut(lane) {
+            steps.record(trial);
+        }
     }
 }
 
@@ -76,7 +91,7 @@ pub trait SweepObserver: Sync {
     /// An event of one lane.
     fn event(&self, lane: usize, event: SweepEvent<'_>);
 
-    /// The result of a lane that has ended.
+    /// The result of a lane, when all have ended.
     fn result(&self, lane: usize, result: &SweepResult);
 
     /// A run of a lane that was measured before, and is not measured again.
@@ -121,7 +136,7 @@ pub async fn run_interleaved(
     loop {
         let round = schedule.round(|lane, rate| lanes.get(lane).map_or(1, |lane| lane.sweep.n_blocks(rate)));
         if round.is_empty() {
-            return Ok(());
+            break;
         }
         for scheduled in &round {
             let Some(lane) = lanes.get_mut(scheduled.lane) else { continue };
@@ -133,15 +148,15 @@ pub async fn run_interleaved(
             let Some(rate) = lane.runs.first().map(|run| run.result.rate) else { continue };
             let (tested, result) = lane.sweep.judge(rate, std::mem::take(&mut lane.runs));
             observer.event(i, SweepEvent::Rate(&result));
-            let is_over = schedule.record(i, result.trial());
+            schedule.record(i, result.trial());
             lane.tested.push(tested);
             lane.rates.push(result);
-            if is_over {
-                observer.result(i, &lane.sweep.result(&lane.tested, std::mem::take(&mut lane.rates)));
-                lane.tested.clear();
-            }
         }
     }
+    for (i, lane) in lanes.into_iter().enumerate() {
+        observer.result(i, &lane.sweep.result(&lane.tested, lane.rates));
+    }
+    Ok(())
 }
 
 /// The run as it was kept, or else measured.
@@ -163,12 +178,17 @@ fn start(lanes: &[Lane], settings: &SweepSettings, observer: &dyn SweepObserver)
         Rates::Search { first: None, .. } => observer.first_rate(safe),
         _ => safe,
     };
-    InterleavedSchedule::new(lanes.len(), &Steps::new(&settings.rates, safe), settings.seeds.clone())
+    InterleavedSchedule::new(
+        lanes.len(),
+        &Steps::new(&settings.rates, safe),
+        repeat::all_seeds(&settings.seeds),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::search::Search;
 
     /// A rate that was offered as it was asked for.
     fn exact(rate: f64, passed: bool) -> Trial {
@@ -209,6 +229,42 @@ mod tests {
         }
     }
 
+    #[test]
+    fn lanes_that_are_as_good_end_at_the_same_rate() {
+        let steps = Steps::new(&Rates::Search { first: None, resolution: 0.3 }, 4.0);
+        let mut schedule = InterleavedSchedule::new(3, &steps, vec![1]);
+        // Chance offers the second less at its second rate, so its search tries others than the first's from there on.
+        let offered = |lane: usize, asked: f64, n_tried: usize| match (lane, n_tried) {
+            (1, 1) => asked * 0.93,
+            _ => asked,
+        };
+        let capacity = [9.3, 9.3, 3.0];
+        let mut tried = [const { Vec::new() }; 3];
+        loop {
+            let round = schedule.round(|_, _| 1);
+            if round.is_empty() {
+                break;
+            }
+            for ScheduledRun { lane, key } in round {
+                let offered = offered(lane, key.rate, tried[lane].len());
+                assert!(!tried[lane].contains(&key.rate), "lane {lane}: {} again", key.rate);
+                tried[lane].push(key.rate);
+                schedule.record(lane, Trial { asked: key.rate, offered, passed: offered <= capacity[lane] });
+            }
+        }
+        let goodput = |lane: usize| schedule.lanes[lane].search().and_then(Search::goodput).map(|t| t.asked);
+        assert_eq!(goodput(0), goodput(1), "{tried:?}");
+        assert_eq!(
+            goodput(0),
+            tried[0].last().copied(),
+            "the second's, which the search of the first had not tried"
+        );
+        assert!(
+            goodput(2).is_some_and(|rate| rate <= 3.0) && tried[2].iter().all(|rate| *rate <= 4.0),
+            "{tried:?}"
+        );
+    }
+
     fn of_rates(n_lanes: usize, rates: &[f64]) -> InterleavedSchedule {
         InterleavedSchedule::new(n_lanes, &Steps::new(&Rates::Listed(rates.to_vec()), 1.0), vec![7])
     }
@@ -218,9 +274,9 @@ mod tests {
         let mut schedule = of_rates(1, &[2.0, 1.0]);
         let run = |rate| ScheduledRun { lane: 0, key: RunKey { rate, seed: 7, block: Block::WHOLE } };
         assert_eq!(schedule.round(|_, _| 1), [run(2.0)]);
-        assert!(!schedule.record(0, exact(2.0, false)));
+        schedule.record(0, exact(2.0, false));
         assert_eq!(schedule.round(|_, _| 1), [run(1.0)]);
-        assert!(schedule.record(0, exact(1.0, true)));
+        schedule.record(0, exact(1.0, true));
         assert!(schedule.round(|_, _| 1).is_empty());
     }
 

@@ -26,6 +26,7 @@ pub mod slo;
 pub mod judge;
 pub mod search;
 pub mod rates;
+pub mod repeat;
 pub mod result;
 pub mod blocks;
 pub mod paired;

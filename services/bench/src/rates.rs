@@ -52,6 +52,14 @@ impl Steps {
         }
     }
 
+    /// The search, where rates are searched.
+    pub fn search(&self) -> Option<&Search> {
+        match self {
+            Self::Search(search) => Some(search),
+            Self::Listed(..) | Self::Bracketed(_) => None,
+        }
+    }
+
     /// Records the verdict on a rate.
     pub fn record(&mut self, trial: Trial) {
         match self {

@@ -23,6 +23,8 @@ pub struct SearchPlan {
     pub step: f64,
 }
 
+/// Share by which another's goodput exceeds what passes here at the least to be tried too: closer ones are level.
+const LEVEL: f64 = 0.01;
 /// The longest step of a search.
 const LONGEST: f64 = 2.0;
 
@@ -86,6 +88,20 @@ impl Search {
         let fails = offered(false).min_by(f64::total_cmp);
         let passes = offered(true).filter(|rate| fails.is_none_or(|f| *rate < f));
         (passes.max_by(f64::total_cmp), fails)
+    }
+
+    /// The trial of the highest offered rate that passes with every lower one passing.
+    pub fn goodput(&self) -> Option<Trial> {
+        let (passes, _) = self.bracket();
+        self.tried.iter().find(|trial| trial.passed && Some(trial.offered) == passes).copied()
+    }
+
+    /// True of a rate of another search that was not tried here and lies between what passes and what fails.
+    pub fn leaves_open(&self, trial: &Trial) -> bool {
+        let (passes, fails) = self.bracket();
+        passes.is_none_or(|passes| trial.offered > passes * (1.0 + LEVEL))
+            && fails.is_some_and(|fails| trial.offered < fails)
+            && !self.tried.iter().any(|tried| tried.asked == trial.asked)
     }
 
     /// The next step away from the first rate: each squares the one before.
@@ -202,6 +218,23 @@ mod tests {
         assert_eq!(search.bracket(), (Some(1.0), Some(2.0)));
         assert_eq!(search.next_rate(), Some(1.414));
     }
+
+    #[test]
+    fn a_rate_of_another_is_open_between_what_passes_and_what_fails() {
+        let mut search = Search::new(SearchPlan::from(1.0, 0.05));
+        assert!(!search.leaves_open(&exact(2.0, true)), "nothing fails yet");
+        for (rate, passed) in [(4.0, true), (2.0, true), (5.0, false), (6.0, true)] {
+            search.record(exact(rate, passed));
+        }
+        assert_eq!(search.goodput(), Some(exact(4.0, true)));
+        let open: Vec<_> = [3.0, 4.0, 4.03, 4.05, 4.9, 5.0, 6.0]
+            .into_iter()
+            .filter(|rate| search.leaves_open(&exact(*rate, true)))
+            .collect();
+        assert_eq!(open, [4.05, 4.9]);
+        assert!(!search.leaves_open(&Trial { asked: 5.0, offered: 4.5, passed: true }), "asked for already");
+    }
+
     #[test]
     fn what_is_offered_decides_and_not_what_was_asked_for() {
         // Every window offers a sixth less, so 8 a second are asked for where 6.6 are served.

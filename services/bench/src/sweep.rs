@@ -22,11 +22,12 @@ use crate::client::grpc::GrpcTarget;
 use crate::client::{Clock, ContentSource, Target, learn_wording};
 use crate::error::MeasureError;
 use crate::goodput::{Tested, goodput};
-use crate::judge::{Finding, JudgedWindow, Rule, Run, judge_runs};
+use crate::judge::{Finding, JudgedWindow, Rule, Run, RunVerdict, judge_runs};
 use crate::media::Media;
 use crate::outcome::{End, Outcome};
 use crate::prompt::Wording;
 use crate::rates::{Rates, Steps};
+use crate::repeat;
 use crate::result::{Host, RateResult, RunResult, Setup, SweepResult, VERSION};
 use crate::run::{Progress, Ran, RunObservers, RunPlan, run, run_result};
 use crate::scrape::Scraper;
@@ -34,6 +35,7 @@ use crate::seed::mix;
 use crate::slo::Slo;
 use crate::workload::Workload;
 use futures::future::BoxFuture;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +101,7 @@ pub struct OfferedLoad<'a> {
 pub struct SweepSettings {
     /// Arrival process.
     pub arrivals: Arrivals,
-    /// Seeds, one run each.
+    /// Seeds, one run each; a rate that fails for rising trends alone is repeated with as many others ([`repeat`](crate::repeat)).
     pub seeds: Vec<u64>,
     /// Further seeds only for a rate that its runs so far leave open: that fails with [`OPEN`] or more of its requests within the SLO.
     pub until_clear: bool,
@@ -299,10 +301,11 @@ impl Sweep {
         (safe * digits).round() / digits
     }
 
-    /// A run with each seed; fewer if the rate fails beyond doubt, or the sweep is stopped.
+    /// A run with each seed, and with further ones if the rate has to be repeated; fewer if it fails beyond doubt, or the sweep
+    /// is stopped.
     async fn runs(&self, rate: f64, listener: Listener<'_>) -> Vec<Measured> {
         let mut runs = Vec::new();
-        for &seed in &self.settings.seeds {
+        for seed in repeat::all_seeds(&self.settings.seeds) {
             if self.settings.stop.is_cancelled() {
                 break;
             }
@@ -346,19 +349,26 @@ impl Sweep {
 
     /// True if the verdict on a rate needs no further run.
     pub fn is_decided(&self, runs: &[Measured]) -> bool {
-        self.is_hopeless(runs) || (self.settings.until_clear && self.is_clear(runs))
-    }
-
-    /// True if the runs of whole seeds pass, or fail clearly.
-    fn is_clear(&self, runs: &[Measured]) -> bool {
-        let n_blocks = runs.first().map_or(1, |run| self.n_blocks(run.result.rate) as usize).max(1);
-        if runs.is_empty() || !runs.len().is_multiple_of(n_blocks) {
+        let Some(first) = runs.first().map(|run| &run.result) else { return false };
+        if self.is_hopeless(runs) {
+            return true;
+        }
+        let n_blocks = first.block.map_or(1, |_| self.n_blocks(first.rate).max(1) as usize);
+        if !runs.len().is_multiple_of(n_blocks) {
             return false;
         }
+        match (runs.len() / n_blocks).cmp(&self.settings.seeds.len()) {
+            Ordering::Less => self.settings.until_clear && is_clear(&self.verdict(runs)),
+            Ordering::Equal => !self.verdict(runs).only_rises(),
+            // All seeds of a repetition: one that ended with the first that passes would pass too often.
+            Ordering::Greater => false,
+        }
+    }
+
+    fn verdict(&self, runs: &[Measured]) -> RunVerdict {
         let judged: Vec<_> =
             runs.iter().map(|run| Run { outcomes: &run.outcomes, window: run.window }).collect();
-        let verdict = judge_runs(&judged, &self.slo, &self.settings.rule);
-        verdict.passed || verdict.attainment() < OPEN
+        judge_runs(&judged, &self.slo, &self.settings.rule)
     }
 
     /// True if so many requests missed the SLO that the rate fails at 90 % too, whatever the remaining seeds add.
@@ -374,7 +384,8 @@ impl Sweep {
     /// RunVerdict on all runs of a rate.
     pub fn judge(&self, rate: f64, runs: Vec<Measured>) -> (Tested, RateResult) {
         let void = runs.iter().any(|r| r.result.generator.void);
-        let mut tested = Tested { rate, runs: Vec::new(), void };
+        let n_first = repeat::n_first(&runs, &self.settings.seeds);
+        let mut tested = Tested { rate, runs: Vec::new(), n_first, void };
         let mut results = Vec::new();
         for run in runs {
             results.push(run.result);
@@ -467,6 +478,11 @@ impl Sweep {
             salt: self.settings.salt,
         }
     }
+}
+
+/// True if the runs of whole seeds pass, or fail clearly.
+fn is_clear(verdict: &RunVerdict) -> bool {
+    verdict.passed || verdict.attainment() < OPEN
 }
 
 /// Sends a few requests one after the other; their mean time in seconds.

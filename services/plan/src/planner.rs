@@ -3,7 +3,8 @@
 //! Candidates that cannot win are pruned by an upper bound of their busiest stage ([`bound`]); the others are
 //! simulated, and the highest rate at which each meets the SLO is searched with the judge of the bench
 //! ([`search`]). The best few, and the best of each kind, are tuned and searched again with several seeds, and an interval is
-//! drawn around each: these numbers decide, and are what a plan reports. If disaggregated encoders do not win by more than the interval, the recommendation is colocated workers: fewer parts.
+//! drawn around each: these numbers decide, and are what a plan reports. If disaggregated encoders do not win by more than the interval, the recommendation is colocated workers: fewer parts. Of these, elastic
+//! roles are recommended where fixed ones do not win by more than the interval.
 
 mod answer;
 pub mod bound;

@@ -95,7 +95,7 @@ fn facts(sweeps: &[SweepResult]) -> Vec<(String, String)> {
         add(
             "a rate passes",
             format!(
-                "if {:.0} % of requests meet the SLO, p{:.0} of each latency is within its limit, {:.0} % of the offered requests are served meanwhile (less what chance leaves under way at the end), and neither concurrency nor TTFT rises over all runs together",
+                "if {:.0} % of requests meet the SLO, p{:.0} of each latency is within its limit, {:.0} % of the offered requests are served meanwhile (less what chance leaves under way at the end), and neither concurrency nor TTFT rises over all runs together (where nothing else is broken: nor over as many runs with other seeds)",
                 rule.attainment * 100.0,
                 rule.percentile,
                 rule.served * 100.0

@@ -220,3 +220,48 @@ async fn a_server_that_answers_nothing_fails_before_the_first_run() {
     let found = run_sweep(&server, &workload, &slo, &SweepSettings::default(), &|_| ()).await;
     assert!(found.expect_err("no answer").to_string().contains("nobody does not answer"));
 }
+
+/// Answers in 100 ms; under these seeds at 10 requests/s with 3 ms more for each second of the run.
+struct SlowsDown(Vec<u64>);
+
+impl Target for SlowsDown {
+    fn prepare(&self, offered: &Offered, content: &ContentSource) -> PreparedRequest {
+        let is_slow = self.0.iter().any(|seed| content.seed == mix(mix(*seed) ^ 10f64.to_bits()));
+        let more = if is_slow { offered.at.mul_f64(0.003) } else { Duration::ZERO };
+        Box::new(move |clock| {
+            Box::pin(async move {
+                tokio::time::sleep(Duration::from_millis(100) + more).await;
+                let tokens = vec![clock.now()];
+                Reply { tokens, prompt_tokens: Some(40), ..Reply::without_tokens(End::Whole, clock.now()) }
+            })
+        })
+    }
+
+    fn name(&self) -> String {
+        "slows-down".to_owned()
+    }
+
+    fn model(&self) -> String {
+        "m".to_owned()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_only_rises_is_repeated_with_other_seeds_and_they_decide() {
+    triptych_runtime::tls::install_provider();
+    let workload = Workload::parse("text:text=5,output=1").expect("a workload");
+    let slo = "ttft=1s".parse().expect("an SLO");
+    let cases = [(vec![], 3, true), (vec![1, 2, 3], 6, true), (vec![1, 2, 3, 4, 5, 6], 6, false)];
+    for (slow, n_runs, passed) in cases {
+        let target = Arc::new(SlowsDown(slow.clone()));
+        let server = Server { target, scraper: Scraper::nobody().expect("a client") };
+        let settings = SweepSettings { rates: Rates::Listed(vec![10.0]), ..SweepSettings::default() };
+        let found = run_sweep(&server, &workload, &slo, &settings, &|_| ()).await.expect("it answers");
+        let rate = &found.rates[0];
+        let seeds: Vec<_> = rate.runs.iter().map(|run| run.seed).collect();
+        assert_eq!(seeds, (1..=n_runs).collect::<Vec<_>>(), "slow with {slow:?}");
+        assert_eq!(rate.verdict.passed, passed, "slow with {slow:?}: {:?}", rate.verdict.findings);
+        assert_eq!(found.goodput.rate.is_some(), passed, "goodput is of the same verdict");
+        assert_eq!(rate.verdict.n_offered, 1000 * n_runs);
+    }
+}

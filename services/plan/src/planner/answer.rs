@@ -11,6 +11,7 @@ use super::model_error::ModelError;
 use super::question::Question;
 use super::search::SearchedCandidate;
 use serde::Serialize;
+use triptych_proxy::Roles;
 
 /// The recommendation.
 #[derive(Clone, Debug, Serialize)]
@@ -196,13 +197,15 @@ fn simulated(
 }
 
 /// Index of the recommended cluster in a sorted list: a colocated one, unless a disaggregated one is better beyond the
-/// interval; of those one whose encoder workers have all towers, unless one with workers for each is.
+/// interval; of those one whose encoder workers have all towers, unless one with workers for each is. Of clusters of equally
+/// many kinds that are level within the interval one with elastic roles: it is as simple, and follows a mix that changes.
 pub(super) fn decide(sorted: &[SearchedCandidate]) -> Option<usize> {
     let best = sorted.first()?;
     let is_as_good = |f: &SearchedCandidate| !best.goodput.is_above(&f.goodput);
     // Of equals the first, which is the best.
     let as_good = sorted.iter().enumerate().filter(|(_, f)| is_as_good(f));
-    let simplest = as_good.min_by_key(|(_, f)| f.candidate.shape.n_kinds());
+    let is_fixed = |f: &SearchedCandidate| f.candidate.shape.roles() == Roles::Fixed;
+    let simplest = as_good.min_by_key(|(_, f)| (f.candidate.shape.n_kinds(), is_fixed(f)));
     Some(simplest.map_or(0, |(i, _)| i))
 }
 
@@ -303,5 +306,46 @@ impl Bottleneck {
         let work = pool.encode_s + pool.step_s;
         let encoding = if work > 0.0 { pool.encode_s / work } else { 0.0 };
         Self { pool: pool.name.clone(), utilisation: pool.utilisation, encoding, breaks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::sample::curves;
+    use std::sync::Arc;
+
+    fn found(shape: Shape, mean: f64) -> SearchedCandidate {
+        let settings = WorkerSettings::default();
+        SearchedCandidate {
+            candidate: Candidate { shape, curves: Arc::new(curves()), settings },
+            bound: Bound { rate: mean, encode_s: 0.0, decode_s: 0.0 },
+            rate: mean,
+            goodput: Interval { mean, low: mean - 0.5, high: mean + 0.5 },
+            by_seed: vec![mean],
+            tolerance: 0.0,
+            at: None,
+            broken: None,
+        }
+    }
+
+    #[test]
+    fn of_clusters_that_are_level_the_simplest_is_recommended_and_of_these_one_with_elastic_roles() {
+        let split = |mean| found(Shape::Split { encoders: 1, pds: 1 }, mean);
+        let fixed = |mean| found(Shape::Replicated { workers: 2 }, mean);
+        let elastic = |mean| found(Shape::Elastic { workers: 2 }, mean);
+        let decided = |sorted: &[SearchedCandidate]| {
+            decide(sorted).map(|at| sorted[at].candidate.shape.name()).unwrap_or_default()
+        };
+        assert_eq!(decided(&[split(10.0), fixed(9.8), elastic(9.6)]), "elastic2");
+        assert_eq!(decided(&[split(10.0), elastic(8.9), fixed(8.8)]), "1e1pd", "beyond the interval");
+        assert_eq!(decided(&[fixed(10.0), elastic(8.9)]), "dp2", "beyond the interval");
+        assert_eq!(decided(&[elastic(10.0), split(9.9), fixed(9.9)]), "elastic2");
+        assert_eq!(
+            decided(&[found(Shape::Colocated, 10.0), fixed(10.0)]),
+            "colocated",
+            "the first of equals"
+        );
+        assert_eq!(decide(&[]), None);
     }
 }

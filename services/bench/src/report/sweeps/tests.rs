@@ -97,6 +97,7 @@ pub(crate) fn sweep(topology: &str, workload: &str, capacity: f64) -> SweepResul
         .map(|rate| Tested {
             rate,
             runs: (0..3).map(|seed| outcomes(rate, capacity, seed)).collect(),
+            n_first: 0,
             void: false,
         })
         .into();
