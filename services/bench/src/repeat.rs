@@ -1,10 +1,8 @@
-//! Repetition of a rate that fails for rising trends alone, with as many other seeds. Pure: runs are arguments.
+//! Repetition of a rate that fails for rising trends alone, with as many other seeds.
 //!
 //! A seed has the same arrivals at every rate of a sweep. A rise that a seed's arrivals make near capacity is therefore found
 //! again at lower rates, and a search goes down past what the server can hold. Only other arrivals can tell such a rise from a
 //! backlog ([`judge_repeated`](crate::judge::judge_repeated)).
-
-use crate::sweep::Measured;
 
 /// Seeds of a sweep, and behind them as many further ones, of the repetition.
 pub fn all_seeds(seeds: &[u64]) -> Vec<u64> {
@@ -14,9 +12,9 @@ pub fn all_seeds(seeds: &[u64]) -> Vec<u64> {
     seeds.iter().copied().chain(further).collect()
 }
 
-/// Number of runs before those of the repetition; 0 if there is none.
-pub fn n_first(runs: &[Measured], seeds: &[u64]) -> usize {
-    runs.iter().position(|run| !seeds.contains(&run.result.seed)).unwrap_or(0)
+/// Number of runs before those of the repetition, by the seed of each run; 0 if there is none.
+pub fn n_first(of_runs: impl IntoIterator<Item = u64>, seeds: &[u64]) -> usize {
+    of_runs.into_iter().position(|seed| !seeds.contains(&seed)).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -33,6 +31,8 @@ mod tests {
         assert_eq!(all_seeds(&[7]), [7, 8]);
         assert_eq!(all_seeds(&[u64::MAX, 0]), [u64::MAX, 0, 1, 2]);
         assert!(all_seeds(&[]).is_empty());
+        assert_eq!(n_first([1, 2, 3, 4], &[1, 2, 3]), 3);
+        assert_eq!(n_first([1, 2, 3], &[1, 2, 3]), 0, "not repeated");
     }
 
     const WARM_UP: u32 = 100;

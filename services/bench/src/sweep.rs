@@ -384,7 +384,7 @@ impl Sweep {
     /// RunVerdict on all runs of a rate.
     pub fn judge(&self, rate: f64, runs: Vec<Measured>) -> (Tested, RateResult) {
         let void = runs.iter().any(|r| r.result.generator.void);
-        let n_first = repeat::n_first(&runs, &self.settings.seeds);
+        let n_first = repeat::n_first(runs.iter().map(|run| run.result.seed), &self.settings.seeds);
         let mut tested = Tested { rate, runs: Vec::new(), n_first, void };
         let mut results = Vec::new();
         for run in runs {

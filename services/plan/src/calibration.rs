@@ -221,7 +221,8 @@ impl<'a> Simulated<'a> {
         let (encode, step) = load.seconds.compute_factors(&first, curves);
         let other_s = load.seconds.other - preprocess_s(&first) * encode;
         let item = text.map(|_| 1.0);
-        let mut factors = ServiceFactors { encode, step, prefill: None, front: 1.0, item, at_s: None };
+        let mut factors =
+            ServiceFactors { encode, step, between: None, prefill: None, front: 1.0, item, at_s: None };
         for _ in 0..ROUNDS {
             let scaled = curves.in_service(factors);
             let run = self.with(scaled.clone()).run(load)?;
@@ -241,6 +242,7 @@ impl<'a> Simulated<'a> {
             }
             factors.encode *= error(Work::Encode);
             factors.prefill = Some(factors.prefill_steps() * error(Work::Prefill));
+            factors.between = Some(factors.between_steps() * error(Work::Between));
             factors.step *= error(Work::Decode);
         }
         Ok(factors)

@@ -54,12 +54,13 @@ fn factors_of_curves_in_service_are_found_again() {
     let given = ServiceFactors {
         encode: 1.2,
         step: 1.1,
+        between: Some(0.5),
         prefill: Some(1.4),
         front: 0.8,
         item: Some(3.0),
         at_s: None,
     };
-    let curves = Arc::new(CostCurves { threads: 1, ..sample::curves() });
+    let curves = Arc::new(CostCurves { threads: 1, between_steps_us: 100.0, ..sample::curves() });
     let topology: Topology = "1e1pd".parse().expect("a topology");
     let inputs = |workload| PlanInputs {
         curves: vec![Arc::clone(&curves)],
@@ -87,6 +88,7 @@ fn factors_of_curves_in_service_are_found_again() {
     let found = simulated.factors(&load(&simulated), Some(&text)).expect("factors");
     assert!(near(found.encode, given.encode) && near(found.step, given.step), "{found:?}");
     assert!(near(found.prefill_steps(), given.prefill_steps()), "{found:?}");
+    assert!(near(found.between_steps(), given.between_steps()), "{found:?}");
     assert!(near(found.front, given.front) && near(found.items(), given.items()), "{found:?}");
 
     // Where each request has an image they cannot be told apart.

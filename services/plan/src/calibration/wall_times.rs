@@ -9,6 +9,8 @@ use triptych_core::TowerIdx;
 
 /// Fewest spans of a size, in each of the two timelines, by which its times are compared.
 const LEAST_SPANS: usize = 5;
+/// Two steps less apart than this follow one another: the engine had more to do.
+const FOLLOWING: Duration = Duration::from_millis(2);
 
 /// Work that has a factor of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +21,8 @@ pub(super) enum Work {
     Prefill,
     /// Engine steps without.
     Decode,
+    /// From a step to the one that follows it.
+    Between,
 }
 
 /// Times of spans by work and size; sizes are powers of two: of items, prompt tokens, and sequences.
@@ -40,6 +44,9 @@ impl WallTimes {
         }
         steps.values_mut().for_each(|steps| steps.sort_unstable());
         let mut times = Self::default();
+        for gap in gaps(&steps, spans) {
+            times.add((Work::Between, 1), gap);
+        }
         for span in spans {
             let n = span.n as u64;
             let (work, size, within) = match span.stage {
@@ -53,11 +60,15 @@ impl WallTimes {
                     n_prompt => (Work::Prefill, n_prompt, Duration::ZERO),
                 },
             };
-            let of_size = times.0.entry((work, size.max(1).ilog2())).or_default();
-            of_size.seconds += (span.ended - span.began).saturating_sub(within).as_secs_f64();
-            of_size.n += 1;
+            times.add((work, size), (span.ended - span.began).saturating_sub(within));
         }
         times
+    }
+
+    fn add(&mut self, (work, size): (Work, u64), took: Duration) {
+        let of_size = self.0.entry((work, size.max(1).ilog2())).or_default();
+        of_size.seconds += took.as_secs_f64();
+        of_size.n += 1;
     }
 
     /// Time of this work over that of as much in another timeline; `None`: too little of it is in both.
@@ -72,6 +83,23 @@ impl WallTimes {
         }
         (own > 0.0 && others > 0.0).then(|| own / others)
     }
+}
+
+/// Times between steps of a worker that follow one another, while no encoder's forward is under way there: that computes between
+/// them.
+fn gaps(steps: &HashMap<usize, Vec<(Duration, Duration)>>, spans: &[Span]) -> Vec<Duration> {
+    let mut found = Vec::new();
+    for (worker, steps) in steps {
+        let is_own = |span: &&Span| span.worker == *worker && matches!(span.stage, Stage::Encode(_));
+        let forwards: Vec<&Span> = spans.iter().filter(is_own).collect();
+        for ((_, ended), (began, _)) in steps.iter().zip(steps.iter().skip(1)) {
+            let gap = began.saturating_sub(*ended);
+            if gap < FOLLOWING && !forwards.iter().any(|f| f.began < *began && f.ended > *ended) {
+                found.push(gap);
+            }
+        }
+    }
+    found
 }
 
 /// Part of a span in which steps ran; they are in order and do not overlap.
@@ -178,6 +206,29 @@ mod tests {
         assert_eq!(ms(Work::Encode, 0), Some(6.0));
         assert_eq!(ms(Work::Prefill, 6), Some(4.0));
         assert_eq!(ms(Work::Decode, 1), Some(1.0));
+    }
+
+    #[test]
+    fn steps_that_follow_one_another_have_a_time_between_them() {
+        let span = |stage, began: u64, ended: u64| Span {
+            worker: 0,
+            stage,
+            began: Duration::from_micros(began),
+            ended: Duration::from_micros(ended),
+            n: 1,
+            tokens: 1,
+        };
+        let step = |began, ended| span(Stage::Decode, began, ended);
+        let elsewhere = Span { worker: 1, ..span(Stage::Encode(TowerIdx(0)), 0, 90_000) };
+        let forward = span(Stage::Encode(TowerIdx(0)), 20_100, 30_000);
+        // 50 µs and 70 µs; 5 ms of rest; the last ones have a part of a forward between them.
+        let steps =
+            [(1000, 2000), (2050, 3000), (3070, 4000), (9000, 9500), (20_000, 20_080), (20_200, 20_300)];
+        let mut spans: Vec<_> = steps.into_iter().map(|(began, ended)| step(began, ended)).collect();
+        spans.extend([elsewhere, forward]);
+        let found = WallTimes::of(&spans);
+        let between = found.0[&(Work::Between, 0)];
+        assert_eq!((between.n, (between.seconds * 1e6).round()), (2, 120.0));
     }
 
     #[test]

@@ -13,8 +13,11 @@ use std::ops::RangeInclusive;
 pub struct ServiceFactors {
     /// Of preprocessing and forwards of encoders.
     pub encode: f64,
-    /// Of engine steps, those with prompt tokens left out if `prefill` is known, and of the time between two steps.
+    /// Of engine steps, those with prompt tokens left out if `prefill` is known.
     pub step: f64,
+    /// Of the time between two steps; `None`: as `step`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<f64>,
     /// Of engine steps with prompt tokens; `None`: as `step`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<f64>,
@@ -32,6 +35,9 @@ pub struct ServiceFactors {
 const MOST: f64 = 100.0;
 /// Factors of forwards and steps that an idle machine has; beyond them something else was measured.
 const USUAL: RangeInclusive<f64> = 0.5..=3.0;
+/// Those of the time between two steps. In a profile each wakes a thread that reads outputs on the same core; in service that
+/// thread runs where there is room.
+const USUAL_BETWEEN: RangeInclusive<f64> = 0.01..=10.0;
 /// Those of client, proxy and network. A profile sends one thing again and again, with all of it in caches, and its client has no
 /// images to make.
 const USUAL_FRONT: RangeInclusive<f64> = 0.3..=10.0;
@@ -40,12 +46,18 @@ impl ServiceFactors {
     /// True if an idle machine may have them.
     pub fn are_usual(&self) -> bool {
         [self.encode, self.step, self.prefill_steps()].iter().all(|factor| USUAL.contains(factor))
+            && USUAL_BETWEEN.contains(&self.between_steps())
             && [self.front, self.items()].iter().all(|factor| USUAL_FRONT.contains(factor))
     }
 
     /// Of engine steps with prompt tokens.
     pub fn prefill_steps(&self) -> f64 {
         self.prefill.unwrap_or(self.step)
+    }
+
+    /// Of the time between two steps.
+    pub fn between_steps(&self) -> f64 {
+        self.between.unwrap_or(self.step)
     }
 
     /// Of items and their bytes in client, proxy and network.
@@ -59,6 +71,7 @@ impl ServiceFactors {
             ("encode", self.encode, 0.01),
             ("step", self.step, 0.01),
             ("prefill", self.prefill_steps(), 0.01),
+            ("between", self.between_steps(), 0.0),
             ("front", self.front, 0.0),
             ("item", self.items(), 0.0),
         ] {
@@ -75,7 +88,7 @@ impl CostCurves {
         let mut scaled = self.clone();
         scaled.scale_encoding(factors.encode);
         scaled.scale_steps(factors.step, factors.prefill_steps());
-        scaled.between_steps_us *= factors.step;
+        scaled.between_steps_us *= factors.between_steps();
         let front = &mut scaled.front;
         for us in [&mut front.request_us, &mut front.wake_us, &mut front.write_us, &mut front.message_us] {
             *us *= factors.front;
@@ -100,6 +113,7 @@ mod tests {
             ServiceFactors {
                 encode: 1.5,
                 step: 2.0,
+                between: Some(0.5),
                 prefill: Some(2.5),
                 front: 3.0,
                 item: Some(4.0),
@@ -117,7 +131,7 @@ mod tests {
         assert!(
             base.step.iter().any(|p| p.prefill_tokens > 0) && base.step.iter().any(|p| p.prefill_tokens == 0)
         );
-        assert_eq!(scaled.between_steps_us, base.between_steps_us * 2.0);
+        assert_eq!(scaled.between_steps_us, base.between_steps_us * 0.5);
         assert_eq!(scaled.front.wake_us, base.front.wake_us * 3.0);
         assert_eq!(scaled.front.item_us, base.front.item_us * 4.0);
         assert_eq!(scaled.front.misplaced, base.front.misplaced);
@@ -130,6 +144,7 @@ mod tests {
         let scaled = curves().in_service(ServiceFactors {
             encode: f64::NAN,
             step: 0.0,
+            between: None,
             prefill: None,
             front: 0.0,
             item: None,
@@ -139,8 +154,15 @@ mod tests {
         assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
         assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
         assert!(!mistakes.contains("in_service.front"), "{mistakes}");
-        let usual =
-            ServiceFactors { encode: 1.1, step: 1.3, prefill: None, front: 1.5, item: Some(4.0), at_s: None };
+        let usual = ServiceFactors {
+            encode: 1.1,
+            step: 1.3,
+            between: None,
+            prefill: None,
+            front: 1.5,
+            item: Some(4.0),
+            at_s: None,
+        };
         assert!(usual.are_usual() && !ServiceFactors { step: 4.0, ..usual }.are_usual());
         assert!(!ServiceFactors { item: Some(20.0), ..usual }.are_usual());
     }
@@ -150,6 +172,7 @@ mod tests {
         let scaled = curves().in_service(ServiceFactors {
             encode: 2.0,
             step: 4.0,
+            between: Some(0.25),
             prefill: Some(8.0),
             front: 0.5,
             item: Some(0.25),

@@ -239,8 +239,15 @@ mod tests {
     #[test]
     fn a_result_is_simulated_with_the_curves_of_its_time() {
         let scaled = |threads: usize, at_s: Option<u64>| {
-            let factors =
-                ServiceFactors { encode: 1.0, step: 1.0, prefill: None, front: 1.0, item: None, at_s };
+            let factors = ServiceFactors {
+                encode: 1.0,
+                step: 1.0,
+                between: None,
+                prefill: None,
+                front: 1.0,
+                item: None,
+                at_s,
+            };
             Arc::new(CostCurves { threads, ..curves().in_service(factors) })
         };
         let all = [(1, Some(100)), (2, Some(100)), (1, Some(300)), (2, Some(310)), (4, None)];

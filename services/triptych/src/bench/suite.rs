@@ -45,7 +45,7 @@ pub struct SuiteArgs {
     /// Judged requests of a run. Default: 1000, with --quick 100
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub requests: Option<u64>,
-    /// Runs at each rate, each with its own seed. Default: 3, with --quick 1
+    /// Runs at each rate, each with its own seed; as many more for a rate that fails for rising trends alone. Default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
     /// Further seeds only for a rate that the runs so far leave open: one that fails with 90 % of its requests within the SLO or more.

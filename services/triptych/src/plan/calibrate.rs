@@ -25,8 +25,8 @@ const WARM_UP: Duration = Duration::from_secs(2);
 
 /// First lines of the table of factors.
 const HEADER: &str = "\
-| cluster | requests/s | requests | encode | prefill | decode | client, proxy and network | of items there |
-|---|---|---|---|---|---|---|---|
+| cluster | requests/s | requests | encode | prefill | decode | between steps | client, proxy and network | of items there |
+|---|---|---|---|---|---|---|---|---|
 ";
 
 /// Flags of `triptych plan calibrate`.
@@ -97,12 +97,13 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         }
         let _ = writeln!(
             page,
-            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
             found.rate,
             found.n_requests,
             factors.encode,
             factors.prefill_steps(),
             factors.step,
+            factors.between_steps(),
             factors.front,
             factors.items()
         );
