@@ -14,6 +14,7 @@ fn settings(costs: Costs) -> MapSettings {
         size: "448x448".into(),
         output: 8,
         span: Duration::from_secs(8),
+        seeds: 1,
     }
 }
 

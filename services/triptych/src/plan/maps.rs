@@ -53,6 +53,9 @@ pub struct MapArgs {
     /// Seconds of each simulated run: a short one takes requests that are under way at its end for a backlog
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(5..=3600))]
     pub seconds: u32,
+    /// Seeds of each goodput, which is their median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub seeds: u64,
     /// Folder for `map.json` and `map.svg`. Cells that `map.json` has already are not made again: one that was interrupted
     /// goes on
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -83,6 +86,7 @@ pub fn run(args: &MapArgs) -> Result<(), CliError> {
         size: args.size.clone(),
         output: args.output_tokens,
         span: Duration::from_secs(u64::from(args.seconds)),
+        seeds: args.seeds,
     };
     let axes = MapAxes {
         workers: args.workers.iter().copied().map(size).collect(),
