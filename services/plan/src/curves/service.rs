@@ -35,8 +35,7 @@ pub struct ServiceFactors {
 const MOST: f64 = 100.0;
 /// Factors of forwards and steps that an idle machine has; beyond them something else was measured.
 const USUAL: RangeInclusive<f64> = 0.5..=3.0;
-/// Those of the time between two steps. In a profile each wakes a thread that reads outputs on the same core; in service that
-/// thread runs where there is room.
+/// Those of the time between two steps: a third of the profile's on one core, twice of that on two, where it is microseconds.
 const USUAL_BETWEEN: RangeInclusive<f64> = 0.01..=10.0;
 /// Those of client, proxy and network. A profile sends one thing again and again, with all of it in caches, and its client has no
 /// images to make.
