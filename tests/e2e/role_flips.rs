@@ -25,7 +25,8 @@ pub fn question(client: u64, n: u64) -> v1::GenerateRequest {
 
 /// Clients that ask without end. All have the same answer.
 pub struct Load {
-    answered: Arc<AtomicU64>,
+    /// Answers of each client.
+    answered: Vec<Arc<AtomicU64>>,
     _clients: JoinSet<()>,
 }
 
@@ -34,11 +35,13 @@ impl Load {
     pub async fn start(cluster: &Cluster) -> (Self, Arc<AtomicU64>) {
         let expect =
             generate(&mut connect(&cluster.grpc).await, question(0, 0)).await.expect("an answer").text;
-        let (answered, lost) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (mut of_all, lost) = (Vec::new(), Arc::new(AtomicU64::new(0)));
         let mut clients = JoinSet::new();
         for client in 1..=N_CLIENTS {
             let mut connection = connect(&cluster.grpc).await;
-            let (answered, lost, expect) = (Arc::clone(&answered), Arc::clone(&lost), expect.clone());
+            let answered = Arc::new(AtomicU64::new(0));
+            of_all.push(Arc::clone(&answered));
+            let (lost, expect) = (Arc::clone(&lost), expect.clone());
             clients.spawn(async move {
                 for n in 0.. {
                     match generate(&mut connection, question(client, n)).await {
@@ -51,13 +54,15 @@ impl Load {
                 }
             });
         }
-        (Self { answered, _clients: clients }, lost)
+        (Self { answered: of_all, _clients: clients }, lost)
     }
 
-    /// Waits for so many more answers of each client in the mean.
+    /// Waits for so many more answers of each client, so that no request of before is under way: one that is with two processes
+    /// which die is suspected of it.
     pub async fn goes_on(&self, n: u64) {
-        let goal = self.answered.load(Ordering::SeqCst) + n * N_CLIENTS;
-        let there = async || (self.answered.load(Ordering::SeqCst) >= goal).then_some(());
+        let answered = || self.answered.iter().map(|of_client| of_client.load(Ordering::SeqCst));
+        let goals: Vec<u64> = answered().map(|before| before + n).collect();
+        let there = async || answered().zip(&goals).all(|(now, goal)| now >= *goal).then_some(());
         eventually("answers come", there).await;
     }
 }
