@@ -3,9 +3,9 @@
 //! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
 //! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
 //! server's own search gives its next rate; a server whose rate needs fewer runs ([`SweepSettings::until_clear`]), or is not repeated
-//! ([`repeat`]), waits for the others. When all searches have ended, a server runs the rates at which others have their goodput, where these lie
-//! between what it passes and what it fails: two clusters that are as good are not told apart by the rates that their searches
-//! happened to try. Runs that the observer has kept are not measured again.
+//! ([`repeat`]), waits for the others. When all searches have ended, a server runs the rates at which others have their goodput,
+//! where these lie between what it passes and what it fails: two clusters that are as good are not told apart by the rates that
+//! their searches happened to try. Runs that the observer has kept are not measured again.
 
 use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
