@@ -222,9 +222,11 @@ impl<'a> Simulated<'a> {
         let other_s = load.seconds.other - preprocess_s(&first) * encode;
         let item = text.map(|_| 1.0);
         let mut factors =
-            ServiceFactors { encode, step, between: None, prefill: None, front: 1.0, item, at_s: None };
+            ServiceFactors { encode, step, between_us: None, prefill: None, front: 1.0, item, at_s: None }
+                .bounded();
         for _ in 0..ROUNDS {
             let scaled = curves.in_service(factors);
+            let scaled_between_us = scaled.between_steps_us;
             let run = self.with(scaled.clone()).run(load)?;
             let simulated = WallTimes::of(&run.spans);
             let error = |work| load.times.over(&simulated, work).unwrap_or(1.0);
@@ -242,8 +244,11 @@ impl<'a> Simulated<'a> {
             }
             factors.encode *= error(Work::Encode);
             factors.prefill = Some(factors.prefill_steps() * error(Work::Prefill));
-            factors.between = Some(factors.between_steps() * error(Work::Between));
+            let more_us = load.times.less_us(&simulated, Work::Between).unwrap_or(0.0);
+            factors.between_us = Some((scaled_between_us + more_us).max(0.0));
             factors.step *= error(Work::Decode);
+            // Of work that another's time hides no round comes nearer.
+            factors = factors.bounded();
         }
         Ok(factors)
     }

@@ -54,7 +54,7 @@ fn factors_of_curves_in_service_are_found_again() {
     let given = ServiceFactors {
         encode: 1.2,
         step: 1.1,
-        between: Some(0.5),
+        between_us: Some(50.0),
         prefill: Some(1.4),
         front: 0.8,
         item: Some(3.0),
@@ -88,8 +88,14 @@ fn factors_of_curves_in_service_are_found_again() {
     let found = simulated.factors(&load(&simulated), Some(&text)).expect("factors");
     assert!(near(found.encode, given.encode) && near(found.step, given.step), "{found:?}");
     assert!(near(found.prefill_steps(), given.prefill_steps()), "{found:?}");
-    assert!(near(found.between_steps(), given.between_steps()), "{found:?}");
+    assert!(near(found.between_us.expect("measured"), 50.0), "{found:?}");
     assert!(near(found.front, given.front) && near(found.items(), given.items()), "{found:?}");
+
+    // The time between steps is found whatever the profile has of it.
+    let without = Arc::new(CostCurves { between_steps_us: 0.0, ..(*curves).clone() });
+    let from_none = Simulated::new(&topology, &mixed, &without);
+    let found = from_none.factors(&load(&simulated), Some(&text)).expect("factors");
+    assert!(near(found.between_us.expect("measured"), 50.0), "{found:?}");
 
     // Where each request has an image they cannot be told apart.
     let images = inputs("epd-short:images=1");

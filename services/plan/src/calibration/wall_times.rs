@@ -12,7 +12,7 @@ const LEAST_SPANS: usize = 5;
 /// Two steps less apart than this follow one another: the engine had more to do.
 const FOLLOWING: Duration = Duration::from_millis(2);
 
-/// Work that has a factor of its own.
+/// Work that has a factor of its own, or a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Work {
     /// Forwards of encoders.
@@ -82,6 +82,16 @@ impl WallTimes {
             }
         }
         (own > 0.0 && others > 0.0).then(|| own / others)
+    }
+
+    /// Mean time of this work less that in another timeline, in microseconds; `None`: too little of it is in either.
+    pub(super) fn less_us(&self, other: &Self, work: Work) -> Option<f64> {
+        let mean_us = |times: &Self| {
+            let of_work = times.0.range((work, 0)..=(work, u32::MAX));
+            let (s, n) = of_work.fold((0.0, 0), |(s, n), (_, times)| (s + times.seconds, n + times.n));
+            (n >= LEAST_SPANS).then(|| s * 1e6 / n as f64)
+        };
+        Some(mean_us(self)? - mean_us(other)?)
     }
 }
 
@@ -229,6 +239,11 @@ mod tests {
         let found = WallTimes::of(&spans);
         let between = found.0[&(Work::Between, 0)];
         assert_eq!((between.n, (between.seconds * 1e6).round()), (2, 120.0));
+        assert_eq!(found.less_us(&found, Work::Between), None, "too few");
+        let often =
+            |us| WallTimes::of(&(0..9).map(|i| step(i * 500, i * 500 + 500 - us)).collect::<Vec<_>>());
+        let less_us = often(60).less_us(&often(20), Work::Between).expect("enough");
+        assert!((less_us - 40.0).abs() < 1e-6, "{less_us}");
     }
 
     #[test]

@@ -15,9 +15,10 @@ pub struct ServiceFactors {
     pub encode: f64,
     /// Of engine steps, those with prompt tokens left out if `prefill` is known.
     pub step: f64,
-    /// Of the time between two steps; `None`: as `step`.
+    /// Time between two steps in microseconds, in the place of that of the curves; `None`: that of the curves, by `step`. No factor:
+    /// a profile may have next to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub between: Option<f64>,
+    pub between_us: Option<f64>,
     /// Of engine steps with prompt tokens; `None`: as `step`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<f64>,
@@ -31,12 +32,16 @@ pub struct ServiceFactors {
     pub at_s: Option<u64>,
 }
 
-/// Most that a factor may be.
-const MOST: f64 = 100.0;
+/// Factors of forwards and steps that are allowed.
+const ALLOWED: RangeInclusive<f64> = 0.01..=100.0;
+/// Those of client, proxy and network. Their work may be too little to be measured.
+const ALLOWED_FRONT: RangeInclusive<f64> = 0.0..=100.0;
+/// Microseconds between two steps that are allowed.
+const ALLOWED_BETWEEN_US: RangeInclusive<f64> = 0.0..=1e5;
 /// Factors of forwards and steps that an idle machine has; beyond them something else was measured.
 const USUAL: RangeInclusive<f64> = 0.5..=3.0;
-/// Those of the time between two steps: a third of the profile's on one core, twice of that on two, where it is microseconds.
-const USUAL_BETWEEN: RangeInclusive<f64> = 0.01..=10.0;
+/// Microseconds between two steps on an idle machine: 40 to 60 on one core, 5 to 15 on two.
+const USUAL_BETWEEN_US: RangeInclusive<f64> = 0.0..=300.0;
 /// Those of client, proxy and network. A profile sends one thing again and again, with all of it in caches, and its client has no
 /// images to make.
 const USUAL_FRONT: RangeInclusive<f64> = 0.3..=10.0;
@@ -45,7 +50,7 @@ impl ServiceFactors {
     /// True if an idle machine may have them.
     pub fn are_usual(&self) -> bool {
         [self.encode, self.step, self.prefill_steps()].iter().all(|factor| USUAL.contains(factor))
-            && USUAL_BETWEEN.contains(&self.between_steps())
+            && self.between_us.is_none_or(|us| USUAL_BETWEEN_US.contains(&us))
             && [self.front, self.items()].iter().all(|factor| USUAL_FRONT.contains(factor))
     }
 
@@ -54,28 +59,39 @@ impl ServiceFactors {
         self.prefill.unwrap_or(self.step)
     }
 
-    /// Of the time between two steps.
-    pub fn between_steps(&self) -> f64 {
-        self.between.unwrap_or(self.step)
-    }
-
     /// Of items and their bytes in client, proxy and network.
     pub fn items(&self) -> f64 {
         self.item.unwrap_or(self.front)
     }
 
-    /// Adds what cannot be. The work of client and proxy may be too little to be measured.
+    /// Each within what is allowed. One that goes to its limit could not be told, and is not usual.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        let within = |value: f64, allowed: RangeInclusive<f64>| value.clamp(*allowed.start(), *allowed.end());
+        Self {
+            encode: within(self.encode, ALLOWED),
+            step: within(self.step, ALLOWED),
+            between_us: self.between_us.map(|us| within(us, ALLOWED_BETWEEN_US)),
+            prefill: self.prefill.map(|factor| within(factor, ALLOWED)),
+            front: within(self.front, ALLOWED_FRONT),
+            item: self.item.map(|factor| within(factor, ALLOWED_FRONT)),
+            at_s: self.at_s,
+        }
+    }
+
+    /// Adds what cannot be.
     pub(super) fn mistakes(&self, found: &mut Vec<String>) {
-        for (name, value, least) in [
-            ("encode", self.encode, 0.01),
-            ("step", self.step, 0.01),
-            ("prefill", self.prefill_steps(), 0.01),
-            ("between", self.between_steps(), 0.0),
-            ("front", self.front, 0.0),
-            ("item", self.items(), 0.0),
+        for (name, value, allowed) in [
+            ("encode", self.encode, ALLOWED),
+            ("step", self.step, ALLOWED),
+            ("prefill", self.prefill_steps(), ALLOWED),
+            ("between_us", self.between_us.unwrap_or(0.0), ALLOWED_BETWEEN_US),
+            ("front", self.front, ALLOWED_FRONT),
+            ("item", self.items(), ALLOWED_FRONT),
         ] {
-            if !(least..=MOST).contains(&value) {
-                found.push(format!("in_service.{name} is {value}, allowed is {least} to {MOST}"));
+            if !allowed.contains(&value) {
+                let (least, most) = (allowed.start(), allowed.end());
+                found.push(format!("in_service.{name} is {value}, allowed is {least} to {most}"));
             }
         }
     }
@@ -87,7 +103,7 @@ impl CostCurves {
         let mut scaled = self.clone();
         scaled.scale_encoding(factors.encode);
         scaled.scale_steps(factors.step, factors.prefill_steps());
-        scaled.between_steps_us *= factors.between_steps();
+        scaled.between_steps_us = factors.between_us.unwrap_or(self.between_steps_us * factors.step);
         let front = &mut scaled.front;
         for us in [&mut front.request_us, &mut front.wake_us, &mut front.write_us, &mut front.message_us] {
             *us *= factors.front;
@@ -112,7 +128,7 @@ mod tests {
             ServiceFactors {
                 encode: 1.5,
                 step: 2.0,
-                between: Some(0.5),
+                between_us: Some(50.0),
                 prefill: Some(2.5),
                 front: 3.0,
                 item: Some(4.0),
@@ -130,7 +146,9 @@ mod tests {
         assert!(
             base.step.iter().any(|p| p.prefill_tokens > 0) && base.step.iter().any(|p| p.prefill_tokens == 0)
         );
-        assert_eq!(scaled.between_steps_us, base.between_steps_us * 0.5);
+        assert_eq!(scaled.between_steps_us, 50.0);
+        let base = CostCurves { between_steps_us: 100.0, ..base };
+        assert_eq!(base.in_service(ServiceFactors { between_us: None, ..factors }).between_steps_us, 200.0);
         assert_eq!(scaled.front.wake_us, base.front.wake_us * 3.0);
         assert_eq!(scaled.front.item_us, base.front.item_us * 4.0);
         assert_eq!(scaled.front.misplaced, base.front.misplaced);
@@ -143,7 +161,7 @@ mod tests {
         let scaled = curves().in_service(ServiceFactors {
             encode: f64::NAN,
             step: 0.0,
-            between: None,
+            between_us: None,
             prefill: None,
             front: 0.0,
             item: None,
@@ -153,17 +171,25 @@ mod tests {
         assert!(mistakes.contains("in_service.step is 0, allowed is 0.01 to 100"), "{mistakes}");
         assert!(mistakes.contains("in_service.encode is NaN"), "{mistakes}");
         assert!(!mistakes.contains("in_service.front"), "{mistakes}");
-        let usual = ServiceFactors {
+        let found = ServiceFactors { step: 1e-4, between_us: Some(1e9), item: Some(400.0), ..usual() };
+        let bounded = found.bounded();
+        assert_eq!((bounded.step, bounded.between_us, bounded.item), (0.01, Some(1e5), Some(100.0)));
+        assert!(curves().in_service(bounded).mistakes().is_empty() && !bounded.are_usual());
+        assert_eq!(usual().bounded(), usual());
+        assert!(usual().are_usual() && !ServiceFactors { step: 4.0, ..usual() }.are_usual());
+        assert!(!ServiceFactors { item: Some(20.0), ..usual() }.are_usual());
+    }
+
+    fn usual() -> ServiceFactors {
+        ServiceFactors {
             encode: 1.1,
             step: 1.3,
-            between: None,
+            between_us: None,
             prefill: None,
             front: 1.5,
             item: Some(4.0),
             at_s: None,
-        };
-        assert!(usual.are_usual() && !ServiceFactors { step: 4.0, ..usual }.are_usual());
-        assert!(!ServiceFactors { item: Some(20.0), ..usual }.are_usual());
+        }
     }
 
     #[test]
@@ -171,7 +197,7 @@ mod tests {
         let scaled = curves().in_service(ServiceFactors {
             encode: 2.0,
             step: 4.0,
-            between: Some(0.25),
+            between_us: Some(25.0),
             prefill: Some(8.0),
             front: 0.5,
             item: Some(0.25),

@@ -242,7 +242,7 @@ mod tests {
             let factors = ServiceFactors {
                 encode: 1.0,
                 step: 1.0,
-                between: None,
+                between_us: None,
                 prefill: None,
                 front: 1.0,
                 item: None,

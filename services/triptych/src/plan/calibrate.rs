@@ -25,7 +25,7 @@ const WARM_UP: Duration = Duration::from_secs(2);
 
 /// First lines of the table of factors.
 const HEADER: &str = "\
-| cluster | requests/s | requests | encode | prefill | decode | between steps | client, proxy and network | of items there |
+| cluster | requests/s | requests | encode | prefill | decode | µs between steps | client, proxy and network | of items there |
 |---|---|---|---|---|---|---|---|---|
 ";
 
@@ -89,7 +89,8 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         let (curves, found) = calibrate(&starter, &topology, &inputs, &settings).await?;
         let to = args.output.join(file.file_name().unwrap_or(file.as_os_str()));
         let factors = ServiceFactors { at_s: Some(now), ..found.factors };
-        std::fs::write(&to, to_json(&curves.in_service(factors))?).map_err(|e| failed(&to, &e))?;
+        let scaled = curves.in_service(factors);
+        std::fs::write(&to, to_json(&scaled)?).map_err(|e| failed(&to, &e))?;
         if !factors.are_usual() {
             screen.say(&format!(
                 "{topology}: such factors are not usual: was something else running? Measure again"
@@ -97,13 +98,13 @@ pub async fn run(args: CalibrateArgs) -> Result<(), CliError> {
         }
         let _ = writeln!(
             page,
-            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            "| {topology} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.0} | {:.2} | {:.2} |",
             found.rate,
             found.n_requests,
             factors.encode,
             factors.prefill_steps(),
             factors.step,
-            factors.between_steps(),
+            scaled.between_steps_us,
             factors.front,
             factors.items()
         );
