@@ -134,9 +134,26 @@ impl Search {
                 (fails / passes - 1.0 > self.plan.resolution).then(|| (passes * fails).sqrt())
             }
         };
-        let asked = self.asked_for(target?);
+        let asked = self.between_asked(self.asked_for(target?))?;
         // The same rate offers the same requests again.
         (!self.tried.iter().any(|trial| trial.asked == asked)).then_some(asked)
+    }
+
+    /// The rate to ask for if it is in the middle half of those that were asked for where the bracket is, and else their middle;
+    /// `None`: they are closer than where a search ends. What a window offers jumps by a request that is just in it or not, and
+    /// proportions alone ask for rates beside the same two again and again.
+    fn between_asked(&self, asked: f64) -> Option<f64> {
+        let (_, fails) = self.bracket();
+        let failed = self.tried.iter().find(|trial| !trial.passed && Some(trial.offered) == fails);
+        let (Some(passed), Some(failed)) = (self.goodput(), failed) else { return Some(asked) };
+        let ratio = failed.asked / passed.asked;
+        // By chance more was offered where less was asked for.
+        if ratio <= 1.0 {
+            return Some(asked);
+        }
+        let at = |share: f64| rounded(passed.asked * ratio.powf(share));
+        let is_between = (at(0.25)..=at(0.75)).contains(&asked);
+        (ratio - 1.0 > self.plan.resolution / 2.0).then(|| if is_between { asked } else { at(0.5) })
     }
 
     /// The rate to ask for so that about `target` is offered: in the proportion of the nearest rate that was tried.
@@ -264,6 +281,20 @@ mod tests {
         }
         let (passes, fails) = search.bracket();
         assert!(passes.is_some_and(|p| p <= 7.3) && fails.is_some_and(|f| f > 7.3), "{:?}", search.tried);
+    }
+
+    #[test]
+    fn a_search_ends_where_what_is_offered_jumps() {
+        for edge in [12.6, 13.0, 13.4] {
+            let mut search = Search::new(SearchPlan::near(12.0, 0.06));
+            while let Some(asked) = search.next_rate() {
+                let offered = asked * if asked < edge { 0.86 } else { 0.93 };
+                search.record(Trial { asked, offered, passed: asked < edge });
+            }
+            assert!(search.tried.len() <= 8, "{:?}", search.tried);
+            let near = |trial: &&Trial| (trial.asked / edge - 1.0).abs() < 0.04;
+            assert!(search.tried.iter().filter(near).count() >= 2, "{edge}: {:?}", search.tried);
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ const ALLOWED_FRONT: RangeInclusive<f64> = 0.0..=100.0;
 const ALLOWED_BETWEEN_US: RangeInclusive<f64> = 0.0..=1e5;
 /// Factors of forwards and steps that an idle machine has; beyond them something else was measured.
 const USUAL: RangeInclusive<f64> = 0.5..=3.0;
-/// Microseconds between two steps on an idle machine: 40 to 60 on one core, 5 to 15 on two.
+/// Microseconds between two steps on an idle machine: 40 to 60 on one core, 5 to 20 on two.
 const USUAL_BETWEEN_US: RangeInclusive<f64> = 0.0..=300.0;
 /// Those of client, proxy and network. A profile sends one thing again and again, with all of it in caches, and its client has no
 /// images to make.
