@@ -50,6 +50,7 @@ mod kv;
 mod linear;
 mod norm;
 mod peak;
+pub mod pixels;
 mod rope;
 mod rows;
 mod scratch;

@@ -101,8 +101,8 @@ pub(super) fn pack<C: Word>(
 }
 
 /// Asks the system for large pages: a product or a step of decoding passes over hundreds of megabytes, and each small
-/// page of them costs a walk through page tables. Only a hint, so its failure is none.
-fn advise_large_pages<C>(storage: &[C]) {
+/// page of them costs a fault when it is new and a walk through page tables later. Only a hint, so its failure is none.
+pub(super) fn advise_large_pages<C>(storage: &[C]) {
     #[cfg(target_os = "linux")]
     {
         use rustix::mm::{Advice, madvise};

@@ -161,8 +161,13 @@ impl FoundIsa {
         match forced {
             Some(isa) if !isa.is_available() => Err(KernelError::Isa(isa.as_str())),
             Some(isa) => Ok(Self(isa)),
-            None => Ok(Self(Isa::fastest())),
+            None => Ok(Self::fastest()),
         }
+    }
+
+    /// The fastest set there is.
+    pub(crate) fn fastest() -> Self {
+        Self(Isa::fastest())
     }
 
     /// The set.

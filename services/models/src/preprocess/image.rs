@@ -7,6 +7,7 @@
 
 mod any_resolution;
 mod aspect_ratio;
+mod band;
 pub mod canvas;
 mod decode;
 mod longest_edge;
@@ -25,7 +26,7 @@ mod views;
 
 pub use any_resolution::AnyResolutionProcessor;
 pub(in crate::preprocess) use decode::{decode, on_white};
-pub(in crate::preprocess) use patches::patches;
+pub(in crate::preprocess) use patches::{add_patches, patches};
 pub(in crate::preprocess) use pixels::RgbPixels;
 pub(in crate::preprocess) use resample::resample;
 pub(crate) use resample::resample_grid;

@@ -18,7 +18,7 @@ mod yuv;
 
 pub use settings::{VideoKind, VideoSettings};
 
-use super::image::{ImageProcessor, ImageSize, RgbPixels, patches, resample};
+use super::image::{ImageProcessor, ImageSize, RgbPixels, add_patches, resample};
 use super::{EncoderInput, Features, Preprocess};
 use crate::error::ItemError;
 use facts::VideoFacts;
@@ -108,7 +108,7 @@ impl VideoProcessor {
             n_decoded += 1;
             waiting.push(resample(frame, target, image.filter));
             if waiting.len() == per_patch || n_decoded == n_frames {
-                values.extend(patches(&waiting.iter().collect::<Vec<_>>(), image));
+                add_patches(&mut values, &waiting.iter().collect::<Vec<_>>(), image);
                 waiting.clear();
             }
             Ok(())

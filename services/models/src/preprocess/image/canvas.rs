@@ -14,6 +14,7 @@ pub use settings::CanvasSettings;
 pub use steps::CanvasStep;
 pub(super) use steps::cut;
 
+use super::band::Band;
 use super::decode;
 use super::pixels::{ImageSize, RgbPixels};
 use crate::error::ItemError;
@@ -21,6 +22,7 @@ use crate::preprocess::{EncoderInput, Features, Preprocess, admit, check_options
 use crate::spec::EncoderSpec;
 use triptych_core::limits::Limits;
 use triptych_core::{Extent, ItemOptions, Modality};
+use triptych_kernels::cpu::pixels::large_vec;
 
 /// The processor of an image encoder that reads a canvas.
 #[derive(Clone, Debug)]
@@ -112,21 +114,18 @@ pub(super) fn patches(
 ) -> Vec<f32> {
     let width = image.size.width as usize;
     let height = image.size.height as usize;
-    let tables: [[f32; 256]; 3] = std::array::from_fn(|c| {
-        let mean = settings.mean[c];
-        let std = settings.std[c];
-        std::array::from_fn(|v| (v as f32 * settings.rescale - mean) / std)
-    });
-    let mut values = Vec::with_capacity(grid[0] * grid[1] * 3 * side * side);
-    for (top, left) in (0..grid[0]).flat_map(|y| (0..grid[1]).map(move |x| (y * side, x * side))) {
-        let inside = width.saturating_sub(left).min(side);
-        for (channel, table) in tables.iter().enumerate() {
-            for y in top..top + side {
-                let n_inside = if y < height { inside } else { 0 };
-                let first = (y * width + left) * 3 + channel;
-                let row = image.rgb.get(first..).unwrap_or_default().iter().step_by(3).take(n_inside);
-                values.extend(row.map(|v| table[usize::from(*v)]));
-                values.extend(std::iter::repeat_n(0.0, side - n_inside));
+    let mut band = Band::new(settings.norm(), [side, width]);
+    let mut values = large_vec(grid[0] * grid[1] * 3 * side * side);
+    for top in (0..grid[0]).map(|y| y * side) {
+        band.fill(image, top);
+        for left in (0..grid[1]).map(|x| x * side) {
+            let inside = left.min(width)..width.min(left + side);
+            for channel in 0..3 {
+                for y in 0..side {
+                    let row = if top + y < height { &band.row(channel, y)[inside.clone()] } else { &[] };
+                    values.extend_from_slice(row);
+                    values.extend(std::iter::repeat_n(0.0, side - row.len()));
+                }
             }
         }
     }

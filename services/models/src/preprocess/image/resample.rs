@@ -16,12 +16,7 @@
 use super::pixels::{ImageSize, RgbPixels};
 use super::settings::ResizeFilter;
 use std::f64::consts::PI;
-
-/// Bits of a weight behind the point.
-const FRACTION_BITS: u32 = 22;
-
-/// Half of a byte's unit: sums are rounded, not cut.
-const HALF: i32 = 1 << (FRACTION_BITS - 1);
+use triptych_kernels::cpu::pixels::{RowWindow, WEIGHT_BITS, sum_rows};
 
 /// Image rows that the pass across turns into columns, so that its loops run over neighbouring values.
 const STRIP_ROWS: usize = 16;
@@ -29,8 +24,8 @@ const STRIP_ROWS: usize = 16;
 /// Values of such a column: three for each row.
 const COLUMN: usize = 3 * STRIP_ROWS;
 
-/// Neighbouring values that the pass down computes at once.
-const LANES: usize = 64;
+/// Windows that are made at once where each is used once.
+const WINDOWS: usize = 64;
 
 /// The image at another size. A side that keeps its length is left as it is, whatever the filter.
 ///
@@ -173,13 +168,6 @@ fn sinc(x: f64) -> f64 {
     if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) }
 }
 
-/// The pixels along a side that one pixel of the result is made of.
-struct Window {
-    first: usize,
-    /// In units of 2⁻²²; their sum is about 1, that of their magnitudes below 2.
-    weights: Vec<i32>,
-}
-
 /// A side before and after a pass.
 #[derive(Clone, Copy)]
 struct Side {
@@ -206,33 +194,28 @@ impl Side {
     }
 
     /// The window of pixel `i` of the result.
-    fn window(self, i: u32) -> Window {
+    fn window(self, i: u32) -> RowWindow {
         let fixed = |weight: f64| {
-            let scaled = weight * f64::from(1 << FRACTION_BITS);
+            let scaled = weight * f64::from(1 << WEIGHT_BITS);
             (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
         };
         let (first, weights) = self.weights(i);
-        Window { first, weights: weights.into_iter().map(fixed).collect() }
+        RowWindow { first, weights: weights.into_iter().map(fixed).collect() }
     }
 
     /// The windows of all pixels of the result.
-    fn windows(self) -> impl Iterator<Item = Window> {
+    fn windows(self) -> impl Iterator<Item = RowWindow> {
         (0..self.to).map(move |i| self.window(i))
     }
-}
 
-/// `N` neighbouring values: weighted sums down the columns of `source`, whose rows are `stride` values apart.
-///
-/// 255 times weights whose magnitudes sum up to less than 2 fit an `i32`.
-fn weighted<const N: usize>(source: &[u8], stride: usize, weights: &[i32]) -> [u8; N] {
-    let mut sums = [HALF; N];
-    for (row, weight) in source.chunks(stride).zip(weights) {
-        let Some(values) = row.first_chunk::<N>() else { break };
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum = sum.wrapping_add(weight.wrapping_mul(i32::from(*value)));
-        }
+    /// The same, [`WINDOWS`] at a time, each with the number of its first: all of a long side may take more memory than the image.
+    fn windows_in_parts(self) -> impl Iterator<Item = (usize, Vec<RowWindow>)> {
+        let starts = (0..self.to).step_by(WINDOWS);
+        starts.map(move |start| {
+            let part = start..self.to.min(start + WINDOWS as u32);
+            (start as usize, part.map(|i| self.window(i)).collect())
+        })
     }
-    sums.map(|sum| (sum >> FRACTION_BITS).clamp(0, 255) as u8)
 }
 
 /// `[height, width, 3]` of another width.
@@ -242,25 +225,24 @@ fn across(image: &RgbPixels, width: u32, kernel: Kernel) -> RgbPixels {
     let before = from as usize * 3;
     let after = width as usize * 3;
     let mut rgb = vec![0; after * height as usize];
-    let n_strips = height as usize / STRIP_ROWS;
-    let (strips, rest) = rgb.split_at_mut(n_strips * STRIP_ROWS * after);
-    let (strips_before, rest_before) = image.rgb.split_at(n_strips * STRIP_ROWS * before);
-    if n_strips > 0 {
-        // At most as many bytes as the strip has.
-        let windows: Vec<Window> = side.windows().collect();
-        let mut columns = vec![[0; COLUMN]; from as usize];
-        let pairs = strips_before.chunks(STRIP_ROWS * before).zip(strips.chunks_mut(STRIP_ROWS * after));
-        for (strip_before, strip) in pairs {
-            turn(strip_before, &mut columns);
-            strip_across(&columns, &windows, strip);
-        }
-    }
-    if !rest.is_empty() {
-        for (x, Window { first, weights }) in side.windows().enumerate() {
-            for (row_before, row) in rest_before.chunks(before).zip(rest.chunks_mut(after)) {
-                row[x * 3..][..3].copy_from_slice(&weighted::<3>(&row_before[first * 3..], 3, &weights));
+    let Some(last) = (height as usize).checked_sub(STRIP_ROWS) else {
+        for (start, windows) in side.windows_in_parts() {
+            for (row_before, row) in image.rgb.chunks(before).zip(rgb.chunks_mut(after)) {
+                sum_rows(row_before, 3, &windows, &mut row[start * 3..][..windows.len() * 3]);
             }
         }
+        return RgbPixels { size: ImageSize { width, height }, rgb };
+    };
+    // At most as many bytes as the strip has.
+    let windows: Vec<RowWindow> = side.windows().collect();
+    let mut columns = vec![[0; COLUMN]; from as usize];
+    let mut columns_after = vec![[0; COLUMN]; width as usize];
+    for strip in 0..(height as usize).div_ceil(STRIP_ROWS) {
+        // The last strip is a whole one too, and has some rows again.
+        let top = last.min(strip * STRIP_ROWS);
+        turn(&image.rgb[top * before..][..STRIP_ROWS * before], &mut columns);
+        sum_rows(columns.as_flattened(), COLUMN, &windows, columns_after.as_flattened_mut());
+        turn_back(&columns_after, &mut rgb[top * after..][..STRIP_ROWS * after]);
     }
     RgbPixels { size: ImageSize { width, height }, rgb }
 }
@@ -274,12 +256,11 @@ fn turn(strip: &[u8], columns: &mut [[u8; COLUMN]]) {
     }
 }
 
-/// `[columns, STRIP_ROWS, 3]` to `[STRIP_ROWS, windows.len(), 3]`.
-fn strip_across(columns: &[[u8; COLUMN]], windows: &[Window], strip: &mut [u8]) {
-    for (x, Window { first, weights }) in windows.iter().enumerate() {
-        let column = weighted::<COLUMN>(columns[*first..].as_flattened(), COLUMN, weights);
-        for (row, pixel) in strip.chunks_mut(windows.len() * 3).zip(column.as_chunks::<3>().0) {
-            row[x * 3..][..3].copy_from_slice(pixel);
+/// `[columns.len(), STRIP_ROWS, 3]` to `[STRIP_ROWS, columns.len(), 3]`.
+fn turn_back(columns: &[[u8; COLUMN]], strip: &mut [u8]) {
+    for (y, row) in strip.chunks_mut(columns.len() * 3).enumerate() {
+        for (pixel, column) in row.as_chunks_mut::<3>().0.iter_mut().zip(columns) {
+            pixel.copy_from_slice(&column[y * 3..][..3]);
         }
     }
 }
@@ -289,17 +270,8 @@ fn down(image: &RgbPixels, height: u32, kernel: Kernel) -> RgbPixels {
     let ImageSize { width, height: from } = image.size;
     let stride = width as usize * 3;
     let mut rgb = vec![0; stride * height as usize];
-    let windows = Side { from, to: height, kernel }.windows();
-    for (row, Window { first, weights }) in rgb.chunks_mut(stride.max(1)).zip(windows) {
-        let source = &image.rgb[first * stride..];
-        let (lanes, rest) = row.as_chunks_mut::<LANES>();
-        let n_lanes = lanes.len() * LANES;
-        for (i, values) in lanes.iter_mut().enumerate() {
-            *values = weighted(&source[i * LANES..], stride, &weights);
-        }
-        for (i, value) in rest.iter_mut().enumerate() {
-            [*value] = weighted(&source[n_lanes + i..], stride, &weights);
-        }
+    for (start, windows) in (Side { from, to: height, kernel }).windows_in_parts() {
+        sum_rows(&image.rgb, stride, &windows, &mut rgb[start * stride..][..windows.len() * stride]);
     }
     RgbPixels { size: ImageSize { width, height }, rgb }
 }

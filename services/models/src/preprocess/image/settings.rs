@@ -3,6 +3,7 @@
 use crate::error::ModelError;
 use crate::files::{ItemProcessor, JsonFile};
 use std::path::Path;
+use triptych_kernels::cpu::pixels::PixelNorm;
 
 /// Settings of an image processor.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +75,11 @@ impl ResizeFilter {
 }
 
 impl ImageSettings {
+    /// Normalisation of pixel values.
+    pub(super) fn norm(&self) -> PixelNorm {
+        PixelNorm { rescale: self.rescale, mean: self.mean, std: self.std }
+    }
+
     /// Reads the image processor of a model directory.
     ///
     /// # Errors

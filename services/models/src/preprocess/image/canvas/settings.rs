@@ -6,6 +6,7 @@ use crate::files::{ItemProcessor, JsonFile};
 use crate::preprocess::image::pixels::ImageSize;
 use crate::preprocess::image::settings::{ResizeFilter, channels};
 use std::path::Path;
+use triptych_kernels::cpu::pixels::PixelNorm;
 
 /// Longest side of a canvas.
 const MAX_SIDE: u32 = 8192;
@@ -62,6 +63,11 @@ enum SizeSetting {
 }
 
 impl CanvasSettings {
+    /// Normalisation of pixel values.
+    pub(super) fn norm(&self) -> PixelNorm {
+        PixelNorm { rescale: self.rescale, mean: self.mean, std: self.std }
+    }
+
     /// Reads the processor of a model directory.
     ///
     /// # Errors

@@ -74,12 +74,12 @@ fn weights_of_a_window_sum_up_to_one_and_stay_below_two() {
     for filter in ResizeFilter::ALL {
         let Some(kernel) = Kernel::of(filter) else { continue };
         for (from, to) in [(1, 1), (1, 9), (9, 1), (7, 5), (5, 7), (1000, 3), (3, 1000), (65_536, 2)] {
-            for Window { first, weights } in (Side { from, to, kernel }).windows() {
+            for RowWindow { first, weights } in (Side { from, to, kernel }).windows() {
                 assert!(first + weights.len() <= from as usize && !weights.is_empty());
                 let sum: i64 = weights.iter().map(|w| i64::from(*w)).sum();
                 let size: i64 = weights.iter().map(|w| i64::from(w.abs())).sum();
-                assert!((sum - (1 << FRACTION_BITS)).abs() <= weights.len() as i64, "{filter:?} {from} {to}");
-                assert!(size < 2 << FRACTION_BITS, "{filter:?} {from} {to}");
+                assert!((sum - (1 << WEIGHT_BITS)).abs() <= weights.len() as i64, "{filter:?} {from} {to}");
+                assert!(size < 2 << WEIGHT_BITS, "{filter:?} {from} {to}");
             }
         }
     }
