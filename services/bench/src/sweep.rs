@@ -58,6 +58,11 @@ pub const RULE_SEEDS: usize = 3;
 const MAX_VOID: usize = 3;
 /// Requests sent one after the other to find a first rate.
 const N_FIRST: usize = 3;
+/// Least warm-up, in times of a request that is alone: a loaded server takes a few times as long, and until then more requests
+/// begin than end, which is no backlog.
+const WARM_UP_ANSWERS: f64 = 4.0;
+/// Longest warm-up that follows from that, in seconds.
+const MAX_WARM_UP_S: f64 = 600.0;
 /// The longest wait for a server to become idle between runs.
 const SETTLE: Duration = Duration::from_secs(20);
 /// Time between two reports of how far a run is.
@@ -109,7 +114,8 @@ pub struct SweepSettings {
     pub n_requests: u64,
     /// The longest judged window.
     pub max_window: Duration,
-    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds.
+    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds, and at least [`WARM_UP_ANSWERS`] times as long
+    /// as a request that is alone takes.
     pub warm_up: Option<Duration>,
     /// Length of the blocks into which runs of compared servers are cut, which then take turns; `None`: they are not cut.
     pub block: Option<Duration>,
@@ -223,7 +229,7 @@ async fn sweep(
         () = settings.stop.cancelled() => return Err(SweepError::Stopped),
     };
     let mut steps = Steps::new(&settings.rates, sweep.safe_rate());
-    listener(SweepEvent::Plan(&describe(&steps, settings)));
+    listener(SweepEvent::Plan(&describe(&steps, settings, sweep.alone_s)));
     let mut tested = Vec::new();
     let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
@@ -334,7 +340,7 @@ impl Sweep {
             rate,
             arrivals: self.settings.arrivals,
             seed: block.seed(seed),
-            warm_up: warm_up(&self.settings, block.window(window(&self.settings, rate))),
+            warm_up: warm_up(&self.settings, block.window(window(&self.settings, rate)), self.alone_s),
             n_requests: block.requests(self.settings.n_requests),
             max_window: block.window(self.settings.max_window),
             drain: self.settings.drain,
@@ -512,11 +518,11 @@ async fn alone(
 }
 
 /// The planned rates and their estimated time, as a sentence.
-fn describe(steps: &Steps, settings: &SweepSettings) -> String {
+fn describe(steps: &Steps, settings: &SweepSettings, alone_s: f64) -> String {
     let seeds = settings.seeds.len();
     let run_s = |rate: f64| {
         let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-        window + warm_up(settings, Duration::from_secs_f64(window)).as_secs_f64() + 3.0
+        window + warm_up(settings, Duration::from_secs_f64(window), alone_s).as_secs_f64() + 3.0
     };
     let sum = |rates: &mut dyn Iterator<Item = f64>| rates.map(run_s).sum::<f64>();
     let (rates, seconds) = match steps {
@@ -546,10 +552,12 @@ fn window(settings: &SweepSettings, rate: f64) -> Duration {
     Duration::try_from_secs_f64(all).map_or(settings.max_window, |all| all.min(settings.max_window))
 }
 
-fn warm_up(settings: &SweepSettings, window: Duration) -> Duration {
-    settings
-        .warm_up
-        .unwrap_or_else(|| Duration::from_secs_f64((window.as_secs_f64() / 10.0).clamp(5.0, 30.0)))
+/// `alone_s` is the time of a request that is alone, in seconds.
+fn warm_up(settings: &SweepSettings, window: Duration, alone_s: f64) -> Duration {
+    settings.warm_up.unwrap_or_else(|| {
+        let of_window = (window.as_secs_f64() / 10.0).clamp(5.0, 30.0);
+        Duration::from_secs_f64(of_window.max(WARM_UP_ANSWERS * alone_s).min(MAX_WARM_UP_S))
+    })
 }
 
 /// Requests and seconds of each run; blocks of a run are added up.

@@ -24,6 +24,7 @@ pub mod means;
 pub mod model_error;
 mod progress;
 mod question;
+mod run_length;
 pub mod search;
 pub mod towers;
 mod tuning;

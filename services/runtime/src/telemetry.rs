@@ -104,7 +104,9 @@ pub fn init(config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> 
         .with_location(false)
         .with_threads(false)
         .with_target(false)
-        .with_tracked_inactivity(false);
+        .with_tracked_inactivity(false)
+        // Contexts are asked of spans. Made current at every entry, each poll of a request would pay for it.
+        .with_context_activation(false);
     let store = if config.otlp_endpoint.is_some() { LevelFilter::INFO } else { LevelFilter::OFF };
     let exported = [(OURS, LevelFilter::INFO), (STORE, store), (COMPUTE, LevelFilter::OFF)];
     let spans = spans.with_filter(exported.into_iter().collect::<Targets>());

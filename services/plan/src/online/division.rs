@@ -8,9 +8,10 @@ use crate::planner::search::{RunSpec, run};
 use crate::planner::{Candidate, PlanError, Question, Shape, WorkerSettings};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use triptych_bench::judge::RunVerdict;
 use triptych_proxy::Roles;
 
-/// Attainment by which another division has to be better: below it, chance decides.
+/// [`worth`] by which another division has to be better: below it, chance decides.
 const MARGIN: f64 = 0.02;
 
 /// Workers of a cluster by what they do.
@@ -84,14 +85,14 @@ pub fn divide(question: &Question<'_>, rate: f64, workers: &Workers) -> Result<D
         |shape| Candidate { shape, curves: Arc::clone(curves), settings: WorkerSettings::default() };
     let attained = |encoding: usize| {
         let spec = RunSpec { rate, seed: 0, n_requests: question.effort.requests };
-        let evidence = run(question, &candidate(workers.shape(encoding)), spec)?;
-        Ok::<_, PlanError>((evidence.verdict.passed, evidence.verdict.attainment()))
+        Ok::<_, PlanError>(run(question, &candidate(workers.shape(encoding)), spec)?.verdict)
     };
     let present = workers.encoding.min(workers.most());
-    let (passed, now) = attained(present)?;
-    let mut best = Division { encoding: present, attainment: now, present: now };
-    if passed {
-        return Ok(best);
+    let now = attained(present)?;
+    let attainment = now.attainment();
+    let mut best = (Division { encoding: present, attainment, present: attainment }, worth(&now));
+    if now.passed {
+        return Ok(best.0);
     }
     let one = bound::of(&candidate(Shape::Split { encoders: 1, pds: 1 }), &means);
     let share = one.encode_s / (one.encode_s + one.decode_s).max(f64::MIN_POSITIVE);
@@ -101,12 +102,21 @@ pub fn divide(question: &Question<'_>, rate: f64, workers: &Workers) -> Result<D
     let tries: BTreeSet<usize> =
         [0, near.saturating_sub(1), near, near + 1].map(|n| n.min(workers.most())).into();
     for encoding in tries.into_iter().filter(|n| *n != present) {
-        let (_, attainment) = attained(encoding)?;
-        if attainment > best.attainment.max(now + MARGIN) {
-            best = Division { encoding, attainment, ..best };
+        let verdict = attained(encoding)?;
+        if worth(&verdict) > best.1.max(worth(&now) + MARGIN) {
+            best = (
+                Division { encoding, attainment: verdict.attainment(), present: attainment },
+                worth(&verdict),
+            );
         }
     }
-    Ok(best)
+    Ok(best.0)
+}
+
+/// Attainment, and the share that was served: of two clusters that are both too small for the load, none meets the SLO for long,
+/// but one may serve more.
+fn worth(verdict: &RunVerdict) -> f64 {
+    verdict.attainment() + verdict.served().min(1.0)
 }
 
 #[cfg(test)]
@@ -155,6 +165,9 @@ mod tests {
         let costs =
             Costs { encode_fixed: 100.0, encode_token: 0.0, step_fixed: 20_000.0, ..Costs::default() };
         let of = |at| divided(&costs, "epd-short:images=1,text=400,output=64", "ttft=1s,tpot=60ms", at);
+        let found = of((10.0, 1));
+        assert!(found.encoding == 0 && found.attainment > found.present + 0.5, "{found:?}");
+        // More than both serve.
         let found = of((24.0, 1));
         assert_eq!(found.encoding, 0, "{found:?}");
     }

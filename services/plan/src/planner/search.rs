@@ -8,6 +8,7 @@ use super::candidate::Candidate;
 use super::effort::Effort;
 use super::interval::Interval;
 use super::question::{PlanError, Question};
+use super::run_length::{N_ALONE, RATE_ALONE, RunLength, answer_s};
 use crate::simulator::result::PoolUse;
 use crate::simulator::simulate;
 use rayon::prelude::*;
@@ -55,8 +56,6 @@ const LOWEST: f64 = 1.0 / 512.0;
 const FIRST: f64 = 0.7;
 /// Most rates of a search.
 const MOST_RATES: u32 = 24;
-/// The first part of a run is warm-up.
-const WARM_UP: f64 = 0.1;
 /// Factor above and below the first result within which other seeds are searched.
 const NEAR: f64 = 2.5;
 
@@ -146,19 +145,23 @@ pub struct RunSpec {
     pub n_requests: usize,
 }
 
-/// One run at a rate.
+/// One run at a rate, longer than was asked for where requests take long.
 pub fn run(
     question: &Question<'_>,
     candidate: &Candidate,
     RunSpec { rate, seed, n_requests }: RunSpec,
 ) -> Result<Evidence, PlanError> {
     let spec = candidate.spec(question);
-    let offered = question.demand.requests(rate, seed).take(n_requests);
-    let simulation = simulate(&spec, offered, seed)
-        .map_err(|source| PlanError::Spec { name: candidate.name(), source })?;
+    let simulated = |rate, n_requests, seed| {
+        let offered = question.demand.requests(rate, seed).take(n_requests);
+        simulate(&spec, offered, seed).map_err(|source| PlanError::Spec { name: candidate.name(), source })
+    };
+    let alone = simulated(RATE_ALONE, N_ALONE, seed)?;
+    let length = RunLength::of(n_requests, rate, answer_s(&alone.outcomes));
+    let simulation = simulated(rate, length.n_requests, seed)?;
     let outcomes = &simulation.outcomes;
     let last = outcomes.iter().map(|o| o.due).max().unwrap_or_default();
-    let window = JudgedWindow { from: last.mul_f64(WARM_UP), to: last + Duration::from_nanos(1) };
+    let window = JudgedWindow { from: last.mul_f64(length.warm_up), to: last + Duration::from_nanos(1) };
     let runs = [Run { outcomes, window }];
     let verdict = judge_runs(&runs, &question.slo, &question.rule);
     let offered = offered_rate(&runs).unwrap_or(rate);
