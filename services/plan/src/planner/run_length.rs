@@ -57,6 +57,45 @@ pub(super) fn answer_s(outcomes: &[Outcome]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curves::sample::{Costs, curves_of};
+    use crate::planner::inputs::PlanInputs;
+    use crate::planner::search::{RunSpec, run};
+    use crate::planner::{Budget, Candidate, Effort, Named, Residuals, Shape, WorkerSettings};
+    use crate::simulator::spec::FrontCores;
+    use std::sync::Arc;
+    use triptych_bench::arrivals::Arrivals;
+    use triptych_bench::workload::Workload;
+
+    #[test]
+    fn answers_of_seconds_are_no_backlog() {
+        // Four workers, each of which writes 64 answers of 150 tokens in some 4 s.
+        let costs = Costs { step_fixed: 20_000.0, ..Costs::default() };
+        let curves = Arc::new(curves_of(&costs));
+        let workload = Workload::parse("text:text=20,output=150").expect("a workload");
+        let inputs = PlanInputs {
+            curves: vec![Arc::clone(&curves)],
+            demand: Named { workload, arrivals: Arrivals::Own },
+            slo: "ttft=10s,tpot=100ms".parse().expect("an SLO"),
+            frontend: FrontCores::Own,
+            shares_cores: false,
+            effort: Effort::QUICK,
+            residuals: Arc::new(Residuals::stored()),
+        };
+        let question = inputs.question(Budget::Workers(4), &inputs.demand);
+        let shape = Shape::Replicated { workers: 4 };
+        let candidate = Candidate { shape, curves, settings: WorkerSettings::default() };
+        // 200 requests are there within four seconds, and hardly one has ended.
+        let spec = RunSpec { rate: 50.0, seed: 1, n_requests: 200 };
+        let evidence = run(&question, &candidate, spec).expect("a run");
+        assert!(evidence.verdict.passed, "{:?}", evidence.verdict);
+        // What is more than they serve is a backlog.
+        let evidence = run(&question, &candidate, RunSpec { rate: 100.0, ..spec }).expect("a run");
+        assert!(
+            !evidence.verdict.passed && !evidence.verdict.serves(&question.rule),
+            "{:?}",
+            evidence.verdict
+        );
+    }
 
     #[test]
     fn short_answers_leave_a_run_as_it_was_asked_for() {
