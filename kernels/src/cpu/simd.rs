@@ -21,6 +21,7 @@ use portable::Entry;
 use x86::Entries;
 
 use crate::ops::{KernelError, Result};
+use std::sync::OnceLock;
 
 /// An instruction set to run kernels on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +124,12 @@ impl Isa {
     /// On Intel's machines the bf16 dot product is left out: it multiplies half as much in a cycle there (16 pairs every
     /// other one, measured on Emerald Rapids) as widened values do. On AMD's it is twice as fast.
     pub fn fastest() -> Self {
-        let is_slow = |isa: &Self| *isa == Self::Avx512Bf16 && is_intel();
-        Self::available().filter(|isa| !is_slow(isa)).last().unwrap_or(Self::Portable)
+        // Asking the processor takes microseconds on a virtual machine.
+        static FASTEST: OnceLock<Isa> = OnceLock::new();
+        *FASTEST.get_or_init(|| {
+            let is_slow = |isa: &Self| *isa == Self::Avx512Bf16 && is_intel();
+            Self::available().filter(|isa| !is_slow(isa)).last().unwrap_or(Self::Portable)
+        })
     }
 }
 
