@@ -55,7 +55,8 @@ pub struct SuiteArgs {
     /// Longest judged part of a run, in seconds. Default: 600, with --quick 60
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window: Option<u64>,
-    /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30
+    /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30, and at least four times as long as a
+    /// request that is alone takes
     #[arg(long, value_name = "S")]
     pub warm_up: Option<u64>,
     /// Length of the blocks into which runs are cut, in seconds: in each all clusters have the same requests, one after the other, and

@@ -41,7 +41,7 @@ pub struct QuestionArgs {
     /// as the curves with the most threads. Default: each has its own, as in `triptych bench suite`
     #[arg(long, requires = "one_machine", value_parser = FalseyValueParser::new())]
     pub share_cores: bool,
-    /// Fewer and shorter simulations: seconds instead of minutes, and a wider interval
+    /// Fewer and shorter simulations, and a wider interval: seconds instead of minutes, or minutes where requests take seconds
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub quick: bool,
     /// Seeds that the best few are simulated with; goodput and its interval are over them. Default: 5, with --quick 3
