@@ -79,7 +79,7 @@ class Validation:
         self.topologies = [t for t in TOPOLOGIES if not (args.timed and t == "colocated")]
         # Timed workers leave their cores to proxy, store and clients.
         self.side = [] if args.timed else ["--one-machine"]
-        self.cluster = [*self.model, *(["--worker-flags", f"--timed-by {args.timed}"] if args.timed else [])]
+        self.cluster = [*self.model, *(["--timed-by", str(args.timed)] if args.timed else [])]
 
     def measure_curves(self):
         if self.args.timed:

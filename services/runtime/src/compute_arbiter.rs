@@ -142,12 +142,24 @@ pub struct ForwardPermit<'a> {
 
 impl ForwardPermit<'_> {
     /// Ends the chunk before this one and blocks until this one, of `tokens` output tokens, may run. Returns the time blocked.
+    ///
+    /// Both are one change of the state. Between two of them a step that waits would see no chunk, and a step that is told of
+    /// the end runs before the next chunk is asked for: to tell it takes longer than to wake up.
     pub fn part(&mut self, tokens: usize) -> Duration {
         let tokens = tokens as u64;
-        self.end_part();
         let asked = Instant::now();
-        self.shared.state().ask_part(self.id, tokens);
-        self.shared.wait(|state| state.take_part(self.id));
+        let mut state = self.shared.state();
+        if let Some((ended, since)) = self.part.take() {
+            state.end_part(self.id, ended, asked - since);
+        }
+        state.ask_part(self.id, tokens);
+        if !state.take_part(self.id) {
+            self.shared.changed.notify_all();
+            while !state.take_part(self.id) {
+                self.shared.changed.wait(&mut state);
+            }
+        }
+        drop(state);
         let since = Instant::now();
         self.part = Some((tokens, since));
         since - asked

@@ -56,6 +56,38 @@ fn threads_compute_one_at_a_time_and_keep_to_the_budget() {
 }
 
 #[test]
+fn a_step_that_may_wait_does_not_come_between_chunks() {
+    let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+    let (engine, encoder) = (arbiter.engine(), arbiter.encoder());
+    let (steps, within, encoded) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    engine.step().decodes(Duration::MAX);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !encoded.load(Ordering::SeqCst) {
+                let turn = engine.step();
+                steps.fetch_add(1, Ordering::SeqCst);
+                turn.decodes(Duration::MAX);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..20 {
+                let mut forward = encoder.forward();
+                forward.part(1);
+                let before = steps.load(Ordering::SeqCst);
+                // Fewer tokens than the budget has before the first measurement; the engine waits by then.
+                for _ in 0..20 {
+                    thread::sleep(Duration::from_micros(200));
+                    forward.part(1);
+                }
+                within.fetch_add(steps.load(Ordering::SeqCst) - before, Ordering::SeqCst);
+            }
+            encoded.store(true, Ordering::SeqCst);
+        });
+    });
+    assert_eq!(within.into_inner(), 0, "steps within forwards");
+}
+
+#[test]
 fn a_forward_that_panics_releases_its_permit() {
     let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
     let (engine, encoder) = (arbiter.engine(), arbiter.encoder());

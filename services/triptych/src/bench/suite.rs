@@ -134,7 +134,7 @@ impl SuiteArgs {
                 (false, false) => Rates::Listed(self.rates.clone()),
             },
             pd_tpot_slo: self.topology.told(),
-            worker_flags: self.topology.worker_flags.clone(),
+            worker_flags: self.topology.recorded_flags(),
             commit: commit(),
             ..SweepSettings::default()
         };

@@ -11,6 +11,8 @@ use triptych_core::limits::Limits;
 
 /// Flag of the TPOT SLO that a PD worker is told.
 pub(super) const TPOT_SLO: &str = "--tpot-slo";
+/// The flag of curves that workers take their time from.
+pub(super) const TIMED_BY: &str = "--timed-by";
 
 /// Flags of whatever starts clusters to compare them.
 #[derive(Args, Clone, Debug)]
@@ -68,6 +70,13 @@ impl TopologyArgs {
     /// TPOT SLO that PD workers are told; `None` where `--worker-flags` have one of their own.
     pub fn told(&self) -> Option<Duration> {
         self.tpot_slo.filter(|_| !self.worker_flags.contains(TPOT_SLO))
+    }
+
+    /// Flags of all workers as results record them: those given, and the curves that workers are timed by.
+    pub fn recorded_flags(&self) -> String {
+        let timed = self.models.compute.timed_by.as_ref();
+        let timed = timed.map(|timed| format!("{TIMED_BY} {}", timed.file.display()));
+        [self.worker_flags.clone(), timed.unwrap_or_default()].join(" ").trim().to_owned()
     }
 
     /// Puts this process, the load generator, on its cores.

@@ -1,6 +1,6 @@
 //! One cluster that is measured: its processes, each on its own cores, from start to end.
 
-use super::args::{TPOT_SLO, TopologyArgs, check_store};
+use super::args::{TIMED_BY, TPOT_SLO, TopologyArgs, check_store};
 use crate::args::{EC_VARIABLE, EcArg, tls};
 use crate::error::CliError;
 use crate::listen::Ports;
@@ -224,6 +224,12 @@ fn shares(args: &TopologyArgs, topology: &Topology, cores: &CoreList) -> Result<
     if args.models.compute.timed_by.is_some() {
         return Ok(vec![CoreShare { cores: cores.clone(), quota: None }; topology.kinds().len()]);
     }
+    if args.worker_flags.split_whitespace().any(|flag| flag.starts_with(TIMED_BY)) {
+        let text = format!(
+            "--worker-flags: {TIMED_BY} stands by itself, so that such workers have no part of the cores each"
+        );
+        return Err(CliError::Setting(text));
+    }
     let shares = topology.shares(cores, quota::available());
     shares.map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))
 }
@@ -335,6 +341,23 @@ mod tests {
         assert!(name == "pd-1" && text.contains("--tpot-slo 2.5"), "{text}");
         let own = told("dp2", &["--worker-flags", "--tpot-slo 0"]);
         assert!(own.len() == 2 && own.iter().all(|(_, text)| !text.contains("2.5")));
+    }
+
+    #[test]
+    fn workers_that_compute_nothing_share_all_cores_and_say_so() {
+        let curves = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/papers/a100-qwen3-vl-4b.json");
+        let (topology, cores) = ("1e3pd".parse::<Topology>().unwrap(), "0-1".parse().unwrap());
+        let timed = args(&[TIMED_BY, curves, "--worker-flags", "--kv-mib 256"]);
+        let shares_of_timed = shares(&timed, &topology, &cores).unwrap();
+        assert!(
+            shares_of_timed.len() == 4
+                && shares_of_timed.iter().all(|s| s.quota.is_none() && s.cores == cores)
+        );
+        assert_eq!(timed.recorded_flags(), format!("--kv-mib 256 {TIMED_BY} {curves}"));
+        assert_eq!(args(&[]).recorded_flags(), "");
+        // Among other flags it would be timed within a quota of the cores.
+        let hidden = args(&["--worker-flags", "--timed-by curves.json"]);
+        assert!(shares(&hidden, &topology, &cores).unwrap_err().to_string().contains("stands by itself"));
     }
 
     #[test]

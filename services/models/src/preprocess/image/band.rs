@@ -7,6 +7,7 @@ use triptych_kernels::cpu::pixels::{PixelNorm, normalise_planes};
 #[derive(Debug)]
 pub(super) struct Band {
     norm: PixelNorm,
+    n_rows: usize,
     width: usize,
     values: Vec<f32>,
 }
@@ -14,12 +15,12 @@ pub(super) struct Band {
 impl Band {
     /// `n_rows` rows, not filled.
     pub fn new(norm: PixelNorm, [n_rows, width]: [usize; 2]) -> Self {
-        Self { norm, width, values: vec![0.0; 3 * n_rows * width] }
+        Self { norm, n_rows, width, values: vec![0.0; 3 * n_rows * width] }
     }
 
     /// Fills it with the rows of the image from `top` on, as many as there are. The image has the width of the band.
     pub fn fill(&mut self, image: &RgbPixels, top: usize) {
-        let of_channel = self.values.len() / 3;
+        let of_channel = self.n_rows * self.width;
         let (red, rest) = self.values.split_at_mut(of_channel);
         let (green, blue) = rest.split_at_mut(of_channel);
         let rows = image.rgb.as_chunks::<3>().0.get(top * self.width..).unwrap_or_default();
@@ -29,7 +30,6 @@ impl Band {
 
     /// Row `y` of a channel.
     pub fn row(&self, channel: usize, y: usize) -> &[f32] {
-        let n_rows = self.values.len() / 3 / self.width.max(1);
-        &self.values[(channel * n_rows + y) * self.width..][..self.width]
+        &self.values[(channel * self.n_rows + y) * self.width..][..self.width]
     }
 }
