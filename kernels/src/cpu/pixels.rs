@@ -1,6 +1,6 @@
 //! Pixels of images on the way to an encoder: the passes of a resize, and normalised planes.
 //!
-//! Results are whole numbers or one rounding after the other, so they have the same bits on every instruction set.
+//! Results are integers or one rounding after the other, so they have the same bits on every instruction set.
 
 use super::simd::{FoundIsa, Kernel, Simd};
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_whole_numbers_on_every_set() {
+    fn sums_are_those_of_integers_on_every_set() {
         let one = 1 << WEIGHT_BITS;
         let windows = [
             RowWindow { first: 0, weights: vec![one] },
