@@ -11,8 +11,10 @@ use std::sync::Arc;
 use triptych_bench::judge::RunVerdict;
 use triptych_proxy::Roles;
 
-/// [`worth`] by which another division has to be better: below it, chance decides.
+/// Attainment by which another division has to be better: below it, chance decides.
 const MARGIN: f64 = 0.02;
+/// Part by which it has to serve more where attainment is the same.
+const MORE_SERVED: f64 = 0.1;
 
 /// Workers of a cluster by what they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +90,11 @@ pub fn divide(question: &Question<'_>, rate: f64, workers: &Workers) -> Result<D
         Ok::<_, PlanError>(run(question, &candidate(workers.shape(encoding)), spec)?.verdict)
     };
     let present = workers.encoding.min(workers.most());
-    let now = attained(present)?;
-    let attainment = now.attainment();
-    let mut best = (Division { encoding: present, attainment, present: attainment }, worth(&now));
-    if now.passed {
-        return Ok(best.0);
+    let mut best_verdict = attained(present)?;
+    let now = best_verdict.attainment();
+    let mut best = Division { encoding: present, attainment: now, present: now };
+    if best_verdict.passed {
+        return Ok(best);
     }
     let one = bound::of(&candidate(Shape::Split { encoders: 1, pds: 1 }), &means);
     let share = one.encode_s / (one.encode_s + one.decode_s).max(f64::MIN_POSITIVE);
@@ -103,20 +105,19 @@ pub fn divide(question: &Question<'_>, rate: f64, workers: &Workers) -> Result<D
         [0, near.saturating_sub(1), near, near + 1].map(|n| n.min(workers.most())).into();
     for encoding in tries.into_iter().filter(|n| *n != present) {
         let verdict = attained(encoding)?;
-        if worth(&verdict) > best.1.max(worth(&now) + MARGIN) {
-            best = (
-                Division { encoding, attainment: verdict.attainment(), present: attainment },
-                worth(&verdict),
-            );
+        if is_better(&verdict, &best_verdict) {
+            best = Division { encoding, attainment: verdict.attainment(), ..best };
+            best_verdict = verdict;
         }
     }
-    Ok(best.0)
+    Ok(best)
 }
 
-/// Attainment, and the share that was served: of two clusters that are both too small for the load, none meets the SLO for long,
-/// but one may serve more.
-fn worth(verdict: &RunVerdict) -> f64 {
-    verdict.attainment() + verdict.served().min(1.0)
+/// True if one division is better than another by more than chance. Of two that are both too small for the load none meets the SLO
+/// for long, but one may serve more.
+fn is_better(verdict: &RunVerdict, than: &RunVerdict) -> bool {
+    let gain = verdict.attainment() - than.attainment();
+    gain > MARGIN || (gain >= 0.0 && verdict.served() > than.served() * (1.0 + MORE_SERVED))
 }
 
 #[cfg(test)]
