@@ -9,7 +9,7 @@ use super::effort::Effort;
 use super::interval::Interval;
 use super::question::{PlanError, Question};
 use super::run_length::{N_ALONE, RATE_ALONE, RunLength, answer_s};
-use crate::simulator::result::PoolUse;
+use crate::simulator::result::{PoolUse, Simulation};
 use crate::simulator::simulate;
 use rayon::prelude::*;
 use std::time::Duration;
@@ -146,19 +146,40 @@ pub struct RunSpec {
 }
 
 /// One run at a rate, longer than was asked for where requests take long.
-pub fn run(
+pub fn run(question: &Question<'_>, candidate: &Candidate, spec: RunSpec) -> Result<Evidence, PlanError> {
+    let alone = simulated(question, candidate, RunSpec { rate: RATE_ALONE, n_requests: N_ALONE, ..spec })?;
+    let length = RunLength::of(spec.n_requests, spec.rate, answer_s(&alone.outcomes));
+    judged(question, candidate, spec, length)
+}
+
+/// One run as long as was asked for. Where requests take long its verdict is one of a cluster that fills up: it tells clusters
+/// apart that are all too small, not one that is large enough.
+pub fn run_as_asked(
+    question: &Question<'_>,
+    candidate: &Candidate,
+    spec: RunSpec,
+) -> Result<Evidence, PlanError> {
+    judged(question, candidate, spec, RunLength::of(spec.n_requests, spec.rate, 0.0))
+}
+
+fn simulated(
     question: &Question<'_>,
     candidate: &Candidate,
     RunSpec { rate, seed, n_requests }: RunSpec,
+) -> Result<Simulation, PlanError> {
+    let offered = question.demand.requests(rate, seed).take(n_requests);
+    simulate(&candidate.spec(question), offered, seed)
+        .map_err(|source| PlanError::Spec { name: candidate.name(), source })
+}
+
+fn judged(
+    question: &Question<'_>,
+    candidate: &Candidate,
+    spec: RunSpec,
+    length: RunLength,
 ) -> Result<Evidence, PlanError> {
-    let spec = candidate.spec(question);
-    let simulated = |rate, n_requests, seed| {
-        let offered = question.demand.requests(rate, seed).take(n_requests);
-        simulate(&spec, offered, seed).map_err(|source| PlanError::Spec { name: candidate.name(), source })
-    };
-    let alone = simulated(RATE_ALONE, N_ALONE, seed)?;
-    let length = RunLength::of(n_requests, rate, answer_s(&alone.outcomes));
-    let simulation = simulated(rate, length.n_requests, seed)?;
+    let rate = spec.rate;
+    let simulation = simulated(question, candidate, RunSpec { n_requests: length.n_requests, ..spec })?;
     let outcomes = &simulation.outcomes;
     let last = outcomes.iter().map(|o| o.due).max().unwrap_or_default();
     let window = JudgedWindow { from: last.mul_f64(length.warm_up), to: last + Duration::from_nanos(1) };
