@@ -173,8 +173,10 @@ fn an_alignment_computes_only_while_no_encoder_forward_does() {
     }
     assert_eq!(cores.layers.load(Ordering::SeqCst), 0, "it waits while the forward computes");
     cores.leave();
-    // From here on both take turns.
+    drop(forward);
+    // From here on both take turns: a step that waits runs between two forwards.
     let aligned = loop {
+        let mut forward = encoder.forward();
         forward.part(1);
         cores.enter();
         std::thread::yield_now();
@@ -183,7 +185,6 @@ fn an_alignment_computes_only_while_no_encoder_forward_does() {
             break output;
         }
     };
-    drop(forward);
     assert!(matches!(aligned, Output::Aligned(_, weights) if weights == [1.0]));
     assert!(!cores.overlapped.load(Ordering::SeqCst), "an alignment ran beside a forward");
     drop(running);
