@@ -150,6 +150,11 @@ impl ArbiterState {
         self.steps.len() + self.parts.len()
     }
 
+    /// True if a step waits and no sequence decodes: the step reads prompts.
+    pub fn reads_prompts(&self) -> bool {
+        !self.steps.is_empty() && self.decoding.is_empty()
+    }
+
     /// Queues a step of an engine.
     pub fn ask_step(&mut self, id: ComputeId) {
         self.steps.push_back(id);
