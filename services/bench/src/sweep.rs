@@ -16,6 +16,10 @@
 //! # }
 //! ```
 
+mod run_length;
+
+use run_length::{warm_up, window};
+
 use crate::arrivals::Arrivals;
 use crate::blocks::{Block, RunKey, n_blocks};
 use crate::client::grpc::GrpcTarget;
@@ -58,11 +62,6 @@ pub const RULE_SEEDS: usize = 3;
 const MAX_VOID: usize = 3;
 /// Requests sent one after the other to find a first rate.
 const N_FIRST: usize = 3;
-/// Least warm-up, in times of a request that is alone: a loaded server takes a few times as long, and until then more requests
-/// begin than end, which is no backlog.
-const WARM_UP_ANSWERS: f64 = 4.0;
-/// Longest warm-up that follows from that, in seconds.
-const MAX_WARM_UP_S: f64 = 600.0;
 /// The longest wait for a server to become idle between runs.
 const SETTLE: Duration = Duration::from_secs(20);
 /// Time between two reports of how far a run is.
@@ -114,8 +113,8 @@ pub struct SweepSettings {
     pub n_requests: u64,
     /// The longest judged window.
     pub max_window: Duration,
-    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds, and at least [`WARM_UP_ANSWERS`] times as long
-    /// as a request that is alone takes.
+    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds, and at least four times as long as a request
+    /// that is alone takes.
     pub warm_up: Option<Duration>,
     /// Length of the blocks into which runs of compared servers are cut, which then take turns; `None`: they are not cut.
     pub block: Option<Duration>,
@@ -162,6 +161,16 @@ impl Default for SweepSettings {
             commit: None,
             stop: CancellationToken::new(),
         }
+    }
+}
+
+impl SweepSettings {
+    fn window_at(&self, rate: f64) -> Duration {
+        window(self.n_requests, self.max_window, rate)
+    }
+
+    fn warm_up_of(&self, window: Duration, alone_s: f64) -> Duration {
+        self.warm_up.unwrap_or_else(|| warm_up(window, alone_s))
     }
 }
 
@@ -329,7 +338,7 @@ impl Sweep {
 
     /// Blocks of a run at a rate.
     pub fn n_blocks(&self, rate: f64) -> u32 {
-        n_blocks(window(&self.settings, rate), self.settings.block)
+        n_blocks(self.settings.window_at(rate), self.settings.block)
     }
 
     /// One run, or a block of one, and then a pause until the server is idle.
@@ -340,7 +349,7 @@ impl Sweep {
             rate,
             arrivals: self.settings.arrivals,
             seed: block.seed(seed),
-            warm_up: warm_up(&self.settings, block.window(window(&self.settings, rate)), self.alone_s),
+            warm_up: self.settings.warm_up_of(block.window(self.settings.window_at(rate)), self.alone_s),
             n_requests: block.requests(self.settings.n_requests),
             max_window: block.window(self.settings.max_window),
             drain: self.settings.drain,
@@ -522,7 +531,7 @@ fn describe(steps: &Steps, settings: &SweepSettings, alone_s: f64) -> String {
     let seeds = settings.seeds.len();
     let run_s = |rate: f64| {
         let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-        window + warm_up(settings, Duration::from_secs_f64(window), alone_s).as_secs_f64() + 3.0
+        window + settings.warm_up_of(Duration::from_secs_f64(window), alone_s).as_secs_f64() + 3.0
     };
     let sum = |rates: &mut dyn Iterator<Item = f64>| rates.map(run_s).sum::<f64>();
     let (rates, seconds) = match steps {
@@ -544,20 +553,6 @@ fn describe(steps: &Steps, settings: &SweepSettings, alone_s: f64) -> String {
         settings.n_requests,
         (seconds * seeds as f64 / 60.0).max(1.0),
     )
-}
-
-/// The judged window of a run at a rate, in which as many requests are due as are to be judged.
-fn window(settings: &SweepSettings, rate: f64) -> Duration {
-    let all = settings.n_requests as f64 / rate;
-    Duration::try_from_secs_f64(all).map_or(settings.max_window, |all| all.min(settings.max_window))
-}
-
-/// `alone_s` is the time of a request that is alone, in seconds.
-fn warm_up(settings: &SweepSettings, window: Duration, alone_s: f64) -> Duration {
-    settings.warm_up.unwrap_or_else(|| {
-        let of_window = (window.as_secs_f64() / 10.0).clamp(5.0, 30.0);
-        Duration::from_secs_f64(of_window.max(WARM_UP_ANSWERS * alone_s).min(MAX_WARM_UP_S))
-    })
 }
 
 /// Requests and seconds of each run; blocks of a run are added up.
