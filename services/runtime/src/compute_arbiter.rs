@@ -143,20 +143,14 @@ pub struct ForwardPermit<'a> {
 impl ForwardPermit<'_> {
     /// Ends the chunk before this one and blocks until this one, of `tokens` output tokens, may run. Returns the time blocked.
     ///
-    /// Where sequences decode both are one change of the state: between two of them a step would see no chunk, and one that is
-    /// told of the end runs before the next chunk is asked for, since to tell it takes longer than to wake up. Where nothing
-    /// decodes a step that waits is let in like that, if it wakes up in time: a prompt need not wait for a whole forward.
+    /// Both are one change of the state: between two of them a step would see no chunk, and one that is told of the end runs before
+    /// the next chunk is asked for, since to tell it takes longer than to wake up.
     pub fn part(&mut self, tokens: usize) -> Duration {
         let tokens = tokens as u64;
         let asked = Instant::now();
         let mut state = self.shared.state();
         if let Some((ended, since)) = self.part.take() {
             state.end_part(self.id, ended, asked - since);
-            if state.reads_prompts() {
-                drop(state);
-                self.shared.changed.notify_all();
-                state = self.shared.state();
-            }
         }
         state.ask_part(self.id, tokens);
         if !state.take_part(self.id) {

@@ -3,9 +3,10 @@
 //! While sequences decode, at most a budget of encoder output tokens is computed between two steps, and at least one
 //! chunk. An encoder that has used the budget up waits for a step even if no engine requests one at that moment, since
 //! one will. An automatic budget gives steps as much time as chunks: after a burst that took longer than a step, the
-//! encoder waits for several. While no sequence decodes, there is no such bound: a waiting step runs between two
-//! forwards. Waiting steps and forwards alternate, the forward first, since it is the bounded one. Stall-free batching
-//! (Sarathi-Serve, <https://arxiv.org/abs/2403.02310>) does the same for prompts.
+//! encoder waits for several. While no sequence decodes, a step that waits reads prompts: steps and chunks alternate, the
+//! chunk first, since it is the bounded one. A prompt does not wait for a whole forward, nor an image for all prompts.
+//! Without a budget whole forwards take the place of chunks. Stall-free batching (Sarathi-Serve,
+//! <https://arxiv.org/abs/2403.02310>) does the same for prompts.
 //!
 //! Half of the time is more than decodes need whose answers are well within their SLO. An engine that knows its SLO tells how long
 //! its next step may wait, and with an automatic budget chunks of so much time go first: images are encoded sooner, and fewer
@@ -102,7 +103,7 @@ pub struct ArbiterState {
     decoding: BTreeMap<ComputeId, Duration>,
     /// The running chunk goes before decodes that may wait for it.
     is_covered: bool,
-    /// A forward has ended since the last step.
+    /// A chunk (without a budget: a forward) has ended since the last step.
     encoded: bool,
     /// Encoder tokens since the last step, while sequences decode.
     burst: u64,
@@ -150,11 +151,6 @@ impl ArbiterState {
         self.steps.len() + self.parts.len()
     }
 
-    /// True if a step waits and no sequence decodes: the step reads prompts.
-    pub fn reads_prompts(&self) -> bool {
-        !self.steps.is_empty() && self.decoding.is_empty()
-    }
-
     /// Queues a step of an engine.
     pub fn ask_step(&mut self, id: ComputeId) {
         self.steps.push_back(id);
@@ -179,8 +175,9 @@ impl ArbiterState {
         match self.limit().filter(|_| !self.decoding.is_empty()) {
             Some(_) if self.burst == 0 => self.owed.is_zero(),
             Some(limit) => self.burst.saturating_add(*tokens) <= limit,
-            // A waiting step runs between two forwards.
-            None => self.begun == Some(*id) || self.steps.is_empty() || !self.encoded,
+            None if self.steps.is_empty() || !self.encoded => true,
+            // Without a budget a waiting step runs between two forwards.
+            None => self.budget == EncoderBudget::Unlimited && self.begun == Some(*id),
         }
     }
 
@@ -255,6 +252,7 @@ impl ArbiterState {
     pub fn end_part(&mut self, id: ComputeId, tokens: u64, took: Duration) {
         debug_assert_eq!(self.holder, Some(Holder::Forward(id)), "only the running chunk ends");
         self.holder = None;
+        self.encoded |= self.budget != EncoderBudget::Unlimited;
         if !self.decoding.is_empty() {
             self.burst = self.burst.saturating_add(tokens);
             self.usage.tokens = self.usage.tokens.saturating_add(tokens);

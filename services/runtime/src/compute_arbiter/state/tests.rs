@@ -106,17 +106,23 @@ fn an_idle_or_removed_engine_is_not_waited_for() {
 }
 
 #[test]
-fn steps_and_whole_forwards_alternate_while_nothing_decodes() {
-    let mut scene = Scene::new(EncoderBudget::Tokens(1));
-    scene.step(false);
-    assert_eq!(scene.race(3, 2, false), "s 2 2 2 s");
-    scene.events.clear();
-    let [first, second] = [scene.turns.new_id(), scene.turns.new_id()];
-    scene.turns.ask_step(scene.engine);
-    assert!(scene.part(first, 2));
-    scene.turns.end_forward(first);
-    assert!(!scene.part(second, 2), "a step waits, and has waited for one forward already");
-    assert!(scene.step(false) && scene.part(second, 2));
+fn steps_alternate_with_chunks_while_nothing_decodes_and_with_whole_forwards_without_a_budget() {
+    let cases = [
+        (EncoderBudget::Automatic, "s 2 s 2 s 2 s"),
+        (EncoderBudget::Tokens(1), "s 2 s 2 s 2 s"),
+        (EncoderBudget::Unlimited, "s 2 2 2 s"),
+    ];
+    for (budget, expect) in cases {
+        let mut scene = Scene::new(budget);
+        scene.step(false);
+        assert_eq!(scene.race(3, 2, false), expect, "{budget}");
+        let [first, second] = [scene.turns.new_id(), scene.turns.new_id()];
+        scene.turns.ask_step(scene.engine);
+        assert!(scene.part(first, 2));
+        scene.turns.end_forward(first);
+        assert!(!scene.part(second, 2), "a step waits, and has waited for one chunk already");
+        assert!(scene.step(false) && scene.part(second, 2));
+    }
 }
 
 #[test]
