@@ -174,7 +174,7 @@ fn an_alignment_computes_only_while_no_encoder_forward_does() {
     assert_eq!(cores.layers.load(Ordering::SeqCst), 0, "it waits while the forward computes");
     cores.leave();
     drop(forward);
-    // From here on both take turns: a step that waits runs between two forwards.
+    // From here on both take turns: a step that waits runs between two chunks.
     let aligned = loop {
         let mut forward = encoder.forward();
         forward.part(1);
