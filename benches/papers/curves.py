@@ -56,7 +56,7 @@ def encode(n, t):
 def curves(t):
     rows = t["image_tokens"] * t["row_bytes"]
     return {
-        "version": VERSION, "model": t["model"], "precision": t["precision"], "threads": 1,
+        "version": VERSION, "model": t["model"], "precision": t["precision"], "threads": 1, "on_device": True,
         "measured": {"host": t["host"], "n_cores": 1, "cores": [], "commit": "", "at_s": 0, "rounds": 0,
                      "busy": 0.0, "store": "published figures"},
         "encode": [encode(n, t) for n in BATCHES],

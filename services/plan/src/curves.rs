@@ -33,7 +33,7 @@ pub use towers::{EncoderCurves, TowerCurves};
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers, version 6 no factors of service.
 pub const OLDEST_VERSION: u32 = 4;
 
@@ -52,6 +52,9 @@ pub struct CostCurves {
     pub kv_dtype: Option<String>,
     /// Compute threads of the worker that was measured.
     pub threads: usize,
+    /// True if forwards and steps run on a device of their own: preprocessing then takes none of their time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_device: bool,
     /// Provenance of the measurement.
     pub measured: Provenance,
     /// A forward of the encoder, by what is in the batch.
@@ -106,6 +109,11 @@ pub struct CostCurves {
 }
 
 impl CostCurves {
+    /// Items that a worker preprocesses at once where it is not told: on its threads, or beside a device on the host's cores.
+    pub fn preprocess_threads(&self) -> usize {
+        if self.on_device { self.measured.n_cores.max(1) } else { self.threads }
+    }
+
     /// Curves of a machine whose compute takes `times` as long.
     #[must_use]
     pub fn slowed(&self, times: f64) -> Self {

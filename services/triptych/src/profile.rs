@@ -151,6 +151,7 @@ async fn assemble(
         precision: crate::args::name_of(args.compute.precision),
         kv_dtype: args.compute.kv_cache_dtype.map(crate::args::name_of),
         threads: host::threads(args.compute.threads, &args.cores),
+        on_device: args.compute.timed_by.is_some() || !args.compute.device.is_cpu(),
         measured: provenance,
         encode: profiled.encode,
         encode_parts: profiled.encode_parts,

@@ -124,6 +124,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         precision: "f32".into(),
         kv_dtype: None,
         threads: 1,
+        on_device: false,
         measured: Provenance::default(),
         encode: [(1, 16), (1, 64), (1, 256), (1, 1024), (2, 64), (4, 64), (2, 256), (4, 256)]
             .map(encode)

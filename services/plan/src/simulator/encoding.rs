@@ -84,8 +84,15 @@ impl World<'_> {
             job.since = now;
             let output = job.output;
             encoder.n_preprocessing += 1;
-            let work = self.draw(self.workers[w].costs.encoder(output.tower).preprocess(output.sized));
-            self.compute(w, Task::Preprocess(id, output.tower), (work, 1.0));
+            let costs = &self.workers[w].costs;
+            let (spread, on_device) =
+                (costs.encoder(output.tower).preprocess(output.sized), costs.curves().on_device);
+            let work = self.draw(spread);
+            if on_device {
+                self.queue.after(work, Event::Preprocessed { worker: w, job: id });
+            } else {
+                self.compute(w, Task::Preprocess(id, output.tower), (work, 1.0));
+            }
         }
     }
 

@@ -77,7 +77,7 @@ pub struct EncoderSpec {
     pub batch: BatchLimits,
     /// Jobs admitted at once, waiting ones included.
     pub max_jobs: usize,
-    /// Items preprocessed at once. 0: as many as it has threads.
+    /// Items preprocessed at once. 0: as many as [`CostCurves::preprocess_threads`].
     pub preprocess_threads: usize,
     /// Rows that are kept after they were published, in bytes.
     pub rows_budget_bytes: usize,

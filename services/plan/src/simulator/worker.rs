@@ -213,7 +213,7 @@ impl Worker {
             load: LoadTracker::unmetered(encoder.max_jobs),
             n_jobs: 0,
             preprocess_threads: match encoder.preprocess_threads {
-                0 => spec.curves.threads,
+                0 => spec.curves.preprocess_threads(),
                 n => n,
             },
             n_preprocessing: 0,

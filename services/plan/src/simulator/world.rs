@@ -45,6 +45,8 @@ pub(super) enum Event {
     JobEnded(JobId, JobEnd),
     /// An encoder hears that a job is not wanted any more.
     Cancel(JobId),
+    /// An item is preprocessed on cores that no worker computes with.
+    Preprocessed { worker: usize, job: JobId },
     /// Something ends on a worker's cores, unless they have changed since.
     Cores { worker: usize, version: u64 },
     /// A transfer ends that shares nothing.
@@ -195,6 +197,7 @@ impl<'a> World<'a> {
             Event::Announced(job) => self.announced(job),
             Event::JobEnded(job, end) => self.job_ended(job, end),
             Event::Cancel(job) => self.cancel(job),
+            Event::Preprocessed { worker, job } => self.preprocessed(worker, job),
             Event::Cores { worker, version } => self.cores(worker, version),
             Event::Moved(transfer) => self.moved(transfer),
             Event::Lines(version) => self.lines(version),

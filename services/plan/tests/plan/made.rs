@@ -69,6 +69,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         precision: "f32".into(),
         kv_dtype: None,
         threads: 1,
+        on_device: false,
         measured: Provenance::default(),
         encode: [(1, 10), (1, 100), (1, 1000), (4, 100), (4, 1000), (16, 500)]
             .map(|(n, t)| encode(n, t))

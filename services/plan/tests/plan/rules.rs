@@ -1,8 +1,10 @@
 //! The product's rules at work in the simulator.
 
-use crate::made::{FAST, Load, SLOW, apart, image, one, pool};
+use crate::made::{FAST, Load, Prices, SLOW, apart, curves, image, one, pool};
+use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::outcome::{End, Outcome};
+use triptych_plan::curves::{CostCurves, Point};
 use triptych_plan::simulator::simulate;
 use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, ItemsAt, PdSpec, PoolRole, SpecError};
 use triptych_proxy::Roles;
@@ -38,6 +40,23 @@ fn an_output_is_remembered_then_looked_for_in_the_store_and_encoded_no_second_ti
     let requests = [0, 60_000].into_iter().zip(0..).map(|(at, i)| one(i, at, 20, vec![image(1, 500)]));
     let run = simulate(&apart(1, 1, SLOW), requests, 1).unwrap();
     assert_eq!((run.items.resident, run.items.loads, run.items.loads_saved), (1, 1, 1), "{:?}", run.items);
+}
+
+#[test]
+fn preprocessing_takes_no_time_of_a_device() {
+    // Eight images, each 50 ms to preprocess and 50 ms to encode.
+    let prices = Prices { spread: 1.0, ..FAST };
+    let last = |on_device| {
+        let mut cluster = apart(1, 1, prices);
+        let preprocess = [1e4, 1e6].map(|of| Point { of, p50_us: 5e4, p95_us: 5e4 }).to_vec();
+        cluster.pools[0].curves = Arc::new(CostCurves { on_device, preprocess, ..curves(prices) });
+        let requests = (0..8).map(|i| one(i, 0, 20, vec![image(i, 500)]));
+        let run = simulate(&cluster, requests, 1).unwrap();
+        (run.outcomes.iter().map(ttft).fold(0.0, f64::max), run.pools[0].preprocess_s)
+    };
+    let ((on_cores, computed), (on_device, beside)) = (last(false), last(true));
+    assert!((on_cores - 0.86).abs() < 0.03 && (computed - 0.4).abs() < 0.001, "{on_cores}, {computed}");
+    assert!((on_device - 0.55).abs() < 0.03 && beside == 0.0, "{on_device}, {beside}");
 }
 
 #[test]

@@ -37,6 +37,7 @@ pub(super) fn curves(server: &ApiServer, settings: &ApiSettings, samples: &Sampl
         precision: "unknown".to_owned(),
         kv_dtype: info.kv_dtype.clone(),
         threads: settings.threads.unwrap_or(1),
+        on_device: false,
         measured: settings.measured.clone(),
         encode: images.encodes,
         encode_parts: 1,
