@@ -1,7 +1,9 @@
 //! Coordinate search over the settings of a cluster.
 
+use super::bound;
 use super::candidate::{Candidate, WorkerSettings};
 use super::enumerate::ENCODER_BUDGETS;
+use super::means::Means;
 use super::question::{PlanError, Question};
 use super::search::{RunSpec, SearchedCandidate, run};
 
@@ -21,12 +23,13 @@ pub fn tune(question: &Question<'_>, found: SearchedCandidate) -> Result<Searche
     if !question.effort.tunes || found.rate == 0.0 {
         return Ok(found);
     }
+    let means = Means::of(question.demand, &found.candidate.curves).ok_or(PlanError::Empty)?;
     let mut best = found;
     for settings in VARIANTS {
         for settings in settings(&best.candidate) {
             if settings != best.candidate.settings && settings.token_budget >= settings.max_sequences {
                 let candidate = Candidate { settings, ..best.candidate.clone() };
-                best = better(question, best, candidate)?;
+                best = better(question, &means, best, candidate)?;
             }
         }
     }
@@ -64,13 +67,15 @@ const VARIANTS: [fn(&Candidate) -> Vec<WorkerSettings>; 4] = [
 /// The candidate with the settings, if it passes at a higher rate than the best so far.
 fn better(
     question: &Question<'_>,
+    means: &Means,
     best: SearchedCandidate,
     candidate: Candidate,
 ) -> Result<SearchedCandidate, PlanError> {
     let effort = question.effort.coarse();
+    let bound = bound::of(&candidate, means);
     let mut rate = best.at.as_ref().map_or(best.rate, |at| at.asked) * WORTH;
     let mut winner = None;
-    while rate <= best.bound.rate {
+    while rate <= bound.rate {
         let evidence = run(question, &candidate, RunSpec { rate, seed: 0, n_requests: effort.requests })?;
         if !evidence.verdict.passed {
             break;
@@ -79,7 +84,9 @@ fn better(
         rate *= 1.0 + effort.tolerance;
     }
     Ok(match winner {
-        Some(at) => SearchedCandidate { candidate, rate: at.rate.min(best.bound.rate), at: Some(at), ..best },
+        Some(at) => {
+            SearchedCandidate { candidate, bound, rate: at.rate.min(bound.rate), at: Some(at), ..best }
+        }
         None => best,
     })
 }
