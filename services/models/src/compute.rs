@@ -152,6 +152,16 @@ impl Compute {
         }
     }
 
+    /// True if forwards run on a device of their own, or as if they did, beside the host's cores.
+    pub fn is_on_device(&self) -> bool {
+        match self {
+            Self::Cuda(_) | Self::Timed(..) => true,
+            Self::Cpu(_) => false,
+            #[cfg(feature = "reference")]
+            Self::Reference(_) => false,
+        }
+    }
+
     /// Free bytes of a device that has memory of its own; `None`: it computes in the machine's.
     ///
     /// # Errors

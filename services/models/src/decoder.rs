@@ -148,7 +148,7 @@ fn no_states(op: &'static str) -> ModelError {
 }
 
 /// The refusal of a step that goes on from one that is not under way.
-fn no_step(op: &'static str) -> KernelError {
+pub(crate) fn no_step(op: &'static str) -> KernelError {
     KernelError::Library { op, message: "no such step is under way".to_owned() }
 }
 

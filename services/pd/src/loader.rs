@@ -160,7 +160,7 @@ impl DecoderLoader {
         if let Some(shortage) = CrossShortage::of(&config, &info, max_rows) {
             tracing::warn!(model = %model.name(), "{shortage}");
         }
-        if self.has_device_alone && matches!(compute, Compute::Cuda(_)) {
+        if self.has_device_alone && compute.is_on_device() {
             config.pipelining = Pipelining::On;
         }
         let draft = self.drafts.iter().find(|draft| draft.name.as_ref() == Some(model.name()));

@@ -3,12 +3,15 @@
 //!
 //! Rows of encoder output are zeros, and tokens are one after another of the vocabulary's printable middle; neither means
 //! anything. What forwards take is asked of [`ForwardTimes`].
+//!
+//! The machine has a device of its own: what is submitted begins as what was submitted before ends, however late the host wakes up.
 
-use crate::decoder::{Decoder, DecoderInfo, StepInput};
+use crate::decoder::{Decoder, DecoderInfo, Pending, StepInput, no_step};
 use crate::encoder::Encoder;
 use crate::error::ModelError;
 use crate::preprocess::EncoderInput;
-use crate::sampling::{Choice, Choices, ChooseBatch, WholeRows};
+use crate::sampling::{CarriedToken, Choice, Choices, ChooseBatch, WholeRows};
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 use triptych_core::{EncodedRows, TowerIdx};
@@ -60,9 +63,12 @@ impl PartialEq for TimedForwards {
 
 impl Eq for TimedForwards {}
 
-/// Waits until so long after a moment.
-fn wait_until(began: Instant, takes: Duration) {
-    std::thread::sleep(takes.saturating_sub(began.elapsed()));
+/// The longest wait for a permit in which the device was not given to others.
+const AT_ONCE: Duration = Duration::from_micros(200);
+
+/// Waits for a moment.
+fn wait_until(due: Instant) {
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
 /// A decoder of another's sizes.
@@ -70,12 +76,34 @@ pub(super) struct TimedDecoder {
     info: DecoderInfo,
     times: TimedForwards,
     n_chosen: u64,
+    /// End of what was submitted last.
+    busy_until: Instant,
+    /// Steps under way in their order: number, end, and what they choose.
+    under_way: VecDeque<(u64, Instant, Choices)>,
+    n_submitted: u64,
 }
 
 impl TimedDecoder {
     /// Takes the place of a decoder.
     pub(super) fn new(decoder: &dyn Decoder, times: TimedForwards) -> Self {
-        Self { info: decoder.info(), times, n_chosen: 0 }
+        Self::of(decoder.info(), times)
+    }
+
+    fn of(info: DecoderInfo, times: TimedForwards) -> Self {
+        Self {
+            info,
+            times,
+            n_chosen: 0,
+            busy_until: Instant::now(),
+            under_way: VecDeque::new(),
+            n_submitted: 0,
+        }
+    }
+
+    /// Gives the device work of a length; returns its end.
+    fn occupy(&mut self, takes: Duration) -> Instant {
+        self.busy_until = self.busy_until.max(Instant::now()) + takes;
+        self.busy_until
     }
 
     fn choose(&mut self, batch: &ChooseBatch) -> Choices {
@@ -132,16 +160,38 @@ impl Decoder for TimedDecoder {
     }
 
     fn project_cross(&mut self, _: &[EncodedRows<'_>], slots: &[u32]) -> Result<(), ModelError> {
-        wait_until(Instant::now(), self.times.0.project(slots.len()));
+        let takes = self.times.0.project(slots.len());
+        wait_until(self.occupy(takes));
         Ok(())
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<Choices, ModelError> {
-        let began = Instant::now();
-        let takes = self.times.0.step(sizes(step));
+        let ended = self.occupy(self.times.0.step(sizes(step)));
         let choices = self.choose(step.choose);
-        wait_until(began, takes);
+        wait_until(ended);
         Ok(choices)
+    }
+
+    fn submit(&mut self, step: &StepInput<'_>, _: &[CarriedToken]) -> Result<Pending, ModelError> {
+        let ended = self.occupy(self.times.0.step(sizes(step)));
+        let choices = self.choose(step.choose);
+        self.n_submitted += 1;
+        self.under_way.push_back((self.n_submitted, ended, choices));
+        Ok(Pending::UnderWay(self.n_submitted))
+    }
+
+    fn wait(&mut self, pending: Pending) -> Result<Choices, ModelError> {
+        let number = match pending {
+            Pending::Done(choices) => return Ok(choices),
+            Pending::UnderWay(number) => number,
+        };
+        while let Some((found, ended, choices)) = self.under_way.pop_front() {
+            if found == number {
+                wait_until(ended);
+                return Ok(choices);
+            }
+        }
+        Err(no_step("wait").into())
     }
 
     fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), ModelError> {
@@ -184,9 +234,15 @@ impl Encoder for TimedEncoder {
         let tokens: Vec<u32> = batch.iter().map(|input| input.n_tokens).collect();
         let takes = self.times.0.encode(self.tower, &tokens) / PARTS as u32;
         let n_tokens = tokens.iter().map(|n| *n as usize).sum();
+        let mut due = Instant::now();
         for share in crate::encoder::shares(n_tokens, PARTS) {
+            let asked = Instant::now();
             before(share);
-            wait_until(Instant::now(), takes);
+            if asked.elapsed() > AT_ONCE {
+                due = Instant::now();
+            }
+            due += takes;
+            wait_until(due);
         }
         Ok(tokens.iter().map(|n| vec![0.0; *n as usize * self.hidden]).collect())
     }
@@ -195,7 +251,7 @@ impl Encoder for TimedEncoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::GroupKv;
+    use crate::decoder::{GroupKv, KvCacheGroups};
     use triptych_kernels::ops::PagedBatch;
 
     #[test]
@@ -224,5 +280,85 @@ mod tests {
         };
         let expect = StepSizes { prefill_tokens: 5, prefill_context: 21 + 3, decodes: 1, decode_context: 9 };
         assert_eq!(sizes(&step), expect);
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    struct Fixed(Duration);
+
+    impl ForwardTimes for Fixed {
+        fn step(&self, _: StepSizes) -> Duration {
+            self.0
+        }
+        fn encode(&self, _: TowerIdx, _: &[u32]) -> Duration {
+            self.0
+        }
+        fn project(&self, _: usize) -> Duration {
+            self.0
+        }
+    }
+
+    fn decoder(takes: &'static Fixed) -> TimedDecoder {
+        let info = DecoderInfo {
+            vocab: 64,
+            n_readable: 64,
+            encoder_hidden: 1,
+            embedded_hidden: 1,
+            max_context: 16,
+            cross_attention: false,
+            cross_optional: false,
+            mutual_items: false,
+            kv_groups: KvCacheGroups::FULL,
+            self_block_bytes: 1,
+            cross_block_bytes: 0,
+            state_slot_bytes: None,
+            cross_rows_per_token: 1,
+        };
+        TimedDecoder::of(info, TimedForwards(takes))
+    }
+
+    #[test]
+    fn a_submitted_step_begins_as_the_one_before_it_ends() {
+        let mut decoder = decoder(&Fixed(Duration::ZERO));
+        let first = decoder.occupy(HOUR);
+        assert_eq!((decoder.occupy(HOUR) - first, decoder.busy_until - first), (HOUR, HOUR));
+    }
+
+    #[test]
+    fn steps_under_way_are_waited_for_in_their_order() {
+        let mut decoder = decoder(&Fixed(Duration::ZERO));
+        let choose = ChooseBatch::default();
+        let step = StepInput {
+            token_ids: &[],
+            positions: &[],
+            embeds: &[],
+            self_kv: &[GroupKv {
+                slot_mapping: &[],
+                tables: PagedBatch {
+                    query_start_loc: &[0],
+                    table_start_loc: &[0],
+                    block_tables: &[],
+                    seq_lens: &[],
+                },
+            }],
+            cross_kv: None,
+            cross_rows: None,
+            state_slots: None,
+            adapters: &[],
+            logit_rows: &[],
+            choose: &choose,
+        };
+        let pending: Vec<_> = (0..3).map(|_| decoder.submit(&step, &[]).unwrap()).collect();
+        let numbers: Vec<u64> = pending
+            .iter()
+            .map(|pending| match pending {
+                Pending::UnderWay(number) => *number,
+                Pending::Done(_) => panic!("it was not given to the device"),
+            })
+            .collect();
+        assert_eq!(numbers, [1, 2, 3]);
+        assert!(decoder.wait(Pending::UnderWay(1)).is_ok());
+        assert!(decoder.wait(Pending::UnderWay(3)).is_ok(), "one that is not waited for is dropped");
+        assert!(decoder.wait(Pending::UnderWay(2)).is_err());
     }
 }
