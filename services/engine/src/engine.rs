@@ -67,6 +67,9 @@ pub enum NextStep {
     OnEvent,
 }
 
+/// Least time before the end of a step at which the next is planned.
+const LEAST_LEAD: Duration = Duration::from_millis(1);
+
 /// The engine. See the crate's documentation for the loop that drives it.
 pub struct Engine {
     scheduler: Scheduler,
@@ -79,6 +82,8 @@ pub struct Engine {
     in_flight: Option<InFlight>,
     /// Time at which the last step ended.
     last_end: Option<Instant>,
+    /// Time to plan and submit a step: the longest of the latest.
+    planning: Duration,
     tokenizer: Arc<Tokenizer>,
     /// State of each live sampled completion.
     completions: HashMap<SequenceId, Completion>,
@@ -131,6 +136,7 @@ impl Engine {
             is_pipelined: config.pipelining == Pipelining::On && config.speculation == Speculation::Off,
             in_flight: None,
             last_end: None,
+            planning: Duration::ZERO,
             tokenizer,
             completions: HashMap::new(),
             searches: HashMap::new(),
@@ -177,6 +183,7 @@ impl Engine {
         if let Some(step) = before.take_if(|step| step.holds_up) {
             self.settle(step, clock, &mut outputs);
         }
+        let began = clock.now();
         let mut drafts = self.proposer.propose(self.scheduler.decoding());
         let step = self.scheduler.step(clock.now(), &mut drafts);
         self.stalled = step.plan.is_empty() && step.failed.is_empty() && !step.changed && before.is_none();
@@ -186,6 +193,7 @@ impl Engine {
         let mut next = None;
         if !step.plan.is_empty() {
             next = self.submit(step.plan, before.as_ref(), clock, &mut outputs);
+            self.planning = clock.now().saturating_duration_since(began).max(self.planning * 15 / 16);
         }
         if let Some(before) = before {
             self.settle(before, clock, &mut outputs);
@@ -221,6 +229,23 @@ impl Engine {
             Some(deadline) if self.stalled => NextStep::At(deadline),
             Some(_) => NextStep::Now,
         }
+    }
+
+    /// Time until which [`step`](Self::step) may be put off, so that what comes meanwhile is in the next step: the one under way
+    /// computes at least until then, and what the host needs before its end is taken off. `None` where that is not known.
+    ///
+    /// A step that is planned as the one before begins would make each request wait for one step more. The idea of asynchronous
+    /// scheduling leaves that open (<https://lmsys.org/blog/2024-12-04-sglang-v0-4/>).
+    pub fn next_plan(&self) -> Option<Instant> {
+        let step = self.in_flight.as_ref().filter(|_| self.alignments.is_empty())?;
+        let least = self.scheduler.least_time(&step.plan);
+        let lead = LEAST_LEAD + self.planning * 2;
+        Some(self.began(step.start) + least.checked_sub(lead)?)
+    }
+
+    /// Start of a step that was submitted then: one that was submitted early begins as the one before it ends.
+    fn began(&self, submitted: Instant) -> Instant {
+        self.last_end.map_or(submitted, |end| end.max(submitted))
     }
 
     /// True if no sequence lives, and there is nothing to align.

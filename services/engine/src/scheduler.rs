@@ -330,8 +330,8 @@ impl Scheduler {
 
     /// Records the time that a plan took.
     pub fn observe(&mut self, plan: &StepPlan, took: Duration) {
-        let prefills = plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty();
-        let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
+        let rows = self.step_rows(plan);
+        let prefills = rows.prefills;
         let fixed = self.rates.least(0, 1);
         let n_decoding = plan.chunks.iter().filter(|c| c.tokens.len() == 1).count();
         let decodes = n_decoding > 0;
@@ -347,8 +347,25 @@ impl Scheduler {
             let token_us = self.decode_pacing.target(fixed).map_or(0, micros);
             add(&mut self.counts.step_slo_us, (token_us as f64 * tokens) as u64);
         }
-        self.rates.observe(StepRows { n_rows: plan.n_rows() + projected, prefills }, took);
+        self.rates.observe(rows, took);
         self.decode_pacing.observe(StepMix { prefills, decodes }, took, self.rates.least(0, 1));
+    }
+
+    /// Properties of a plan that its time depends on.
+    fn step_rows(&self, plan: &StepPlan) -> StepRows {
+        let projected = plan.n_projected().div_ceil(self.capacity.decoder.cross_rows_per_token.max(1));
+        StepRows {
+            n_rows: plan.n_rows() + projected,
+            prefills: plan.chunks.iter().any(|c| c.tokens.len() > 1) || !plan.projections.is_empty(),
+        }
+    }
+
+    /// Least time of a plan by all steps so far; zero where none was like it.
+    pub fn least_time(&self, plan: &StepPlan) -> Duration {
+        match self.step_rows(plan) {
+            StepRows { n_rows, prefills: true } => self.rates.least(n_rows, 0),
+            StepRows { prefills: false, .. } => self.rates.least(0, 1),
+        }
     }
 
     /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.

@@ -242,7 +242,10 @@ impl EngineThread {
             }
         }
         let first = match next_step {
-            NextStep::Now => self.inbox.try_recv().ok(),
+            NextStep::Now => {
+                self.take_while_computing();
+                self.inbox.try_recv().ok()
+            }
             NextStep::OnEvent => match self.inbox.recv() {
                 Ok(command) => Some(command),
                 Err(_) => return ControlFlow::Break(()),
@@ -270,6 +273,20 @@ impl EngineThread {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
+    }
+
+    /// Takes commands while the step under way computes, until the next has to be planned.
+    fn take_while_computing(&mut self) {
+        let left = |thread: &Self| {
+            let until = thread.engine.next_plan()?;
+            until.checked_duration_since(thread.clock.now()).filter(|left| !left.is_zero())
+        };
+        while let Some(left) = left(self) {
+            match self.inbox.recv_timeout(left) {
+                Ok(command) => self.apply(command),
+                Err(_) => return,
+            }
+        }
     }
 
     /// Runs one step, by permit of the compute arbiter if there is one: all compute of the engine is in its steps.

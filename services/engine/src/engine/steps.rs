@@ -112,8 +112,7 @@ impl Engine {
                 if !self.is_pipelined {
                     self.scheduler.commit(&plan);
                 }
-                // A step that was submitted early began when the one before it ended.
-                let began = self.last_end.map_or(start, |end| end.max(start));
+                let began = self.began(start);
                 self.last_end = Some(now);
                 self.scheduler.observe(&plan, now.saturating_duration_since(began));
                 self.take_tokens(&plan, &choices.chunks, &mut StepResults { chosen, now, outputs });

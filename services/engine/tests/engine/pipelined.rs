@@ -2,6 +2,8 @@
 //! held by `schedules` and by `tests/matrix`.
 
 use crate::bench::{Bench, config};
+use std::time::Duration;
+use triptych_core::clock::Clock;
 use triptych_core::sampling::SamplingParams;
 use triptych_engine::{EngineConfig, Event, Pipelining, SequenceId, SequenceRequest};
 
@@ -36,6 +38,32 @@ fn a_step_is_submitted_before_the_one_before_has_ended() {
     bench.add(bench.sequence(1, 5, 4));
     bench.settle();
     assert_eq!(bench.engine.stats().computed_tokens, 5 + 3);
+}
+
+#[test]
+fn a_step_is_planned_shortly_before_the_one_under_way_can_end() {
+    let ms = Duration::from_millis;
+    let mut bench = bench();
+    let start = bench.clock.now();
+    let planned_at = |bench: &Bench| bench.engine.next_plan().map(|at| at - start);
+    bench.add(bench.sequence(1, 5, 20));
+    assert_eq!(planned_at(&bench), None, "no step is under way");
+    bench.step();
+    assert_eq!(planned_at(&bench), None, "it is not known what a prompt takes");
+    bench.clock.advance(ms(50));
+    bench.step();
+    assert_eq!(planned_at(&bench), None, "nor what a decode takes");
+    bench.clock.advance(ms(30));
+    bench.step();
+    assert_eq!(planned_at(&bench), Some(ms(80 + 30 - 1)));
+    // What comes until then is in the next step. Its rows take 10 ms each by the first prompt, the step 60 at least.
+    bench.clock.advance(ms(29));
+    bench.add(bench.sequence(2, 5, 20));
+    assert_eq!(bench.step().len(), 2);
+    assert_eq!(planned_at(&bench), Some(ms(109 + 60 - 1)));
+    bench.settle();
+    bench.assert_books_balance();
+    assert_eq!(planned_at(&bench), None);
 }
 
 #[test]
