@@ -67,7 +67,9 @@ pub enum NextStep {
     OnEvent,
 }
 
-/// Least time before the end of a step at which the next is planned.
+/// Part of the expected time of a step that it is relied upon to take.
+const CERTAIN: f64 = 0.8;
+/// Least time before that at which the next step is planned.
 const LEAST_LEAD: Duration = Duration::from_millis(1);
 
 /// The engine. See the crate's documentation for the loop that drives it.
@@ -232,15 +234,18 @@ impl Engine {
     }
 
     /// Time until which [`step`](Self::step) may be put off, so that what comes meanwhile is in the next step: the one under way
-    /// computes at least until then, and what the host needs before its end is taken off. `None` where that is not known.
+    /// is expected to compute for longer, and what the host needs before its end is taken off. `None` where that is not known.
+    ///
+    /// Only [`CERTAIN`] of the expected time counts. A step that ends before it was planned for is measured as long as it was waited
+    /// for, so that an expectation that is too long falls by the rest with each step.
     ///
     /// A step that is planned as the one before begins would make each request wait for one step more. The idea of asynchronous
     /// scheduling leaves that open (<https://lmsys.org/blog/2024-12-04-sglang-v0-4/>).
     pub fn next_plan(&self) -> Option<Instant> {
         let step = self.in_flight.as_ref().filter(|_| self.alignments.is_empty())?;
-        let least = self.scheduler.least_time(&step.plan);
+        let expected = self.scheduler.expected_time(&step.plan)?;
         let lead = LEAST_LEAD + self.planning * 2;
-        Some(self.began(step.start) + least.checked_sub(lead)?)
+        Some(self.began(step.start) + expected.mul_f64(CERTAIN).checked_sub(lead)?)
     }
 
     /// Start of a step that was submitted then: one that was submitted early begins as the one before it ends.

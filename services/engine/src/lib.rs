@@ -18,6 +18,8 @@
 //! }
 //! ```
 //!
+//! While a pipelined step computes, events are taken until [`Engine::next_plan`] before the next one.
+//!
 //! For every item of every request the driver delivers, sooner or later, [`Event::ItemReady`] or
 //! [`Event::ItemFailed`]; delivering one twice, early or late does no harm. Every sequence ends with exactly one
 //! [`Output::Finished`] or [`Output::Failed`]; an aborted one ends without output. With [`RowRetention::UntilRead`] it tells

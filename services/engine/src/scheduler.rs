@@ -360,12 +360,9 @@ impl Scheduler {
         }
     }
 
-    /// Least time of a plan by all steps so far; zero where none was like it.
-    pub fn least_time(&self, plan: &StepPlan) -> Duration {
-        match self.step_rows(plan) {
-            StepRows { n_rows, prefills: true } => self.rates.least(n_rows, 0),
-            StepRows { prefills: false, .. } => self.rates.least(0, 1),
-        }
+    /// Time that a plan is expected to take, by the steps so far; `None` before it is known.
+    pub fn expected_time(&self, plan: &StepPlan) -> Option<Duration> {
+        self.rates.expected(self.step_rows(plan))
     }
 
     /// Appends a placeholder for the token that the last plan chooses, so that the next plan computes it.

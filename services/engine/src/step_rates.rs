@@ -16,6 +16,8 @@ const HALVED_AFTER_ROWS: f64 = 4096.0;
 const MOST_ABOVE: f64 = 4.0;
 /// Least that it is a multiple of, in seconds, so that an estimate of nothing can rise.
 const LEAST_ROW: f64 = 1e-6;
+/// Rows from which the time of one is known well enough to foretell a step.
+const ENOUGH_ROWS: f64 = 2048.0;
 
 /// Measured rates, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,6 +78,14 @@ impl StepRates {
         (self.recent_rows > 0.0).then(|| seconds(self.recent_work / self.recent_rows))
     }
 
+    /// Time that a step is expected to take: what any step takes at least, and the work of its prompt rows. `None` before the first
+    /// decode-only step.
+    pub fn expected(&self, rows: StepRows) -> Option<Duration> {
+        let is_known = rows.prefills && self.recent_rows >= ENOUGH_ROWS;
+        let work = if is_known { self.recent_work / self.recent_rows * rows.n_rows as f64 } else { 0.0 };
+        self.best_step.map(|least| seconds(least + work))
+    }
+
     /// Typical time to prefill `n_rows` rows. `None` before the first measurement.
     pub fn prefill_time(&self, n_rows: usize) -> Option<Duration> {
         self.typical_row.map(|row| seconds(row * n_rows as f64))
@@ -110,6 +120,18 @@ mod tests {
         assert_eq!(rates.least(20, 3), ms(20 + 30));
         let typical = rates.prefill_time(10).unwrap();
         assert!(typical > ms(200) && typical < ms(300), "{typical:?}");
+    }
+
+    #[test]
+    fn a_step_is_foretold_by_its_rows_once_many_were_measured() {
+        let us = Duration::from_micros;
+        let decode = StepRows { n_rows: 4, prefills: false };
+        let prefill = StepRows { n_rows: 100, prefills: true };
+        assert_eq!(StepRates::default().expected(decode), None);
+        let few = after(&[(100, 4000)]);
+        assert_eq!((few.expected(decode), few.expected(prefill)), (Some(us(1000)), Some(us(1000))));
+        let many = after(&[(512, 16_360); 8]);
+        assert_eq!((many.expected(decode), many.expected(prefill)), (Some(us(1000)), Some(us(4000))));
     }
 
     /// Steps, and the bounds of what a row takes after them.

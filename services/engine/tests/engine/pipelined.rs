@@ -49,18 +49,20 @@ fn a_step_is_planned_shortly_before_the_one_under_way_can_end() {
     bench.add(bench.sequence(1, 5, 20));
     assert_eq!(planned_at(&bench), None, "no step is under way");
     bench.step();
-    assert_eq!(planned_at(&bench), None, "it is not known what a prompt takes");
+    assert_eq!(planned_at(&bench), None, "it is not known what a step takes");
     bench.clock.advance(ms(50));
     bench.step();
-    assert_eq!(planned_at(&bench), None, "nor what a decode takes");
+    assert_eq!(planned_at(&bench), None, "nor by a prompt alone");
     bench.clock.advance(ms(30));
     bench.step();
-    assert_eq!(planned_at(&bench), Some(ms(80 + 30 - 1)));
-    // What comes until then is in the next step. Its rows take 10 ms each by the first prompt, the step 60 at least.
-    bench.clock.advance(ms(29));
+    // Four fifths of 30 ms, less one for the host.
+    assert_eq!(planned_at(&bench), Some(ms(80 + 23)));
+    bench.clock.advance(ms(23));
+    // What came until then is in the next step.
     bench.add(bench.sequence(2, 5, 20));
     assert_eq!(bench.step().len(), 2);
-    assert_eq!(planned_at(&bench), Some(ms(109 + 60 - 1)));
+    // The step before took 23 ms, as far as is known.
+    assert_eq!(planned_at(&bench), Some(ms(103) + ms(23).mul_f64(0.8) - ms(1)));
     bench.settle();
     bench.assert_books_balance();
     assert_eq!(planned_at(&bench), None);
