@@ -481,10 +481,10 @@ impl Sequence {
     }
 
     /// Time for which its next token may wait before the mean time of its tokens after the first exceeds `target`; zero if it does
-    /// already. `None` before its first token.
+    /// already. `None` before its first token. One that is being chosen is there before the next.
     pub fn token_slack(&self, target: Duration, now: Instant) -> Option<Duration> {
         let elapsed = now.saturating_duration_since(self.milestones.first_token?);
-        let n_gaps = self.chosen().len().saturating_sub(self.n_resumed);
+        let n_gaps = self.generated(0).len().saturating_sub(self.n_resumed);
         Some(target.saturating_mul(u32::try_from(n_gaps).unwrap_or(u32::MAX)).saturating_sub(elapsed))
     }
 
