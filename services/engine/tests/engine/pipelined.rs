@@ -69,6 +69,19 @@ fn a_step_is_planned_shortly_before_the_one_under_way_can_end() {
 }
 
 #[test]
+fn the_token_under_way_counts_for_the_slack() {
+    let config =
+        EngineConfig { pipelining: Pipelining::On, tpot_slo: Some(Duration::from_millis(100)), ..config() };
+    let mut bench = Bench::decoder_only(config);
+    bench.log().defers = true;
+    bench.add(bench.sequence(1, 5, 20));
+    bench.step();
+    bench.step();
+    // The first token is there and the second is under way; 90 ms are aimed at for each after the first.
+    assert_eq!(bench.engine.decode_slack(bench.clock.now()), Duration::from_millis(180));
+}
+
+#[test]
 fn settings_that_do_not_read_tokens_are_asked_for_ahead() {
     let sampled = |sampling: &mut SamplingParams| {
         sampling.temperature = 0.8;

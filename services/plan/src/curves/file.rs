@@ -131,7 +131,7 @@ mod tests {
             (refused(|c| c.front.misplaced = -1.0), "frontend.misplaced is -1"),
             (refused(|c| c.encode.clear()), "items and encode: one has points and the other none"),
             (refused(|c| c.step.clear()), "step has no point"),
-            (refused(|c| c.version = 9), "version 9"),
+            (refused(|c| c.version = VERSION + 1), &format!("version {}", VERSION + 1)),
             (refused(|c| c.load[0].p95_us = -1.0), "load[0]: p95_us is -1"),
             (refused(|c| c.publish.reverse()), "publish[1]: of is"),
             (refused(|c| c.threads = 0), "threads is 0"),

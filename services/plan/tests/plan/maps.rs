@@ -33,7 +33,12 @@ fn encoders_of_their_own_win_where_images_stop_answers_and_lose_where_they_idle(
     let map = Map { cells: vec![idle.clone()] };
     assert_eq!(map.cell(&place), Some(&idle));
     let read: Map = serde_json::from_str(&serde_json::to_string(&map).expect("JSON")).expect("its own");
-    assert_eq!(read, map);
+    let read = read.cell(&place).expect("the same place");
+    assert_eq!(read.disaggregated, idle.disaggregated);
+    // A number read from JSON may differ in its last bit.
+    for (read, written) in [(read.goodput, idle.goodput), (read.colocated, idle.colocated)] {
+        assert!((read / written - 1.0).abs() < 1e-12, "{read} {written}");
+    }
 }
 
 #[test]

@@ -144,8 +144,8 @@ fn what_cannot_be_planned_is_told_with_what_is_allowed() {
     refuses(&["plan", "--curves", &curves, "--budget", "8cores"], 2, &["--slo"]);
     refuses(&["plan", "--slo", "ttft=soon", "--budget", "8cores"], 2, &["soon"]);
     refuses(&["plan", "--curves", "no.json", "--slo", "ttft=1s", "--budget", "2cores"], 2, &["no.json"]);
-    std::fs::write(&curves, "{\"version\": 9}").expect("a file");
-    plan(&["--budget", "8cores"], &["version 9", "triptych profile"]);
+    std::fs::write(&curves, "{\"version\": 99}").expect("a file");
+    plan(&["--budget", "8cores"], &["version 99", "triptych profile"]);
     let fleets = ["plan", "fleets", "--curves", &curves, "--slo", "ttft=1s", "--output", "/no/such"];
     std::fs::write(&curves, serde_json::to_string(&triptych_plan::curves::sample::curves()).expect("JSON"))
         .expect("a file");
