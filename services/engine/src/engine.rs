@@ -236,8 +236,8 @@ impl Engine {
     /// Time until which [`step`](Self::step) may be put off, so that what comes meanwhile is in the next step: the one under way
     /// is expected to compute for longer, and what the host needs before its end is taken off. `None` where that is not known.
     ///
-    /// Only [`CERTAIN`] of the expected time counts. A step that ends before it was planned for is measured as long as it was waited
-    /// for, so that an expectation that is too long falls by the rest with each step.
+    /// Four fifths of the expected time count. A step that ends before the next is planned is measured as long as it was waited for, so
+    /// that an expectation that is too long falls by a fifth with each step.
     ///
     /// A step that is planned as the one before begins would make each request wait for one step more. The idea of asynchronous
     /// scheduling leaves that open (<https://lmsys.org/blog/2024-12-04-sglang-v0-4/>).
@@ -245,7 +245,7 @@ impl Engine {
         let step = self.in_flight.as_ref().filter(|_| self.alignments.is_empty())?;
         let expected = self.scheduler.expected_time(&step.plan)?;
         let lead = LEAST_LEAD + self.planning * 2;
-        Some(self.began(step.start) + expected.mul_f64(CERTAIN).checked_sub(lead)?)
+        self.began(step.start).checked_add(expected.mul_f64(CERTAIN).checked_sub(lead)?)
     }
 
     /// Start of a step that was submitted then: one that was submitted early begins as the one before it ends.

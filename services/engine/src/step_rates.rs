@@ -1,10 +1,10 @@
 //! Measured speed of steps.
 //!
-//! Three estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
+//! Four estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
 //! request can meet its deadline is decided by the best rate ever seen: only a request that could not meet it
 //! even so is refused, and one slow step cannot make an engine refuse everything. What a prompt token takes, for whoever
 //! compares engines, is the work of recent steps over all their rows: long chunks count for more than short ones, and what
-//! any step takes counts for none.
+//! any step takes counts for none. Both together are what a step is expected to take, for who plans the next one meanwhile.
 
 use std::time::Duration;
 
