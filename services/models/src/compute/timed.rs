@@ -66,6 +66,11 @@ impl Eq for TimedForwards {}
 /// The longest wait for a permit in which the device was not given to others.
 const AT_ONCE: Duration = Duration::from_micros(200);
 
+/// A moment so much later; the same one where a file of curves says more than a clock can hold.
+fn after(moment: Instant, takes: Duration) -> Instant {
+    moment.checked_add(takes).unwrap_or(moment)
+}
+
 /// Waits for a moment.
 fn wait_until(due: Instant) {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -102,7 +107,7 @@ impl TimedDecoder {
 
     /// Gives the device work of a length; returns its end.
     fn occupy(&mut self, takes: Duration) -> Instant {
-        self.busy_until = self.busy_until.max(Instant::now()) + takes;
+        self.busy_until = after(self.busy_until.max(Instant::now()), takes);
         self.busy_until
     }
 
@@ -241,7 +246,7 @@ impl Encoder for TimedEncoder {
             if asked.elapsed() > AT_ONCE {
                 due = Instant::now();
             }
-            due += takes;
+            due = after(due, takes);
             wait_until(due);
         }
         Ok(tokens.iter().map(|n| vec![0.0; *n as usize * self.hidden]).collect())
@@ -254,51 +259,54 @@ mod tests {
     use crate::decoder::{GroupKv, KvCacheGroups};
     use triptych_kernels::ops::PagedBatch;
 
-    #[test]
-    fn a_step_is_known_by_its_sequences() {
-        // A chunk of three tokens after five, a sequence that decodes with nine keys, and a prompt of two.
-        let choose = ChooseBatch::default();
-        let step = StepInput {
-            token_ids: &[0; 6],
-            positions: &[[0; 3]; 6],
+    /// A step of these sequences; what stands in its rows is not looked at.
+    fn step<'a>(self_kv: &'a [GroupKv<'a>], choose: &'a ChooseBatch) -> StepInput<'a> {
+        StepInput {
+            token_ids: &[],
+            positions: &[],
             embeds: &[],
-            self_kv: &[GroupKv {
-                slot_mapping: &[0; 6],
-                tables: PagedBatch {
-                    query_start_loc: &[0, 3, 4, 6],
-                    table_start_loc: &[0, 1, 2, 3],
-                    block_tables: &[0, 1, 2],
-                    seq_lens: &[8, 9, 2],
-                },
-            }],
+            self_kv,
             cross_kv: None,
             cross_rows: None,
             state_slots: None,
             adapters: &[],
             logit_rows: &[],
-            choose: &choose,
-        };
+            choose,
+        }
+    }
+
+    fn sequences<'a>(query_start_loc: &'a [u32], seq_lens: &'a [u32]) -> GroupKv<'a> {
+        let tables = PagedBatch { query_start_loc, table_start_loc: &[], block_tables: &[], seq_lens };
+        GroupKv { slot_mapping: &[], tables }
+    }
+
+    #[test]
+    fn a_step_is_known_by_its_sequences() {
+        // A chunk of three tokens after five, a sequence that decodes with nine keys, and a prompt of two.
+        let (choose, self_kv) = (ChooseBatch::default(), [sequences(&[0, 3, 4, 6], &[8, 9, 2])]);
+        let step = step(&self_kv, &choose);
         let expect = StepSizes { prefill_tokens: 5, prefill_context: 21 + 3, decodes: 1, decode_context: 9 };
         assert_eq!(sizes(&step), expect);
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    struct Fixed(Duration);
+    /// Forwards that take no time.
+    struct AtOnce;
 
-    impl ForwardTimes for Fixed {
+    impl ForwardTimes for AtOnce {
         fn step(&self, _: StepSizes) -> Duration {
-            self.0
+            Duration::ZERO
         }
         fn encode(&self, _: TowerIdx, _: &[u32]) -> Duration {
-            self.0
+            Duration::ZERO
         }
         fn project(&self, _: usize) -> Duration {
-            self.0
+            Duration::ZERO
         }
     }
 
-    fn decoder(takes: &'static Fixed) -> TimedDecoder {
+    fn decoder(takes: &'static AtOnce) -> TimedDecoder {
         let info = DecoderInfo {
             vocab: 64,
             n_readable: 64,
@@ -319,35 +327,16 @@ mod tests {
 
     #[test]
     fn a_submitted_step_begins_as_the_one_before_it_ends() {
-        let mut decoder = decoder(&Fixed(Duration::ZERO));
+        let mut decoder = decoder(&AtOnce);
         let first = decoder.occupy(HOUR);
         assert_eq!((decoder.occupy(HOUR) - first, decoder.busy_until - first), (HOUR, HOUR));
     }
 
     #[test]
     fn steps_under_way_are_waited_for_in_their_order() {
-        let mut decoder = decoder(&Fixed(Duration::ZERO));
-        let choose = ChooseBatch::default();
-        let step = StepInput {
-            token_ids: &[],
-            positions: &[],
-            embeds: &[],
-            self_kv: &[GroupKv {
-                slot_mapping: &[],
-                tables: PagedBatch {
-                    query_start_loc: &[0],
-                    table_start_loc: &[0],
-                    block_tables: &[],
-                    seq_lens: &[],
-                },
-            }],
-            cross_kv: None,
-            cross_rows: None,
-            state_slots: None,
-            adapters: &[],
-            logit_rows: &[],
-            choose: &choose,
-        };
+        let mut decoder = decoder(&AtOnce);
+        let (choose, self_kv) = (ChooseBatch::default(), [sequences(&[0], &[])]);
+        let step = step(&self_kv, &choose);
         let pending: Vec<_> = (0..3).map(|_| decoder.submit(&step, &[]).unwrap()).collect();
         let numbers: Vec<u64> = pending
             .iter()

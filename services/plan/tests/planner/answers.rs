@@ -112,12 +112,13 @@ fn the_plan_tells_workers_the_slo() {
     let effort = Effort { requests: 200, tolerance: 0.02, tunes: true, ..EFFORT };
     let topology = "colocated".parse().expect("a topology");
     // With the second a share of the time may serve as much.
-    for (slo, least_gain, told_alone) in [("ttft=1s,tpot=12ms", 1.1, true), ("ttft=60s,tpot=7ms", 0.9, false)]
+    for (slo, least_gain, is_recommended) in
+        [("ttft=1s,tpot=12ms", 1.1, true), ("ttft=60s,tpot=7ms", 0.9, false)]
     {
         let slo: Slo = slo.parse().expect("an SLO");
         let question = Question { slo, effort, ..question(&demand, &Costs::default(), Budget::Cores(1)) };
         let answer = plan(&question, &|_| {}).expect("a plan");
-        if told_alone {
+        if is_recommended {
             assert!(markdown(&answer).contains("| `--tpot-slo` | "), "{}", markdown(&answer));
             assert!(answer.best.commands[0].contains(" --tpot-slo "), "{:?}", answer.best.commands);
         }
