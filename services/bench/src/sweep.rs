@@ -18,7 +18,7 @@
 
 mod run_length;
 
-use run_length::{warm_up, window};
+use run_length::{AnswerTimes, warm_up, window, within_slo_s};
 
 use crate::arrivals::Arrivals;
 use crate::blocks::{Block, RunKey, n_blocks};
@@ -62,6 +62,8 @@ pub const RULE_SEEDS: usize = 3;
 const MAX_VOID: usize = 3;
 /// Requests sent one after the other to find a first rate.
 const N_FIRST: usize = 3;
+/// Requests whose lengths say how long an answer within the SLO takes.
+const N_LENGTHS: usize = 256;
 /// The longest wait for a server to become idle between runs.
 const SETTLE: Duration = Duration::from_secs(20);
 /// Time between two reports of how far a run is.
@@ -113,8 +115,8 @@ pub struct SweepSettings {
     pub n_requests: u64,
     /// The longest judged window.
     pub max_window: Duration,
-    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds, and at least four times as long as a request
-    /// that is alone takes.
+    /// Length of the warm-up; `None`: a tenth of the window, from 5 to 30 seconds, at least four times as long as a request that
+    /// is alone takes, and at least as long as one that just meets the SLO, if that is no more than ten times as long.
     pub warm_up: Option<Duration>,
     /// Length of the blocks into which runs of compared servers are cut, which then take turns; `None`: they are not cut.
     pub block: Option<Duration>,
@@ -169,8 +171,8 @@ impl SweepSettings {
         window(self.n_requests, self.max_window, rate)
     }
 
-    fn warm_up_of(&self, window: Duration, alone_s: f64) -> Duration {
-        self.warm_up.unwrap_or_else(|| warm_up(window, alone_s))
+    fn warm_up_of(&self, window: Duration, answers: &AnswerTimes) -> Duration {
+        self.warm_up.unwrap_or_else(|| warm_up(window, answers))
     }
 }
 
@@ -238,7 +240,7 @@ async fn sweep(
         () = settings.stop.cancelled() => return Err(SweepError::Stopped),
     };
     let mut steps = Steps::new(&settings.rates, sweep.safe_rate());
-    listener(SweepEvent::Plan(&describe(&steps, settings, sweep.alone_s)));
+    listener(SweepEvent::Plan(&describe(&steps, settings, &sweep.answers)));
     let mut tested = Vec::new();
     let mut rates = Vec::new();
     while let Some(rate) = steps.next() {
@@ -280,8 +282,7 @@ pub struct Sweep {
     slo: Slo,
     settings: SweepSettings,
     content: ContentSource,
-    /// Mean time of a request that is alone, in seconds.
-    alone_s: f64,
+    answers: AnswerTimes,
 }
 
 impl Sweep {
@@ -303,15 +304,18 @@ impl Sweep {
         let alone_s = alone(server, workload, &content, settings)
             .await
             .map_err(|end| SweepError::NoAnswer { target: server.target.name(), end })?;
+        let sample: Vec<_> =
+            workload.requests(1.0, Arrivals::Constant, settings.salt).take(N_LENGTHS).collect();
+        let answers = AnswerTimes { alone_s, within_slo_s: within_slo_s(&sample, slo) };
         let workload = workload.clone();
         let slo = *slo;
         let settings = settings.clone();
-        Ok(Self { server: server.clone(), workload, slo, settings, content, alone_s })
+        Ok(Self { server: server.clone(), workload, slo, settings, content, answers })
     }
 
     /// Half of the rate of requests sent one after the other, which every server can serve.
     pub fn safe_rate(&self) -> f64 {
-        let safe = (0.5 / self.alone_s.max(1e-3)).clamp(0.001, 1000.0);
+        let safe = (0.5 / self.answers.alone_s.max(1e-3)).clamp(0.001, 1000.0);
         let digits = 10f64.powf(1.0 - safe.log10().floor());
         (safe * digits).round() / digits
     }
@@ -349,7 +353,7 @@ impl Sweep {
             rate,
             arrivals: self.settings.arrivals,
             seed: block.seed(seed),
-            warm_up: self.settings.warm_up_of(block.window(self.settings.window_at(rate)), self.alone_s),
+            warm_up: self.settings.warm_up_of(block.window(self.settings.window_at(rate)), &self.answers),
             n_requests: block.requests(self.settings.n_requests),
             max_window: block.window(self.settings.max_window),
             drain: self.settings.drain,
@@ -527,11 +531,11 @@ async fn alone(
 }
 
 /// The planned rates and their estimated time, as a sentence.
-fn describe(steps: &Steps, settings: &SweepSettings, alone_s: f64) -> String {
+fn describe(steps: &Steps, settings: &SweepSettings, answers: &AnswerTimes) -> String {
     let seeds = settings.seeds.len();
     let run_s = |rate: f64| {
         let window = (settings.n_requests as f64 / rate).min(settings.max_window.as_secs_f64());
-        window + settings.warm_up_of(Duration::from_secs_f64(window), alone_s).as_secs_f64() + 3.0
+        window + settings.warm_up_of(Duration::from_secs_f64(window), answers).as_secs_f64() + 3.0
     };
     let sum = |rates: &mut dyn Iterator<Item = f64>| rates.map(run_s).sum::<f64>();
     let (rates, seconds) = match steps {

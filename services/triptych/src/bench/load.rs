@@ -86,8 +86,8 @@ pub struct SizeArgs {
     /// Longest judged window
     #[arg(long, value_name = "TIME", default_value = "600s", value_parser = time)]
     pub max_window: Duration,
-    /// Load before the window that is not judged. Default: a tenth of the window, from 5 s to 30 s, and at least four times as
-    /// long as a request that is alone takes
+    /// Load before the window that is not judged. Default: a tenth of the window, from 5 s to 30 s, at least four times as long as a
+    /// request that is alone takes, and as long as one that just meets the SLO (at most ten times as long as one alone)
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub warm_up: Option<Duration>,
     /// Time after the window in which its requests may end before they count as failed

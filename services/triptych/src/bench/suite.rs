@@ -55,8 +55,8 @@ pub struct SuiteArgs {
     /// Longest judged part of a run, in seconds. Default: 600, with --quick 60
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_window: Option<u64>,
-    /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30, and at least four times as long as a
-    /// request that is alone takes
+    /// Load before the judged part of a run, in seconds. Default: a tenth of it, from 5 to 30, at least four times as long as a request
+    /// that is alone takes, and as long as one that just meets the SLO (at most ten times as long as one alone)
     #[arg(long, value_name = "S")]
     pub warm_up: Option<u64>,
     /// Length of the blocks into which runs are cut, in seconds: in each all clusters have the same requests, one after the other, and
