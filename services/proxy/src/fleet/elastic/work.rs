@@ -9,6 +9,9 @@
 //! Both grow with the load alike, and are measured as work ends: encodes that wait are no work yet, as prompts that wait are
 //! none. So the number is the same at any rate, but where the load is low.
 
+mod mix_change;
+
+use mix_change::WorkParts;
 use std::time::{Duration, Instant};
 
 /// Factor on the utilisation of workers that do both: encodes and steps that wait for one another.
@@ -18,15 +21,8 @@ const BESIDE: f64 = 1.05;
 const HYSTERESIS: f64 = 0.04;
 /// Time in which work that ended is forgotten, but for a third: some hundred requests.
 const MEMORY: Duration = Duration::from_secs(20);
-/// The same for the latest work, by which a change of mixes is noticed.
-const LATEST: Duration = Duration::from_secs(5);
-/// Difference of the parts of encodes in the latest and in all remembered work by which the mix has changed, and what was before
-/// is forgotten: three standard deviations of the former with some requests a second.
-const CHANGE: f64 = 0.12;
-/// Part of the memory's time that has to be seen before anything is decided.
+/// Part of the memory's time that has to be seen before anything is decided: encodes come before the steps of the same requests.
 const LEAST_SEEN: f64 = 0.1;
-/// The same of the latest work before it is compared.
-const LEAST_SEEN_LATEST: f64 = 0.4;
 /// Least part of the time of a worker that answers which is thought to be left to encodes and rows.
 const LEAST_LEFT: f64 = 0.1;
 /// Utilisation of the workers below which all do both: there is room, and an idle worker's cores help with encodes.
@@ -55,11 +51,13 @@ pub struct WorkerCounts {
 }
 
 /// Work of the workers whose roles are elastic.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkSplit {
     all: RecentWork,
-    latest: RecentWork,
+    parts: WorkParts,
     at: Option<Instant>,
+    /// True once enough was seen to decide anything.
+    is_known: bool,
     n_encoders: usize,
 }
 
@@ -95,6 +93,22 @@ impl RecentWork {
         self.slo_s += done.step_slo_us as f64 / 1e6;
     }
 
+    /// All of them; no time is seen.
+    fn sum<'a>(works: impl IntoIterator<Item = &'a Self>) -> Self {
+        works.into_iter().fold(Self::default(), |sum, work| Self {
+            encodes_s: sum.encodes_s + work.encodes_s,
+            steps_s: sum.steps_s + work.steps_s,
+            fixed_s: sum.fixed_s + work.fixed_s,
+            slo_s: sum.slo_s + work.slo_s,
+            seen_s: 0.0,
+        })
+    }
+
+    /// Seconds of encodes and of steps beyond the fixed time of each.
+    fn work_s(&self) -> f64 {
+        self.encodes_s + self.steps_s
+    }
+
     /// Part of it that is encodes, without the fixed time of steps: the part is of the mix, whatever the batches. Workers that
     /// report no steps, of other engines, say nothing of it.
     fn encode_share(&self) -> f64 {
@@ -109,28 +123,23 @@ impl RecentWork {
 }
 
 impl WorkSplit {
-    /// Workers report that this was done.
+    /// Workers report that this was done. What was before a change of the mix is forgotten.
     pub fn add(&mut self, now: Instant, done: WorkDone) {
-        self.forget(now);
-        self.all.add(done);
-        self.latest.add(done);
-    }
-
-    fn forget(&mut self, now: Instant) {
         let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         self.at = Some(self.at.map_or(now, |at| at.max(now)));
         self.all.forget(since, MEMORY);
-        self.latest.forget(since, LATEST);
+        let (part, since_change) = self.parts.at(now);
+        part.add(done);
+        if let Some(since_change) = since_change {
+            self.all = since_change;
+        }
+        self.all.add(done);
     }
 
     /// Workers to leave to encodes. With hysteresis: what was returned before counts.
     pub fn n_encoders(&mut self, workers: WorkerCounts) -> usize {
-        let change = (self.latest.encode_share() - self.all.encode_share()).abs();
-        let is_latest_seen = self.latest.seen_s >= LEAST_SEEN_LATEST * LATEST.as_secs_f64();
-        if change > CHANGE && is_latest_seen && self.all.seen_s > self.latest.seen_s {
-            self.all = self.latest;
-        }
-        if self.all.seen_s < LEAST_SEEN * MEMORY.as_secs_f64() {
+        self.is_known |= self.all.seen_s >= LEAST_SEEN * MEMORY.as_secs_f64();
+        if !self.is_known {
             return self.n_encoders;
         }
         self.n_encoders = match self.busy_workers() < LEAST_UTILISATION * workers.n as f64 {
