@@ -5,7 +5,7 @@
 //! points (Basseville and Nikiforov, Detection of Abrupt Changes, 1993). A mix of text alone is noticed within a second or two of
 //! some ten requests each, where means that forget in seconds take as many seconds more.
 
-use super::RecentWork;
+use super::recent::RecentWork;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
