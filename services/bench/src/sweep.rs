@@ -18,7 +18,7 @@
 
 mod run_length;
 
-use run_length::{AnswerTimes, warm_up, window, within_slo_s};
+use run_length::{AnswerTimes, warm_up, window};
 
 use crate::arrivals::Arrivals;
 use crate::blocks::{Block, RunKey, n_blocks};
@@ -62,8 +62,6 @@ pub const RULE_SEEDS: usize = 3;
 const MAX_VOID: usize = 3;
 /// Requests sent one after the other to find a first rate.
 const N_FIRST: usize = 3;
-/// Requests whose lengths say how long an answer within the SLO takes.
-const N_LENGTHS: usize = 256;
 /// The longest wait for a server to become idle between runs.
 const SETTLE: Duration = Duration::from_secs(20);
 /// Time between two reports of how far a run is.
@@ -304,9 +302,7 @@ impl Sweep {
         let alone_s = alone(server, workload, &content, settings)
             .await
             .map_err(|end| SweepError::NoAnswer { target: server.target.name(), end })?;
-        let sample: Vec<_> =
-            workload.requests(1.0, Arrivals::Constant, settings.salt).take(N_LENGTHS).collect();
-        let answers = AnswerTimes { alone_s, within_slo_s: within_slo_s(&sample, slo) };
+        let answers = AnswerTimes::of(workload, slo, alone_s);
         let workload = workload.clone();
         let slo = *slo;
         let settings = settings.clone();

@@ -1,7 +1,9 @@
 //! The lengths of a run: its judged window and its warm-up.
 
+use crate::arrivals::Arrivals;
 use crate::offered::Offered;
 use crate::slo::Slo;
+use crate::workload::Workload;
 use std::time::Duration;
 
 /// Least warm-up, in times of a request that is alone: a loaded server takes a few times as long, and until then more requests
@@ -12,6 +14,9 @@ const SLO_ANSWERS: f64 = 10.0;
 /// Longest warm-up that follows from answers, in seconds.
 const MAX_WARM_UP_S: f64 = 600.0;
 
+/// Requests of a workload whose lengths say how long an answer within the SLO takes.
+const N_LENGTHS: usize = 256;
+
 /// Mean times of an answer in seconds, which a warm-up outlasts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AnswerTimes {
@@ -21,14 +26,18 @@ pub(super) struct AnswerTimes {
     pub within_slo_s: Option<f64>,
 }
 
-/// The mean time of an answer that just meets the SLO, in seconds. `None` without requests, or if the SLO does not limit it.
-pub(super) fn within_slo_s<'a>(requests: impl IntoIterator<Item = &'a Offered>, slo: &Slo) -> Option<f64> {
-    let times: Option<Vec<f64>> =
-        requests.into_iter().map(|r| longest_s(r, &r.slo.unwrap_or(*slo))).collect();
-    let times = times.filter(|times| !times.is_empty())?;
-    Some(times.iter().sum::<f64>() / times.len() as f64)
+impl AnswerTimes {
+    /// Those of a workload, of whose requests one that is alone takes `alone_s` seconds.
+    pub fn of(workload: &Workload, slo: &Slo, alone_s: f64) -> Self {
+        let requests = workload.requests(1.0, Arrivals::Constant, 0).take(N_LENGTHS);
+        let times: Option<Vec<f64>> = requests.map(|r| longest_s(&r, &r.slo.unwrap_or(*slo))).collect();
+        let times = times.filter(|times| !times.is_empty());
+        let within_slo_s = times.map(|times| times.iter().sum::<f64>() / times.len() as f64);
+        Self { alone_s, within_slo_s }
+    }
 }
 
+/// The time of an answer that just meets the SLO, in seconds; `None` if the SLO does not limit it.
 fn longest_s(request: &Offered, slo: &Slo) -> Option<f64> {
     let n_further = request.output_tokens.saturating_sub(1);
     let further = match (n_further, slo.tpot) {
@@ -57,8 +66,6 @@ pub(super) fn warm_up(window: Duration, answers: &AnswerTimes) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrivals::Arrivals;
-    use crate::workload::Workload;
 
     fn warm_up_s(window_s: u64, alone_s: f64, within_slo_s: Option<f64>) -> f64 {
         warm_up(Duration::from_secs(window_s), &AnswerTimes { alone_s, within_slo_s }).as_secs_f64()
@@ -84,8 +91,8 @@ mod tests {
     fn the_longest_answer_within_an_slo_is_by_its_limits() {
         let of = |workload: &str, slo: &str| {
             let workload = Workload::parse(workload).expect("a workload");
-            let offered: Vec<_> = workload.requests(1.0, Arrivals::Constant, 1).take(4).collect();
-            within_slo_s(&offered, &slo.parse().expect("an SLO"))
+            let answers = AnswerTimes::of(&workload, &slo.parse().expect("an SLO"), 1.0);
+            answers.within_slo_s.map(|seconds| (seconds * 1e3).round() / 1e3)
         };
         assert_eq!(of("text:text=20,output=150", "ttft=10s,tpot=100ms"), Some(24.9));
         assert_eq!(of("text:text=20,output=150", "ttft=10s,tpot=100ms,e2el=20s"), Some(20.0));
@@ -95,6 +102,5 @@ mod tests {
             [of("text:text=20,output=150", "ttft=10s"), of("text:text=20,output=150", "tpot=1s")],
             [None; 2]
         );
-        assert_eq!(within_slo_s([], &"ttft=1s,tpot=1s".parse().expect("an SLO")), None);
     }
 }
