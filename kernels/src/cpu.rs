@@ -65,7 +65,7 @@ pub use matrix::CpuTensor;
 pub use norm::CpuNorm;
 pub use packed::{PackedWeights, Packing};
 pub use peak::Peak;
-pub use pool::limit_threads;
+pub use pool::{Cores, share_cores, stop_sharing_cores};
 pub use simd::{Isa, NoSuchIsa};
 pub use table::{CpuTable, is_table_of_logits, table_bytes};
 

@@ -4,7 +4,7 @@
 //! counter, so which thread does what is left to chance: a task must compute the same on any. The caller does what
 //! threads that are late would have done and never waits for one that has not begun ([`workers`]).
 //!
-//! A process that shares its cores with others computes with fewer threads while they compute ([`limit_threads`]).
+//! A process that shares its cores with others computes with fewer threads while they compute ([`share_cores`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::ops::Result;
 
 mod cores;
+mod share;
 mod throttle;
 mod workers;
 
+pub use share::{Cores, share_cores, stop_sharing_cores};
 use workers::Workers;
 
 /// Work below this many nanoseconds stays on the calling thread: sharing it costs about as much.
@@ -27,7 +29,7 @@ static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Bounds the threads that an op of any back end of this process uses from now on, its caller included; at least 1.
 /// Results do not depend on it.
-pub fn limit_threads(n: usize) {
+fn limit_threads(n: usize) {
     LIMIT.store(n.max(1), Ordering::Relaxed);
 }
 
@@ -55,6 +57,9 @@ impl Pool {
 
     /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.
     pub(super) fn run(&self, n_tasks: usize, cost_ns: usize, task: impl Fn(usize) + Sync) {
+        if cost_ns >= MIN_PARALLEL_NS {
+            share::ask();
+        }
         let n_helpers = self.n_threads().min(n_tasks).saturating_sub(1);
         match &self.workers {
             Some(workers) if n_helpers > 0 && cost_ns >= MIN_PARALLEL_NS => {

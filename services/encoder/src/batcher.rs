@@ -27,11 +27,11 @@ use triptych_core::graph_stats::GraphStats;
 use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
 use triptych_models::ModelError;
-use triptych_models::compute::limit_threads;
+use triptych_models::compute::{Cores, share_cores, stop_sharing_cores};
 use triptych_models::lora::LoraAdapter;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
-use triptych_runtime::core_share::{Computing, CoreShare};
+use triptych_runtime::core_share::CoreShare;
 use triptych_runtime::watchdog::Watchdog;
 
 /// Most orders that the thread has not read: more than jobs are admitted, since all of them are to be in [`crate::order`]. One of a
@@ -221,7 +221,7 @@ impl Batcher {
             limits,
             arbiter,
             cores,
-            computing: None,
+            is_computing: false,
             meters,
             watchdog,
             waiting: VecDeque::new(),
@@ -332,7 +332,7 @@ struct BatcherThread {
     arbiter: Option<EncoderRegistration>,
     cores: Option<CoreShare>,
     /// Set while forwards follow one another.
-    computing: Option<Computing>,
+    is_computing: bool,
     meters: Arc<EncoderMeters>,
     watchdog: Watchdog,
     waiting: VecDeque<WaitingJob>,
@@ -363,7 +363,9 @@ impl BatcherThread {
     fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         loop {
             if self.waiting.is_empty() {
-                self.computing = None;
+                if std::mem::take(&mut self.is_computing) {
+                    stop_sharing_cores();
+                }
                 match orders.blocking_recv() {
                     Some(order) => self.take(order),
                     None => return,
@@ -456,8 +458,13 @@ impl BatcherThread {
             batch.iter().map(|job| job.item.adapter.as_ref().map(|part| part.id)).collect();
         let watched = self.watchdog.begin("an encoder forward");
         let mut turns = self.arbiter.as_ref().map(EncoderRegistration::forward);
-        if let (None, Some(cores)) = (&self.computing, &self.cores) {
-            self.computing = Some(cores.begin());
+        if let (false, Some(cores)) = (self.is_computing, &self.cores) {
+            let computing = cores.begin();
+            share_cores(move |core| {
+                let share = computing.share(core);
+                Cores { n_threads: share.n_cores, avoided: share.avoided }
+            });
+            self.is_computing = true;
         }
         // Without an encoder there are no rows, and the batch fails by their number.
         let Some(encoder) = self.slot.loaded() else { return Ok(Vec::new()) };
@@ -465,9 +472,6 @@ impl BatcherThread {
             if let Some(turns) = &mut turns {
                 *blocked += turns.part(tokens);
                 watched.progress();
-            }
-            if let Some(computing) = &self.computing {
-                limit_threads(computing.cores());
             }
         })
     }

@@ -10,8 +10,8 @@ use crate::packed;
 use triptych_core::EncoderId;
 use triptych_kernels::Backend as _;
 pub use triptych_kernels::Precision;
+pub use triptych_kernels::cpu::{Cores, KEPT_BYTES, share_cores, stop_sharing_cores};
 use triptych_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-pub use triptych_kernels::cpu::{KEPT_BYTES, limit_threads};
 use triptych_kernels::cuda::{self, CudaBackend, CudaConfig};
 #[cfg(feature = "reference")]
 use triptych_kernels::reference::ReferenceBackend;

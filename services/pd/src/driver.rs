@@ -20,10 +20,10 @@ use triptych_core::timeline::COMPUTE;
 use triptych_core::{AdapterId, Failure};
 use triptych_engine::{AlignJob, Engine, Event, NextStep, Output, SequenceId, SequenceRequest, Stats};
 use triptych_models::ModelError;
-use triptych_models::compute::limit_threads;
+use triptych_models::compute::{Cores, share_cores, stop_sharing_cores};
 use triptych_models::lora::LoraAdapter;
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
-use triptych_runtime::core_share::{Computing, CoreShare};
+use triptych_runtime::core_share::CoreShare;
 use triptych_runtime::watchdog::Watchdog;
 
 enum EngineCommand {
@@ -95,7 +95,7 @@ impl Driver {
             adapter_names,
             arbitration,
             cores,
-            computing: None,
+            is_computing: false,
             inbox,
             routes: HashMap::new(),
             meters,
@@ -204,7 +204,7 @@ struct EngineThread {
     arbitration: Option<Arbitration>,
     cores: Option<CoreShare>,
     /// Set while steps follow one another.
-    computing: Option<Computing>,
+    is_computing: bool,
     inbox: Receiver<EngineCommand>,
     routes: HashMap<SequenceId, UnboundedSender<Output>>,
     adapter_names: HashMap<AdapterId, String>,
@@ -236,7 +236,9 @@ impl EngineThread {
     fn run_once(&mut self) -> ControlFlow<()> {
         let next_step = self.engine.next_step();
         if let NextStep::OnEvent | NextStep::At(_) = &next_step {
-            self.computing = None;
+            if std::mem::take(&mut self.is_computing) {
+                stop_sharing_cores();
+            }
             if let Some(arbitration) = &self.arbitration {
                 arbitration.engine.rest();
             }
@@ -293,11 +295,13 @@ impl EngineThread {
     fn step(&mut self) -> Vec<Output> {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let _watched = self.watchdog.begin("an engine step");
-        if let (None, Some(cores)) = (&self.computing, &self.cores) {
-            self.computing = Some(cores.begin());
-        }
-        if let Some(computing) = &self.computing {
-            limit_threads(computing.cores());
+        if let (false, Some(cores)) = (self.is_computing, &self.cores) {
+            let computing = cores.begin();
+            share_cores(move |core| {
+                let share = computing.share(core);
+                Cores { n_threads: share.n_cores, avoided: share.avoided }
+            });
+            self.is_computing = true;
         }
         let start = self.clock.now();
         let span = tracing::trace_span!(target: COMPUTE, "step");

@@ -4,6 +4,10 @@
 //! reads what the others wrote. Who computes has its share of the cores, who is idle lends
 //! them. Nothing is locked and nobody waits: a process looks again between two parts of its work, so for the length of
 //! such a part more threads than cores may run. A process that died while it computed counts for [`STALE`].
+//!
+//! The core that a computation is on stands there too, and each avoids those of the others ([`Share::avoided`]): beside a
+//! neighbour that computes, the system puts two threads of one user's session on one core, and leaves the other one to the
+//! neighbour.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,6 +29,8 @@ pub const MAX_PLACES: u32 = 256;
 struct Record {
     /// Threads that lead a computation.
     n_leaders: u32,
+    /// Core that one of them was on.
+    core: u32,
     /// Time of writing, in milliseconds since the epoch.
     at_ms: u64,
 }
@@ -33,13 +39,15 @@ impl Record {
     fn to_bytes(self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&self.n_leaders.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.core.to_le_bytes());
         bytes[8..].copy_from_slice(&self.at_ms.to_le_bytes());
         bytes
     }
 
     fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Self {
-        let [a, b, c, d, _, _, _, _, at @ ..] = *bytes;
-        Self { n_leaders: u32::from_le_bytes([a, b, c, d]), at_ms: u64::from_le_bytes(at) }
+        let [a, b, c, d, e, f, g, h, at @ ..] = *bytes;
+        let [n_leaders, core] = [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes);
+        Self { n_leaders, core, at_ms: u64::from_le_bytes(at) }
     }
 
     /// Leaders that compute at `now_ms`.
@@ -56,6 +64,26 @@ fn cores_of(records: &[Record], place: usize, n_cores: usize, now_ms: u64) -> us
     let before = records.iter().take(place).map(leaders).fold(0_usize, usize::saturating_add);
     let left_over = n_cores % total;
     (n_cores / total + usize::from(before < left_over)).max(1)
+}
+
+/// Cores of other processes that the one at `place` should not be on, while there is a core for each. Of two on one core the
+/// later place leaves, so that both do not.
+fn avoided(records: &[Record], place: usize, n_cores: usize, now_ms: u64) -> Vec<usize> {
+    let total = records.iter().map(|record| record.leaders(now_ms)).fold(0_u64, u64::saturating_add);
+    let own = records.get(place).filter(|own| own.n_leaders == 1 && total <= n_cores as u64);
+    let Some(own) = own else { return Vec::new() };
+    let others = records.iter().enumerate().filter(|(i, record)| *i != place && record.leaders(now_ms) == 1);
+    let cores = others.filter(|(i, record)| *i < place || record.core != own.core);
+    cores.filter_map(|(_, record)| usize::try_from(record.core).ok()).collect()
+}
+
+/// Cores for a computation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Their number.
+    pub n_cores: usize,
+    /// Cores that other processes compute on, which the caller should not be on until it asks again.
+    pub avoided: Vec<usize>,
 }
 
 /// A process's place in the division. Clones share it.
@@ -86,7 +114,7 @@ impl CoreShare {
         let (n_leaders, failed) = (AtomicU32::new(0), AtomicBool::new(false));
         let share = Self(Arc::new(Place { file, place, n_cores, n_leaders, failed }));
         // An earlier process of this place may have died while it computed.
-        share.0.write(now_ms())?;
+        share.0.write(0, now_ms())?;
         Ok(share)
     }
 
@@ -102,19 +130,21 @@ impl CoreShare {
 pub struct Computing(Arc<Place>);
 
 impl Computing {
-    /// Cores for this computation from now until it asks again.
-    pub fn cores(&self) -> usize {
+    /// Cores for this computation, whose leader is on `core`, from now until it asks again.
+    pub fn share(&self, core: usize) -> Share {
         let place = &*self.0;
         let now_ms = now_ms();
-        match place.write(now_ms).and_then(|()| place.read()) {
-            Ok(records) => {
-                cores_of(&records, usize::try_from(place.place).unwrap_or(usize::MAX), place.n_cores, now_ms)
-            }
+        let at = usize::try_from(place.place).unwrap_or(usize::MAX);
+        match place.write(core, now_ms).and_then(|()| place.read()) {
+            Ok(records) => Share {
+                n_cores: cores_of(&records, at, place.n_cores, now_ms),
+                avoided: avoided(&records, at, place.n_cores, now_ms),
+            },
             Err(error) => {
                 if !place.failed.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "cores are not shared with the other processes of this host");
                 }
-                place.n_cores
+                Share { n_cores: place.n_cores, avoided: Vec::new() }
             }
         }
     }
@@ -124,13 +154,14 @@ impl Drop for Computing {
     fn drop(&mut self) {
         self.0.n_leaders.fetch_sub(1, Ordering::Relaxed);
         // The record is stale soon if this fails.
-        let _ = self.0.write(now_ms());
+        let _ = self.0.write(0, now_ms());
     }
 }
 
 impl Place {
-    fn write(&self, at_ms: u64) -> io::Result<()> {
-        let record = Record { n_leaders: self.n_leaders.load(Ordering::Relaxed), at_ms };
+    fn write(&self, core: usize, at_ms: u64) -> io::Result<()> {
+        let core = u32::try_from(core).unwrap_or(u32::MAX);
+        let record = Record { n_leaders: self.n_leaders.load(Ordering::Relaxed), core, at_ms };
         let at = u64::from(self.place) * RECORD_BYTES as u64;
         self.file.write_all_at(&record.to_bytes(), at)
     }
@@ -155,7 +186,7 @@ mod tests {
 
     fn cores(leaders: &[u32], place: usize, n_cores: usize) -> usize {
         let records: Vec<Record> =
-            leaders.iter().map(|&n_leaders| Record { n_leaders, at_ms: NOW }).collect();
+            leaders.iter().map(|&n_leaders| Record { n_leaders, core: 0, at_ms: NOW }).collect();
         cores_of(&records, place, n_cores, NOW)
     }
 
@@ -182,13 +213,37 @@ mod tests {
     #[test]
     fn a_record_that_is_old_or_of_no_sense_takes_no_cores() {
         let stale = NOW - u64::try_from(STALE.as_millis()).unwrap();
-        let records = |at_ms| [Record { n_leaders: 1, at_ms: NOW }, Record { n_leaders: 1, at_ms }];
+        let records = |at_ms| [NOW, at_ms].map(|at_ms| Record { n_leaders: 1, core: 0, at_ms });
         assert_eq!(cores_of(&records(stale), 0, 2, NOW), 2);
         assert_eq!(cores_of(&records(stale + 1), 0, 2, NOW), 1);
         assert_eq!(cores_of(&records(u64::MAX), 0, 2, NOW), 2);
-        let many = [Record { n_leaders: u32::MAX, at_ms: NOW }; MAX_PLACES as usize];
+        let many = [Record { n_leaders: u32::MAX, core: u32::MAX, at_ms: NOW }; MAX_PLACES as usize];
         assert_eq!(cores_of(&many, 255, 2, NOW), 1);
         assert_eq!(cores_of(&[], 3, 2, NOW), 2, "a file that was cut");
+        assert!(avoided(&[], 3, 2, NOW).is_empty() && avoided(&many, 255, 2, NOW).is_empty());
+    }
+
+    #[test]
+    fn each_avoids_the_cores_of_the_others_and_of_two_on_one_the_later_leaves() {
+        let on = |cores: &[(u32, u32)]| -> Vec<Record> {
+            cores.iter().map(|&(n_leaders, core)| Record { n_leaders, core, at_ms: NOW }).collect()
+        };
+        let avoid = |cores: &[(u32, u32)], n_cores| -> Vec<Vec<usize>> {
+            (0..cores.len()).map(|place| avoided(&on(cores), place, n_cores, NOW)).collect()
+        };
+        assert_eq!(avoid(&[(1, 0), (1, 1)], 2), [[1], [0]], "they stay");
+        assert_eq!(avoid(&[(1, 1), (1, 1)], 2), [vec![], vec![1]], "the later one leaves");
+        assert_eq!(avoid(&[(1, 1), (1, 0), (1, 1)], 3), [vec![0], vec![1, 1], vec![1, 0]]);
+        assert_eq!(avoid(&[(0, 1), (1, 1)], 2), [[], []] as [[usize; 0]; 2], "the other one is idle");
+        assert_eq!(
+            avoid(&[(1, 1), (1, 1), (1, 0)], 2),
+            [[]; 3] as [[usize; 0]; 3],
+            "there is no core for each"
+        );
+        let several = avoid(&[(2, 1), (1, 1)], 4);
+        assert_eq!(several, [[], []] as [[usize; 0]; 2], "the core of one of several leaders says little");
+        let stale = Record { at_ms: 0, ..on(&[(1, 1)])[0] };
+        assert!(avoided(&[stale, on(&[(1, 1)])[0]], 1, 2, NOW).is_empty());
     }
 
     #[test]
@@ -198,18 +253,20 @@ mod tests {
         let open = |place| CoreShare::open(&path, place, 4).unwrap();
         let (first, second) = (open(0), open(1));
         let one = first.begin();
-        assert_eq!(one.cores(), 4);
+        assert_eq!(one.share(0).n_cores, 4);
         let two = second.begin();
-        assert_eq!((two.cores(), one.cores()), (2, 2));
+        assert_eq!((two.share(0).n_cores, one.share(0).n_cores), (2, 2));
+        assert_eq!([one.share(1), two.share(1)].map(|share| share.avoided), [vec![0], vec![1]]);
+        assert_eq!([two.share(0), one.share(1)].map(|share| share.avoided), [[1], [0]], "it has left");
         drop(two);
-        assert_eq!(one.cores(), 4);
+        assert_eq!(one.share(0).n_cores, 4);
         let left = second.begin();
-        assert_eq!(left.cores(), 2);
+        assert_eq!(left.share(0).n_cores, 2);
         std::mem::forget(left);
         let again = open(1);
-        assert_eq!(one.cores(), 4, "a process that comes back has nothing under way");
+        assert_eq!(one.share(0).n_cores, 4, "a process that comes back has nothing under way");
         let both = (again.begin(), again.begin());
-        assert_eq!((both.0.cores(), both.1.cores()), (1, 1));
+        assert_eq!((both.0.share(0).n_cores, both.1.share(0).n_cores), (1, 1));
         assert!(CoreShare::open(&path, MAX_PLACES, 4).unwrap_err().to_string().contains("0 to 255"));
         assert!(CoreShare::open(dir.path(), 0, 4).is_err());
     }

@@ -5,7 +5,7 @@
 //! compute too, the system leaves two threads of a process on one core for as long as the number of threads on each
 //! core is as even as it can be; [`leave`] moves one to a core of a neighbour, which shares it with any thread.
 //!
-//! Both allow a thread fewer cores for a moment, and then those of the process again.
+//! Both allow a thread fewer cores for a moment, and then those of the process again. [`avoid`] does so until it is told otherwise.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -13,6 +13,6 @@ mod linux;
 mod other;
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::{ThreadId, current_core, current_thread, leave, preemptions, pull};
+pub(super) use linux::{ThreadId, avoid, current_core, current_thread, leave, preemptions, pull};
 #[cfg(not(target_os = "linux"))]
-pub(super) use other::{ThreadId, current_core, current_thread, leave, preemptions, pull};
+pub(super) use other::{ThreadId, avoid, current_core, current_thread, leave, preemptions, pull};

@@ -146,7 +146,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
     let meters = Arc::new(EncoderMeters::new(&MetricsRegistry::default()));
     let slot = EncoderSlot::Held(Box::new(Fake));
     let (limits, watchdog) = (BatchLimits::default(), Watchdog::default());
-    let (arbiter, cores, computing, waiting) = (None, None, None, VecDeque::new());
+    let (arbiter, cores, is_computing, waiting) = (None, None, false, VecDeque::new());
     let graphs = GraphStats::default();
     let (adapters, unused) = (HashMap::new(), Arc::default());
     let mut thread = BatcherThread {
@@ -155,7 +155,7 @@ fn an_item_that_fails_its_batch_fails_alone() {
         limits,
         arbiter,
         cores,
-        computing,
+        is_computing,
         meters,
         watchdog,
         waiting,

@@ -68,6 +68,16 @@ pub fn leave(core: usize) -> bool {
     others.count() > 0 && move_to(None, &others, &cores)
 }
 
+/// Lets the calling thread be on all cores of the process but these, or on all if no other is left.
+pub fn avoid(avoided: &[usize]) {
+    let Ok(all) = sched_getaffinity(Some(getpid())) else { return };
+    let mut some = all;
+    avoided.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| some.unset(*core));
+    let allowed = if some.count() > 0 { some } else { all };
+    // A system that does not let it changes nothing.
+    let _ = sched_setaffinity(None, &allowed);
+}
+
 /// Moves a thread, the calling one if `None`, to one of `some` cores; then it has `all`. A thread that ended meanwhile, or a
 /// system that does not let it, changes nothing.
 fn move_to(thread: Option<ThreadId>, some: &CpuSet, all: &CpuSet) -> bool {
