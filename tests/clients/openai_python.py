@@ -8,7 +8,8 @@ import openai
 import report
 from pydantic import BaseModel, Field
 
-client = openai.OpenAI(max_retries=0)
+# Answers have to be of the library's types, which it does not check by itself.
+client = openai.OpenAI(max_retries=0, _strict_response_validation=True)
 ASK = [{"role": "user", "content": "Is it cold?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": report.WEATHER, "strict": True}}]
 
@@ -125,6 +126,7 @@ def transcription_stream() -> None:
     with open(report.HELDOUT / "digits.wav", "rb") as file:
         events = list(client.audio.transcriptions.create(model="digits", file=file, stream=True))
     assert events[-1].type == "transcript.text.done"
+    assert events[-1].usage.type == "tokens" and events[-1].usage.output_tokens > 0, events[-1].usage
     assert "".join(e.delta for e in events[:-1]).strip() == events[-1].text
 
 

@@ -161,6 +161,12 @@ async fn transcriptions_come_in_every_format() {
         serde_json::from_str(events(&sse).iter().rfind(|e| **e != "[DONE]").expect("events")).expect("JSON");
     assert_eq!(last["type"], "transcript.text.done");
     assert_eq!(last["text"].as_str().map(str::trim), Some(digits));
+    let usage = &last["usage"];
+    assert_eq!(usage["type"], "tokens");
+    assert!(
+        usage["output_tokens"].as_u64().expect("a number") >= digits.split(' ').count() as u64,
+        "{usage}"
+    );
     assert_eq!(live(&cluster).await, digits);
 }
 

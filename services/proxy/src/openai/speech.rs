@@ -131,7 +131,7 @@ enum TranscriptEvent {
         text: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         logprobs: Option<Vec<Alternative>>,
-        usage: format::DurationUsage,
+        usage: format::TokenUsage,
     },
 }
 
@@ -182,7 +182,7 @@ impl TranscriptEvents {
                 let rest = self.tag.rest();
                 let rest = self.delta(rest);
                 let (text, logprobs) = (self.text.trim().to_owned(), self.logprobs.take());
-                let usage = format::DurationUsage::of(&summary);
+                let usage = format::TokenUsage::of(&summary);
                 Ok([rest, sse::event(&TranscriptEvent::Done { text, logprobs, usage })].concat().into())
             }
         }

@@ -150,7 +150,11 @@ async fn a_stream_is_deltas_and_done() {
         [
             json!({"type": "transcript.text.delta", "delta": "hello"}),
             json!({"type": "transcript.text.delta", "delta": " world"}),
-            json!({"type": "transcript.text.done", "text": "hello world", "usage": {"type": "duration", "seconds": 1.5}}),
+            json!({
+                "type": "transcript.text.done",
+                "text": "hello world",
+                "usage": {"type": "tokens", "input_tokens": 7, "output_tokens": 2, "total_tokens": 9},
+            }),
         ]
     );
     let (_, _, body) = post(&cluster, TRANSCRIBE, &[("file", "audio"), ("stream", "true")]).await;

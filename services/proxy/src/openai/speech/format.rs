@@ -81,15 +81,34 @@ struct Segment<'a> {
 
 /// Usage by duration of the audio.
 #[derive(Serialize)]
-pub(super) struct DurationUsage {
+struct DurationUsage {
     #[serde(rename = "type")]
     kind: &'static str,
     seconds: f64,
 }
 
 impl DurationUsage {
-    pub(super) fn of(summary: &v1::Summary) -> Self {
+    fn of(summary: &v1::Summary) -> Self {
         Self { kind: "duration", seconds: summary.duration_s }
+    }
+}
+
+/// Usage by tokens: the only one of a transcription that streams.
+#[derive(Serialize)]
+pub(super) struct TokenUsage {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    input_tokens: u32,
+    output_tokens: u32,
+    total_tokens: u64,
+}
+
+impl TokenUsage {
+    pub(super) fn of(summary: &v1::Summary) -> Self {
+        let usage = summary.usage.unwrap_or_default();
+        let (input_tokens, output_tokens) = (usage.prompt_tokens, usage.completion_tokens);
+        let total_tokens = u64::from(input_tokens) + u64::from(output_tokens);
+        Self { kind: "tokens", input_tokens, output_tokens, total_tokens }
     }
 }
 
