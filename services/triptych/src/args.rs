@@ -12,6 +12,7 @@ pub mod tls;
 pub mod discovery;
 pub mod drain;
 pub mod encoder_weights;
+pub mod engine;
 pub mod graphs;
 pub mod limits;
 pub mod lora;

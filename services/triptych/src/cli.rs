@@ -2,7 +2,7 @@
 
 use crate::ask::AskArgs;
 use crate::bench::BenchArgs;
-use crate::config::{ConfigArgs, ConfigCommandArgs};
+use crate::config::{ConfigArgs, ConfigCommandArgs, unset};
 use crate::ec::EcCommandArgs;
 use crate::health::HealthArgs;
 use crate::keys::KeysArgs;
@@ -15,7 +15,8 @@ use crate::role::proxy::ProxyArgs;
 use crate::role::store::StoreArgs;
 use crate::top::TopArgs;
 use crate::up::UpArgs;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,6 +42,22 @@ pub struct Cli {
     /// Process id of the supervisor: end when it ends.
     #[arg(long, global = true, hide = true)]
     pub supervised_by: Option<u32>,
+}
+
+impl Cli {
+    /// Of a command line that the config file has completed.
+    ///
+    /// # Errors
+    /// Clap's for one that is wrong, and its answers to `--help` and the like.
+    pub fn of_completed(args: Vec<OsString>) -> Result<Self, clap::Error> {
+        let command = Self::command();
+        let matches = command.clone().try_get_matches_from(args)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        if let Command::Up(up) = &mut cli.command {
+            up.unset = unset(&command, &matches);
+        }
+        Ok(cli)
+    }
 }
 
 /// A role's flags, and leave to check them only.

@@ -46,7 +46,7 @@ mod topology;
 mod units;
 mod up;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use cli::{Cli, Command};
 use error::CliError;
 use std::io::Write;
@@ -59,7 +59,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     triptych_runtime::tls::install_provider();
     let cli = match config::complete(&Cli::command(), std::env::args_os().collect()) {
-        Ok(args) => Cli::parse_from(args),
+        Ok(args) => Cli::of_completed(args).unwrap_or_else(|e| e.exit()),
         Err(e) => return report(&e),
     };
     if matches!(cli.command, Command::GrammarTrial) {

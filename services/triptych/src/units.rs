@@ -2,6 +2,16 @@
 
 use std::time::Duration;
 
+/// A number of a flag as sizes of the libraries are.
+pub fn size(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// Bytes of so many MiB.
+pub fn mib(n: u32) -> usize {
+    size(n).saturating_mul(1 << 20)
+}
+
 /// `51 865`.
 pub fn count(n: usize) -> String {
     let digits = n.to_string();

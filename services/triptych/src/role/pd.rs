@@ -5,6 +5,7 @@ use crate::args::cores::CoreShareArgs;
 use crate::args::discovery::RegisterArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::encoder_weights::EncoderWeightsArgs;
+use crate::args::engine::EngineArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
 use crate::args::memory::MemoryArgs;
@@ -14,10 +15,10 @@ use crate::args::watchdog::WatchdogArgs;
 use crate::args::{EcArgs, LogArgs, ModelArgs, PrecisionArg, ToolParserArg};
 use crate::ec_choice::Others;
 use crate::error::{CliError, chain};
+use crate::units::{mib, size};
 use crate::{listen, model};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use std::time::Duration;
 use triptych_encoder::{BatchLimits, EmbeddedConfig, EncoderMemory, TowerChoice, WeightsPolicy};
 use triptych_models::compute::ComputeConfig;
 use triptych_models::encoder::EncoderGraphConfig;
@@ -115,98 +116,6 @@ pub struct PdArgs {
     /// Logs
     #[command(flatten)]
     pub log: LogArgs,
-}
-
-/// Sizes of each model's engine.
-#[derive(Args, Clone, Copy, Debug)]
-#[command(next_help_heading = "Engine, for each model")]
-pub struct EngineArgs {
-    /// MiB of self-attention KV cache. Default: 1024; on a GPU the model's part of nine tenths of the memory that all weights
-    /// leave free
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_KV_MIB", value_parser = clap::value_parser!(u32).range(1..))]
-    pub kv_mib: Option<u32>,
-    /// MiB of cross-attention KV cache, for encoder-decoder models. Default: 1024; on a GPU half of that part
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_CROSS_KV_MIB", value_parser = clap::value_parser!(u32).range(1..))]
-    pub cross_kv_mib: Option<u32>,
-    /// MiB of recurrent states, for models with linear attention: one of each sequence that runs, and checkpoints of prefixes.
-    /// Default: 1024; on a GPU a quarter of that part
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_STATE_CACHE_MIB", value_parser = clap::value_parser!(u32).range(1..))]
-    pub state_cache_mib: Option<u32>,
-    /// MiB of host memory for the KV of sequences that have to give way. 0: they are computed again
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_HOST_KV_MIB", default_value_t = 256)]
-    pub host_kv_mib: u32,
-    /// Draft tokens ahead of greedy answers, from what came after the same words before. 0: none
-    #[arg(long, value_name = "N", env = "TRIPTYCH_LOOKUP_TOKENS", default_value_t = 0,
-          value_parser = clap::value_parser!(u32).range(..=64))]
-    pub lookup_tokens: u32,
-    /// Token rows of a step: less shortens the pauses that a long prompt causes, more raises throughput
-    #[arg(long, value_name = "N", env = "TRIPTYCH_TOKEN_BUDGET", default_value_t = 512,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub token_budget: u32,
-    /// Percent of the time in which answers go on alone while prompts are read: answers keep at least this share of their
-    /// speed, prompts the rest. 0: prompts first, and answers stand nearly still meanwhile
-    #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
-          value_parser = clap::value_parser!(u8).range(..=90))]
-    pub decode_share: u8,
-    /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
-    /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of
-    /// the time. 0: no SLO, and --decode-share alone
-    #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
-    pub tpot_slo: Duration,
-    /// Sequences that run at once
-    #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_sequences: u32,
-    /// Least time between two messages of an answer that streams: tokens that come faster share a message. First and last
-    /// tokens never wait. 0: a message for each step
-    #[arg(long, value_name = "MS", env = "TRIPTYCH_STREAM_INTERVAL", default_value_t = 10,
-          value_parser = clap::value_parser!(u16).range(..=1000))]
-    pub stream_interval: u16,
-    /// Tokens that a draft model proposes at once
-    #[arg(long, value_name = "N", env = "TRIPTYCH_DRAFT_TOKENS", default_value_t = 4,
-          value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub draft_tokens: u32,
-    /// MiB of GPU memory for decode steps that are captured as CUDA graphs, one for each power of two of sequences and bucket of
-    /// context lengths, at their first use. What finds no memory runs without a graph. 0: no graphs
-    #[arg(long, value_name = "MIB", env = "TRIPTYCH_DECODE_GRAPH_MIB", default_value_t = 512)]
-    pub decode_graph_mib: u32,
-}
-
-impl EngineArgs {
-    fn settings(self) -> EngineSettings {
-        EngineSettings {
-            self_kv_bytes: self.kv_mib.map(mib),
-            cross_kv_bytes: self.cross_kv_mib.map(mib),
-            state_bytes: self.state_cache_mib.map(mib),
-            host_kv_bytes: mib(self.host_kv_mib),
-            lookup_tokens: size(self.lookup_tokens),
-            token_budget: size(self.token_budget),
-            decode_share: self.decode_share,
-            tpot_slo: Some(self.tpot_slo).filter(|slo| !slo.is_zero()),
-            max_sequences: size(self.max_sequences),
-            stream_interval: Duration::from_millis(self.stream_interval.into()),
-            draft_tokens: size(self.draft_tokens),
-            graph_bytes: mib(self.decode_graph_mib),
-            ..EngineSettings::default()
-        }
-    }
-}
-
-/// Longest TPOT SLO, in milliseconds.
-const MAX_TPOT_SLO_MS: f64 = 60_000.0;
-
-fn tpot_slo(text: &str) -> Result<Duration, String> {
-    let ms = text.parse::<f64>().ok().filter(|ms| (0.0..=MAX_TPOT_SLO_MS).contains(ms));
-    let ms = ms.ok_or_else(|| format!("allowed are 0 to {MAX_TPOT_SLO_MS} milliseconds, as in 20 or 2.5"))?;
-    Ok(Duration::from_secs_f64(ms / 1e3))
-}
-
-fn size(n: u32) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
-}
-
-fn mib(n: u32) -> usize {
-    size(n).saturating_mul(1 << 20)
 }
 
 /// The encoders of the same models, over the worker's own connector.

@@ -1,5 +1,6 @@
 //! Flags of the commands that start clusters to compare them.
 
+use crate::args::engine::TPOT_SLO;
 use crate::args::{EcArg, ModelArgs};
 use crate::error::{CliError, chain};
 use crate::shared_dir::SharedDir;
@@ -9,8 +10,6 @@ use std::time::Duration;
 use triptych_bench::topology::{CoreList, Topology, affinity};
 use triptych_core::limits::Limits;
 
-/// Flag of the TPOT SLO that a PD worker is told.
-pub(super) const TPOT_SLO: &str = "--tpot-slo";
 /// The flag of curves that workers take their time from.
 pub(super) const TIMED_BY: &str = "--timed-by";
 

@@ -1,6 +1,7 @@
 //! One cluster that is measured: its processes, each on its own cores, from start to end.
 
-use super::args::{TIMED_BY, TPOT_SLO, TopologyArgs, check_store};
+use super::args::{TIMED_BY, TopologyArgs, check_store};
+use crate::args::engine::tpot_flags;
 use crate::args::{EC_VARIABLE, EcArg, tls};
 use crate::error::CliError;
 use crate::listen::Ports;
@@ -234,11 +235,6 @@ fn shares(args: &TopologyArgs, topology: &Topology, cores: &CoreList) -> Result<
     shares.map_err(|e| CliError::Setting(format!("--topology {topology}: {e}")))
 }
 
-/// A time as flags take it, in milliseconds.
-fn as_ms(time: Duration) -> String {
-    (time.as_secs_f64() * 1e3).to_string()
-}
-
 /// The processes in the order of starting, workers in the order of their shares.
 fn plan(
     starter: &Starter<'_>,
@@ -274,7 +270,7 @@ fn plan(
             worker.flags.extend(budget);
         }
         let told = args.told().filter(|_| role == Role::Pd);
-        worker.flags.extend(told.iter().flat_map(|slo| [TPOT_SLO.into(), as_ms(*slo).into()]));
+        worker.flags.extend(told.into_iter().flat_map(tpot_flags));
         worker.flags.extend(args.worker_flags.split_whitespace().map(Into::into));
         if let Some(file) = &args.timeline {
             worker.flags.extend(["--trace-file".into(), file.into()]);
@@ -292,6 +288,7 @@ fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::engine::TPOT_SLO;
     use crate::cli::Cli;
     use clap::{Args, FromArgMatches, Parser};
     use std::ffi::OsString;

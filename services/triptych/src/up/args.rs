@@ -5,6 +5,7 @@ use crate::args::api::ApiArgs;
 use crate::args::bounds::BoundArgs;
 use crate::args::drain::DrainArgs;
 use crate::args::encoder_weights::EncoderWeightsArgs;
+use crate::args::engine::EngineArgs;
 use crate::args::limits::LimitArgs;
 use crate::args::lora::LoraArgs;
 use crate::args::memory::MemoryArgs;
@@ -15,6 +16,8 @@ use crate::args::{EcArgs, FetchArgs, LogArgs, ModelArgs};
 use crate::config::ConfigArgs;
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 
 /// Flags of `up`.
@@ -66,6 +69,9 @@ pub struct UpArgs {
     /// Memory of PD workers
     #[command(flatten)]
     pub memory: MemoryArgs,
+    /// Engines of PD workers
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Limits of the workers
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
@@ -87,4 +93,24 @@ pub struct UpArgs {
     /// Config file, also of the processes that are started
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Flags that neither the command line nor the environment nor the file gives: the file's sections of the roles hold for
+    /// them
+    #[arg(skip)]
+    pub unset: BTreeSet<String>,
+}
+
+impl UpArgs {
+    /// Flags for a child, without those whose values here are defaults: the child has the same, or what the config file says in
+    /// the section of its role.
+    pub fn given<const N: usize>(&self, groups: [Vec<OsString>; N]) -> Vec<OsString> {
+        let mut is_given = true;
+        let mut given = groups.concat();
+        given.retain(|word| {
+            if let Some(flag) = word.to_str().and_then(|word| word.strip_prefix("--")) {
+                is_given = !self.unset.contains(flag);
+            }
+            is_given
+        });
+        given
+    }
 }

@@ -121,7 +121,7 @@ impl ClusterPlan {
                 let mut store = child(Role::Store, "store".into(), &mut ports)?;
                 let mib = (memory.budget_bytes >> 20).to_string();
                 store.flags.extend(["--budget-mib".into(), mib.into()]);
-                store.flags.extend(args.limits.object.to_flags());
+                store.flags.extend(args.given([args.limits.object.to_flags().to_vec()]));
                 let setting = format!("grpc://{}", store.grpc);
                 children.push(store);
                 store_address.clone_from(&setting);
@@ -137,21 +137,16 @@ impl ClusterPlan {
             for (i, tower) in towers.into_iter().enumerate() {
                 let mut worker = child(role, format!("{}-{i}", role.as_str()), &mut ports)?;
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
-                worker.flags.extend(model_flags(&args.models, models));
-                worker.flags.extend(args.watchdog.to_flags());
-                worker.flags.extend(args.updates.to_flags());
-                worker.flags.extend(args.limits.to_flags());
-                worker.flags.extend(match role {
-                    Role::Pd => [args.lora.to_flags(), args.memory.to_flags()].concat(),
-                    _ => {
-                        let memory = ["--memory-mib".into(), args.encoder_memory_mib.to_string().into()];
-                        [args.lora.loaded.to_flags(), memory.to_vec()].concat()
-                    }
-                });
+                worker.flags.extend(source_flags(models));
+                worker.flags.extend(args.given([computation_flags(&args.models), worker_flags(args, role)]));
+                if role == Role::Encoder && !args.unset.contains("encoder-memory-mib") {
+                    let memory = ["--memory-mib".into(), args.encoder_memory_mib.to_string().into()];
+                    worker.flags.extend(memory);
+                }
                 worker.flags.extend(tower.into_iter().flat_map(|tower| ["--towers".into(), tower.into()]));
                 if role == Role::Pd && args.with_encoder {
                     worker.flags.push("--with-encoder".into());
-                    worker.flags.extend(args.weights.to_flags());
+                    worker.flags.extend(args.given([args.weights.to_flags()]));
                 }
                 worker.ec = Some(ec.clone());
                 children.push(worker);
@@ -162,14 +157,10 @@ impl ClusterPlan {
         let admin = args.admin.map_or_else(|| ports.next().map(local), Ok)?;
         proxy.admin = if admin.ip().is_unspecified() { local(admin.port()) } else { admin };
         proxy.flags.extend(["--admin".into(), admin.to_string().into()]);
-        proxy.flags.extend(args.bounds.to_flags());
-        proxy.flags.extend(args.operator.to_flags());
-        proxy.flags.extend(args.fetch.to_flags());
-        proxy.flags.extend(args.limits.to_flags());
-        proxy.flags.extend(args.api.to_flags());
+        proxy.flags.extend(args.given([proxy_flags(args)]));
         children.push(proxy);
         for child in &mut children {
-            child.flags.extend(args.log.to_flags());
+            child.flags.extend(args.given([args.log.to_flags()]));
             child.flags.extend(args.drain.to_flags());
             child.flags.extend(args.config.to_flags());
             child.stop_patience = args.drain.patience();
@@ -217,15 +208,36 @@ pub fn child(role: Role, name: String, ports: &mut Ports) -> Result<ChildSpec, C
 
 /// Flags of the models and of computation.
 pub fn model_flags(args: &ModelArgs, models: &[CheckedModel]) -> Vec<OsString> {
-    let mut flags = args.compute.to_flags();
-    flags.extend(args.rows.to_flags());
-    flags.extend(args.graphs.to_flags());
+    [computation_flags(args), source_flags(models)].concat()
+}
+
+fn computation_flags(args: &ModelArgs) -> Vec<OsString> {
+    [args.compute.to_flags(), args.rows.to_flags(), args.graphs.to_flags()].concat()
+}
+
+fn source_flags(models: &[CheckedModel]) -> Vec<OsString> {
+    let mut flags = Vec::new();
     for model in models {
         let mut source = OsString::from(format!("{}=", model.name));
         source.push(&model.dir);
         flags.extend(["--model".into(), source]);
     }
     flags
+}
+
+/// Flags of a worker of `up`, but for models and computation.
+fn worker_flags(args: &UpArgs, role: Role) -> Vec<OsString> {
+    let own = match role {
+        Role::Pd => [args.lora.to_flags(), args.memory.to_flags(), args.engine.to_flags()].concat(),
+        _ => args.lora.loaded.to_flags(),
+    };
+    [args.watchdog.to_flags(), args.updates.to_flags(), args.limits.to_flags(), own].concat()
+}
+
+/// Flags of the proxy of `up`, but for addresses.
+fn proxy_flags(args: &UpArgs) -> Vec<OsString> {
+    let bounds = [args.bounds.to_flags(), args.operator.to_flags(), args.fetch.to_flags()].concat();
+    [bounds, args.limits.to_flags(), args.api.to_flags()].concat()
 }
 
 /// The proxy before these workers.
@@ -272,9 +284,8 @@ mod tests {
     }
 
     fn plan_of(flags: &[&str], models: &[(&str, &[Modality])]) -> ClusterPlan {
-        let Command::Up(args) = Cli::parse_from([&["triptych", "up"], flags].concat()).command else {
-            panic!()
-        };
+        let line = ["triptych", "up"].iter().chain(flags).map(OsString::from).collect();
+        let Command::Up(args) = Cli::of_completed(line).unwrap().command else { panic!() };
         let models: Vec<CheckedModel> = models
             .iter()
             .map(|(name, modalities)| CheckedModel {
@@ -360,6 +371,8 @@ mod tests {
             "700",
             "--ec-cache-mib",
             "7",
+            "--tpot-slo",
+            "2.5",
             "--model-updates",
             "/models",
             "--admin-token-file",
@@ -370,13 +383,29 @@ mod tests {
         assert!(encoder.contains("--model-updates /models") && encoder.contains("--memory-mib 700"));
         assert!(
             pd.contains("--memory-mib 900")
-                && pd.contains("--ec-cache-mib 7")
+                && pd.contains("--ec-cache-mib 7 --tpot-slo 2.5 ")
                 && pd.contains("--model-updates /models")
         );
         for flag in ["--admin 0.0.0.0:9190", "--max-n 4", "--max-stops 2", "--admin-token-file /token"] {
             assert!(proxy.contains(flag), "{proxy}");
         }
         assert_eq!(plan.children[3].admin.to_string(), "127.0.0.1:9190");
+    }
+
+    #[test]
+    fn what_operators_leave_is_for_the_file_to_set_in_the_sections_of_the_roles() {
+        let plan = plan(&["--decode-share", "33", "--encoders", "1"]);
+        let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
+        let (encoder, pd, proxy) = (flags(1), flags(2), flags(3));
+        assert!(pd.contains("--decode-share 33"), "given, although it is the default: {pd}");
+        for flag in ["--precision", "--memory-mib", "--token-budget", "--step-timeout", "--log", "--max-n"] {
+            assert!([&encoder, &pd, &proxy].iter().all(|flags| !flags.contains(flag)), "{flag}");
+        }
+        assert!(pd.contains("--model m=/models/m") && proxy.contains("--http 127.0.0.1:8080"), "its own");
+        assert!(
+            [&encoder, &pd, &proxy].iter().all(|flags| flags.contains("--drain-grace")),
+            "it waits as long"
+        );
     }
 
     #[test]
