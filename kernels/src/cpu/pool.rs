@@ -9,7 +9,6 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ops::Result;
 
@@ -23,15 +22,6 @@ use workers::Workers;
 
 /// Work below this many nanoseconds stays on the calling thread: sharing it costs about as much.
 const MIN_PARALLEL_NS: usize = 12_000;
-
-/// Most threads of an op in this process.
-static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-/// Bounds the threads that an op of any back end of this process uses from now on, its caller included; at least 1.
-/// Results do not depend on it.
-fn limit_threads(n: usize) {
-    LIMIT.store(n.max(1), Ordering::Relaxed);
-}
 
 /// A fixed number of threads, the caller of each op among them.
 #[derive(Clone, Debug)]
@@ -52,7 +42,7 @@ impl Pool {
 
     /// Threads that an op may use now, the caller included.
     pub(super) fn n_threads(&self) -> usize {
-        self.n_threads.min(LIMIT.load(Ordering::Relaxed))
+        self.n_threads.min(share::max_threads())
     }
 
     /// Calls `task` for each number below `n_tasks`, which together take about `cost_ns` on one thread.

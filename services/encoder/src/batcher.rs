@@ -459,10 +459,10 @@ impl BatcherThread {
         let watched = self.watchdog.begin("an encoder forward");
         let mut turns = self.arbiter.as_ref().map(EncoderRegistration::forward);
         if let (false, Some(cores)) = (self.is_computing, &self.cores) {
-            let computing = cores.begin();
+            let mut computing = cores.begin();
             share_cores(move |core| {
-                let share = computing.share(core);
-                Cores { n_threads: share.n_cores, avoided: share.avoided }
+                let share = computing.share(core, Instant::now())?;
+                Some(Cores { n_threads: share.n_cores, avoided: share.avoided })
             });
             self.is_computing = true;
         }

@@ -296,10 +296,10 @@ impl EngineThread {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let _watched = self.watchdog.begin("an engine step");
         if let (false, Some(cores)) = (self.is_computing, &self.cores) {
-            let computing = cores.begin();
+            let mut computing = cores.begin();
             share_cores(move |core| {
-                let share = computing.share(core);
-                Cores { n_threads: share.n_cores, avoided: share.avoided }
+                let share = computing.share(core, Instant::now())?;
+                Some(Cores { n_threads: share.n_cores, avoided: share.avoided })
             });
             self.is_computing = true;
         }

@@ -2,8 +2,8 @@
 //!
 //! Each process has a place in one file: it writes there how many of its threads lead a computation, and when, and
 //! reads what the others wrote. Who computes has its share of the cores, who is idle lends
-//! them. Nothing is locked and nobody waits: a process looks again between two parts of its work, so for the length of
-//! such a part more threads than cores may run. A process that died while it computed counts for [`STALE`].
+//! them. Nothing is locked and nobody waits: a process looks again between two ops of its work, at most once in [`PAUSE`], so for as
+//! long more threads than cores may run. A process that died while it computed counts for [`STALE`].
 //!
 //! The core that a computation is on stands there too, and each avoids those of the others ([`Share::avoided`]): beside a
 //! neighbour that computes, the system puts two threads of one user's session on one core, and leaves the other one to the
@@ -15,8 +15,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// Shortest time from one look at the file to the next.
+const PAUSE: Duration = Duration::from_millis(5);
 /// Age at which a record that says "computing" is no longer believed.
 const STALE: Duration = Duration::from_secs(5);
 /// Bytes of a record.
@@ -121,18 +123,30 @@ impl CoreShare {
     /// Begins a computation that one thread leads; it ends when the result is dropped.
     pub fn begin(&self) -> Computing {
         self.0.n_leaders.fetch_add(1, Ordering::Relaxed);
-        Computing(Arc::clone(&self.0))
+        Computing { place: Arc::clone(&self.0), looked_at: None }
     }
 }
 
 /// A computation under way.
 #[derive(Debug)]
-pub struct Computing(Arc<Place>);
+pub struct Computing {
+    place: Arc<Place>,
+    looked_at: Option<Instant>,
+}
 
 impl Computing {
-    /// Cores for this computation, whose leader is on `core`, from now until it asks again.
-    pub fn share(&self, core: usize) -> Share {
-        let place = &*self.0;
+    /// Cores for this computation, whose leader is on `core`, from `now` until others are told; `None` if it was told within
+    /// [`PAUSE`].
+    pub fn share(&mut self, core: usize, now: Instant) -> Option<Share> {
+        if self.looked_at.is_some_and(|at| now < at + PAUSE) {
+            return None;
+        }
+        self.looked_at = Some(now);
+        Some(self.look(core))
+    }
+
+    fn look(&self, core: usize) -> Share {
+        let place = &*self.place;
         let now_ms = now_ms();
         let at = usize::try_from(place.place).unwrap_or(usize::MAX);
         match place.write(core, now_ms).and_then(|()| place.read()) {
@@ -152,9 +166,9 @@ impl Computing {
 
 impl Drop for Computing {
     fn drop(&mut self) {
-        self.0.n_leaders.fetch_sub(1, Ordering::Relaxed);
+        self.place.n_leaders.fetch_sub(1, Ordering::Relaxed);
         // The record is stale soon if this fails.
-        let _ = self.0.write(0, now_ms());
+        let _ = self.place.write(0, now_ms());
     }
 }
 
@@ -252,21 +266,24 @@ mod tests {
         let path = dir.path().join("cores");
         let open = |place| CoreShare::open(&path, place, 4).unwrap();
         let (first, second) = (open(0), open(1));
-        let one = first.begin();
-        assert_eq!(one.share(0).n_cores, 4);
+        let mut one = first.begin();
+        assert_eq!(one.look(0).n_cores, 4);
         let two = second.begin();
-        assert_eq!((two.share(0).n_cores, one.share(0).n_cores), (2, 2));
-        assert_eq!([one.share(1), two.share(1)].map(|share| share.avoided), [vec![0], vec![1]]);
-        assert_eq!([two.share(0), one.share(1)].map(|share| share.avoided), [[1], [0]], "it has left");
+        assert_eq!((two.look(0).n_cores, one.look(0).n_cores), (2, 2));
+        assert_eq!([one.look(1), two.look(1)].map(|share| share.avoided), [vec![0], vec![1]]);
+        assert_eq!([two.look(0), one.look(1)].map(|share| share.avoided), [[1], [0]], "it has left");
         drop(two);
-        assert_eq!(one.share(0).n_cores, 4);
+        assert_eq!(one.look(0).n_cores, 4);
         let left = second.begin();
-        assert_eq!(left.share(0).n_cores, 2);
+        assert_eq!(left.look(0).n_cores, 2);
         std::mem::forget(left);
         let again = open(1);
-        assert_eq!(one.share(0).n_cores, 4, "a process that comes back has nothing under way");
+        assert_eq!(one.look(0).n_cores, 4, "a process that comes back has nothing under way");
         let both = (again.begin(), again.begin());
-        assert_eq!((both.0.share(0).n_cores, both.1.share(0).n_cores), (1, 1));
+        assert_eq!((both.0.look(0).n_cores, both.1.look(0).n_cores), (1, 1));
+        let now = Instant::now();
+        let looks = [0, 4, 5, 9, 10].map(|ms| one.share(0, now + Duration::from_millis(ms)).is_some());
+        assert_eq!(looks, [true, false, true, false, true]);
         assert!(CoreShare::open(&path, MAX_PLACES, 4).unwrap_err().to_string().contains("0 to 255"));
         assert!(CoreShare::open(dir.path(), 0, 4).is_err());
     }

@@ -1,29 +1,25 @@
 //! Cores of a process that shares a host's with others, as its computing threads learn of them.
 //!
-//! Between two ops a thread asks, at most once in [`PAUSE`], how many threads this process may use and on which cores other
-//! processes compute. An engine step or the layer of an encoder may take half a second on one core; who asked between
-//! those alone would leave cores idle, or take those of others, for as long.
+//! Before an op a thread asks how many threads this process may use and on which cores other processes compute. An engine step
+//! may take half a second on one core; who asked between steps alone would leave cores idle, or take those of others, for as
+//! long. How often the answer changes is up to who gives it.
 
 use std::cell::RefCell;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{cores, limit_threads};
-
-/// Shortest time from one question to the next.
-const PAUSE: Duration = Duration::from_millis(5);
+use super::cores;
 
 /// Cores that a process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores {
     /// Threads that compute, at least 1.
     pub n_threads: usize,
-    /// Cores that the asking thread should not be on until it asks again.
+    /// Cores that the asking thread should not be on until it is told otherwise.
     pub avoided: Vec<usize>,
 }
 
 struct Question {
-    ask: Box<dyn FnMut(usize) -> Cores>,
-    asked_at: Option<Instant>,
+    ask: Box<dyn FnMut(usize) -> Option<Cores>>,
     /// Cores that the thread may not be on.
     avoided: Vec<usize>,
 }
@@ -37,13 +33,17 @@ impl Question {
     }
 }
 
+/// Most threads of an op in this process.
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+
 thread_local!(static QUESTION: RefCell<Option<Question>> = const { RefCell::new(None) });
 
 /// From now on ops that the calling thread begins ask for the cores of this process, by the number of the core that the thread is
-/// on. Replaces what was asked before.
-pub fn share_cores(ask: impl FnMut(usize) -> Cores + 'static) {
+/// on; `None`: what was answered before holds. The threads hold for ops of all back ends of the process, their callers included.
+/// Results do not depend on it. Replaces what was asked before.
+pub fn share_cores(ask: impl FnMut(usize) -> Option<Cores> + 'static) {
     stop_sharing_cores();
-    QUESTION.set(Some(Question { ask: Box::new(ask), asked_at: None, avoided: Vec::new() }));
+    QUESTION.set(Some(Question { ask: Box::new(ask), avoided: Vec::new() }));
 }
 
 /// Ops of the calling thread ask no more, and it may be on any core of the process.
@@ -53,19 +53,20 @@ pub fn stop_sharing_cores() {
     }
 }
 
-/// Asks, if it is time.
+/// Asks, if the calling thread should.
 pub(super) fn ask() {
     QUESTION.with_borrow_mut(|question| {
         let Some(question) = question else { return };
-        let now = Instant::now();
-        if question.asked_at.is_some_and(|at| now < at + PAUSE) {
-            return;
+        if let Some(Cores { n_threads, avoided }) = (question.ask)(cores::current_core()) {
+            question.avoid(avoided);
+            LIMIT.store(n_threads.max(1), Ordering::Relaxed);
         }
-        question.asked_at = Some(now);
-        let Cores { n_threads, avoided } = (question.ask)(cores::current_core());
-        question.avoid(avoided);
-        limit_threads(n_threads);
     });
+}
+
+/// Most threads of an op that begins now.
+pub(super) fn max_threads() -> usize {
+    LIMIT.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -77,31 +78,25 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn ops_of_a_thread_ask_now_and_then_until_it_stops() {
+    fn ops_of_a_thread_ask_until_it_stops() {
         let pool = Pool::new(1).expect("a pool");
         let asked = Rc::new(Cell::new(0));
         let count = asked.clone();
         share_cores(move |_| {
             count.set(count.get() + 1);
-            Cores { n_threads: usize::MAX, avoided: Vec::new() }
+            None
         });
-        let op = || pool.run(2, 1_000_000, |_| ());
-        op();
-        assert_eq!(asked.get(), 1, "the first op asks");
-        let (start, mut n_ops) = (Instant::now(), 0);
-        while asked.get() == 1 {
-            op();
-            n_ops += 1;
-        }
-        assert!(start.elapsed() >= PAUSE / 2 && n_ops > 1, "{n_ops} ops");
-        pool.run(2, 1, |_| ());
+        let op = |cost_ns| pool.run(2, cost_ns, |_| ());
+        op(1_000_000);
+        op(1_000_000);
+        assert_eq!(asked.get(), 2);
+        op(1);
+        assert_eq!(asked.get(), 2, "small work does not");
         let in_other_thread = thread::spawn(|| Pool::new(1).expect("a pool").run(2, 1_000_000, |_| ()));
         in_other_thread.join().expect("no panic");
-        let before = asked.get();
         stop_sharing_cores();
-        thread::sleep(PAUSE);
-        op();
-        assert_eq!((asked.get(), Rc::strong_count(&asked)), (before, 1), "the question is dropped");
+        op(1_000_000);
+        assert_eq!((asked.get(), Rc::strong_count(&asked)), (2, 1), "the question is dropped");
     }
 
     #[test]
@@ -109,7 +104,7 @@ mod tests {
         thread::spawn(|| {
             let n_allowed = || thread::available_parallelism().map_or(1, usize::from);
             let (n_cores, core) = (n_allowed(), cores::current_core());
-            share_cores(move |_| Cores { n_threads: usize::MAX, avoided: vec![core] });
+            share_cores(move |_| Some(Cores { n_threads: usize::MAX, avoided: vec![core] }));
             ask();
             assert!(n_cores == 1 || cores::current_core() != core);
             stop_sharing_cores();

@@ -383,7 +383,8 @@ mod tests {
         assert!(encoder.contains("--model-updates /models") && encoder.contains("--memory-mib 700"));
         assert!(
             pd.contains("--memory-mib 900")
-                && pd.contains("--ec-cache-mib 7 --tpot-slo 2.5 ")
+                && pd.contains("--ec-cache-mib 7")
+                && pd.contains("--tpot-slo 2.5")
                 && pd.contains("--model-updates /models")
         );
         for flag in ["--admin 0.0.0.0:9190", "--max-n 4", "--max-stops 2", "--admin-token-file /token"] {
@@ -401,7 +402,7 @@ mod tests {
         for flag in ["--precision", "--memory-mib", "--token-budget", "--step-timeout", "--log", "--max-n"] {
             assert!([&encoder, &pd, &proxy].iter().all(|flags| !flags.contains(flag)), "{flag}");
         }
-        assert!(pd.contains("--model m=/models/m") && proxy.contains("--http 127.0.0.1:8080"), "its own");
+        assert!(pd.contains("--model m=/models/m") && proxy.contains("--http 0.0.0.0:8080"), "its own");
         assert!(
             [&encoder, &pd, &proxy].iter().all(|flags| flags.contains("--drain-grace")),
             "it waits as long"
