@@ -79,7 +79,7 @@ async fn the_output_has_reasoning_text_and_calls_as_items() {
     assert_eq!((&output[2]["name"], &output[2]["arguments"]), (&json!("weather"), &json!("{\"a\": 1}")));
     assert!(output.iter().all(|item| item["status"] == "completed"));
     let usage = json!({
-        "input_tokens": 7, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 9,
+        "input_tokens": 7, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 9,
         "output_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 16,
     });
     assert_eq!(body["usage"], usage);

@@ -115,6 +115,28 @@ async fn a_stream_has_the_name_of_a_call_first_and_then_its_arguments_in_pieces(
 }
 
 #[tokio::test]
+async fn a_stream_ends_behind_a_call_that_comes_whole() {
+    let cluster = cluster().await;
+    let whole = v1::Delta {
+        text: "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>".into(),
+        token_ids: vec![1],
+        finish_reason: v1::FinishReason::Stop.into(),
+        ..v1::Delta::default()
+    };
+    cluster.pd.script([GenerateStep::Send(vec![delta(whole), summary(v1::Summary::default())])]);
+    let body = ask(json!({"stream": true, "messages": [{"role": "user", "content": "hi"}]}));
+    let response = client().post(cluster.proxy.url(PATH)).json(&body).send().await.unwrap();
+    let events = response.text().await.unwrap();
+    let events = events.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|e| *e != "[DONE]");
+    let choices: Vec<Value> =
+        events.map(|e| serde_json::from_str::<Value>(e).unwrap()["choices"][0].clone()).collect();
+    let [.., call, end] = choices.as_slice() else { panic!("{choices:?}") };
+    assert_eq!(call["delta"]["tool_calls"][0]["function"]["name"], "weather");
+    assert_eq!((&call["finish_reason"], &end["finish_reason"]), (&Value::Null, &json!("tool_calls")));
+    assert_eq!(end["delta"], json!({}));
+}
+
+#[tokio::test]
 async fn a_call_that_must_be_made_is_held_to_a_grammar() {
     let cluster = cluster().await;
     let one = json!({"type": "function", "function": {"name": "weather"}});

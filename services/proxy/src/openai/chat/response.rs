@@ -130,11 +130,15 @@ impl ChatEvents {
 
     fn delta(&mut self, delta: v1::Delta) -> Bytes {
         let finish_reason = finish_name(delta.finish_reason);
-        let role_sent = self.role_sent.get_mut(delta.choice as usize);
+        // A chunk that ends a choice has no call in it, as OpenAI's have none: its libraries tell of the end of a call by the chunk
+        // behind it.
+        let ends_apart = finish_reason.is_some() && !delta.tool_calls.is_empty();
+        let index = delta.choice;
+        let role_sent = self.role_sent.get_mut(index as usize);
         let role = role_sent.and_then(|sent| (!std::mem::replace(sent, true)).then_some("assistant"));
         let has_other = !(delta.reasoning.is_empty() && delta.tool_calls.is_empty());
         let choice = ChunkChoice {
-            index: delta.choice,
+            index,
             // The last delta of a choice may have no text.
             delta: ChunkDelta {
                 role,
@@ -143,8 +147,17 @@ impl ChatEvents {
                 tool_calls: delta.tool_calls.into_iter().map(Into::into).collect(),
             },
             logprobs: logprobs(delta.logprobs),
-            finish_reason,
+            finish_reason: finish_reason.filter(|_| !ends_apart),
         };
+        let event = self.of_choice(choice);
+        if !ends_apart {
+            return event;
+        }
+        let end = ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason };
+        [event, self.of_choice(end)].concat().into()
+    }
+
+    fn of_choice(&self, choice: ChunkChoice) -> Bytes {
         let usage = self.include_usage.then_some(None);
         sse::event(&self.chunk(vec![choice], usage))
     }

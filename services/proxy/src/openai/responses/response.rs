@@ -80,7 +80,7 @@ fn usage(counts: &v1::Usage, reasoning_tokens: u32) -> ResponseUsage {
     let (input_tokens, output_tokens) = (counts.prompt_tokens, counts.completion_tokens);
     ResponseUsage {
         input_tokens,
-        input_tokens_details: InputDetails { cached_tokens: counts.cached_tokens },
+        input_tokens_details: InputDetails { cached_tokens: counts.cached_tokens, cache_write_tokens: 0 },
         output_tokens,
         output_tokens_details: OutputDetails { reasoning_tokens: reasoning_tokens.min(output_tokens) },
         total_tokens: u64::from(input_tokens) + u64::from(output_tokens),

@@ -61,6 +61,8 @@ pub(super) struct ResponseUsage {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct InputDetails {
     pub(super) cached_tokens: u32,
+    /// 0: what the prefix cache keeps is not counted. OpenAI's libraries require it.
+    pub(super) cache_write_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
