@@ -73,8 +73,10 @@ pub(super) fn max_threads() -> usize {
 mod tests {
     use super::super::Pool;
     use super::*;
+    use parking_lot::Mutex;
     use std::cell::Cell;
     use std::rc::Rc;
+    use std::sync::Barrier;
     use std::thread;
 
     #[test]
@@ -99,14 +101,28 @@ mod tests {
         assert_eq!((asked.get(), Rc::strong_count(&asked)), (2, 1), "the question is dropped");
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_thread_avoids_cores_until_it_stops() {
         thread::spawn(|| {
-            let n_allowed = || thread::available_parallelism().map_or(1, usize::from);
+            let n_allowed = || rustix::thread::sched_getaffinity(None).expect("cores of the thread").count();
             let (n_cores, core) = (n_allowed(), cores::current_core());
             share_cores(move |_| Some(Cores { n_threads: usize::MAX, avoided: vec![core] }));
             ask();
             assert!(n_cores == 1 || cores::current_core() != core);
+            let pool = Pool::new(2).expect("a pool");
+            let (allowed, both) = (Mutex::new(Vec::new()), Barrier::new(2));
+            // Each thread has one of the tasks.
+            pool.run(2, 1_000_000, |_| {
+                both.wait();
+                allowed.lock().push(n_allowed());
+            });
+            allowed.lock().sort_unstable();
+            assert_eq!(
+                *allowed.lock(),
+                [(n_cores - 1).max(1), n_cores],
+                "a thread that starts here avoids none"
+            );
             stop_sharing_cores();
             assert_eq!(n_allowed(), n_cores);
         })

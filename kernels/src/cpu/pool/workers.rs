@@ -279,6 +279,8 @@ impl JobQueue {
 
     /// Main loop of a worker thread.
     fn serve(&self) {
+        // A thread begins with the cores of the one that started it, which may avoid some.
+        cores::avoid(&[]);
         let me = Arc::new(Helper { id: cores::current_thread(), inside: AtomicUsize::new(0) });
         self.helpers.lock().push(me.clone());
         let (mut last, mut nap, mut moved_at) = (None::<Arc<Job>>, NAP, None::<Instant>);
