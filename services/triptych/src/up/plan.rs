@@ -139,7 +139,8 @@ impl ClusterPlan {
                 worker.flags.extend(["--id".into(), worker.name.clone().into()]);
                 worker.flags.extend(source_flags(models));
                 worker.flags.extend(args.given([computation_flags(&args.models), worker_flags(args, role)]));
-                if role == Role::Encoder && !args.unset.contains("encoder-memory-mib") {
+                if role == Role::Encoder {
+                    // Given also where it is the default: the variable of a PD worker's memory has the same name.
                     let memory = ["--memory-mib".into(), args.encoder_memory_mib.to_string().into()];
                     worker.flags.extend(memory);
                 }
@@ -399,7 +400,8 @@ mod tests {
         let flags = |i: usize| plan.children[i].flags.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
         let (encoder, pd, proxy) = (flags(1), flags(2), flags(3));
         assert!(pd.contains("--decode-share 33"), "given, although it is the default: {pd}");
-        for flag in ["--precision", "--memory-mib", "--token-budget", "--step-timeout", "--log", "--max-n"] {
+        assert!(encoder.contains("--memory-mib 0") && !pd.contains("--memory-mib"));
+        for flag in ["--precision", "--token-budget", "--step-timeout", "--log", "--max-n"] {
             assert!([&encoder, &pd, &proxy].iter().all(|flags| !flags.contains(flag)), "{flag}");
         }
         assert!(pd.contains("--model m=/models/m") && proxy.contains("--http 0.0.0.0:8080"), "its own");
