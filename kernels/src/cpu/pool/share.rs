@@ -25,11 +25,12 @@ struct Question {
 }
 
 impl Question {
+    /// Avoids them anew although it did before: a thread that was moved since may be on any core.
     fn avoid(&mut self, avoided: Vec<usize>) {
-        if avoided != self.avoided {
+        if !(avoided.is_empty() && self.avoided.is_empty()) {
             cores::avoid(&avoided);
-            self.avoided = avoided;
         }
+        self.avoided = avoided;
     }
 }
 
@@ -110,6 +111,9 @@ mod tests {
             share_cores(move |_| Some(Cores { n_threads: usize::MAX, avoided: vec![core] }));
             ask();
             assert!(n_cores == 1 || cores::current_core() != core);
+            cores::avoid(&[]);
+            ask();
+            assert_eq!(n_allowed(), (n_cores - 1).max(1), "a thread that was moved");
             let pool = Pool::new(2).expect("a pool");
             let (allowed, both) = (Mutex::new(Vec::new()), Barrier::new(2));
             // Each thread has one of the tasks.
