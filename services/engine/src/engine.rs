@@ -269,6 +269,11 @@ impl Engine {
         if self.alignments.is_empty() { self.scheduler.decode_slack(now) } else { Duration::ZERO }
     }
 
+    /// The part of [`decode_slack`](Self::decode_slack) that is left if a step with prompts comes before the next token.
+    pub fn spare_decode_slack(&self, now: Instant) -> Duration {
+        if self.alignments.is_empty() { self.scheduler.spare_decode_slack(now) } else { Duration::ZERO }
+    }
+
     /// From now on decode steps are captured as graphs, as [`Decoder::use_graphs`] says.
     pub fn use_graphs(&mut self, config: Option<DecodeGraphConfig>) {
         self.runner.use_graphs(config);

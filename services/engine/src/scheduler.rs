@@ -290,6 +290,11 @@ impl Scheduler {
         if slack.is_zero() || self.sequences.iter().any(can_read) { Duration::ZERO } else { slack }
     }
 
+    /// The part of [`decode_slack`](Self::decode_slack) that is left if a step with prompts comes before the next token.
+    pub fn spare_decode_slack(&self, now: Instant) -> Duration {
+        self.decode_slack(now).saturating_sub(self.rates.long_prefill())
+    }
+
     /// Predicted time of a step with as many rows of prompts as wait and fit.
     fn prefill_step(&self) -> Duration {
         let n_rows = self.n_waiting_tokens().min(self.config.token_budget);

@@ -1,10 +1,11 @@
 //! Measured speed of steps.
 //!
-//! Four estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
+//! Five estimates come from it. The cost of recomputing is asked often, and a typical rate serves. Whether a
 //! request can meet its deadline is decided by the best rate ever seen: only a request that could not meet it
 //! even so is refused, and one slow step cannot make an engine refuse everything. What a prompt token takes, for whoever
 //! compares engines, is the work of recent steps over all their rows: long chunks count for more than short ones, and what
-//! any step takes counts for none. Both together are what a step is expected to take, for who plans the next one meanwhile.
+//! any step takes counts for none. Both together are what a step is expected to take, for who plans the next one meanwhile. The
+//! longest of the recent steps with prefill is what a token that waits leaves room for.
 
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ const HALVED_AFTER_ROWS: f64 = 4096.0;
 const MOST_ABOVE: f64 = 4.0;
 /// Least that it is a multiple of, in seconds, so that an estimate of nothing can rise.
 const LEAST_ROW: f64 = 1e-6;
+/// Part of the longest step with prefill that is left with each later one.
+const LONG_LEFT: f64 = 15.0 / 16.0;
 /// Rows from which the time of one is known well enough to foretell a step.
 const ENOUGH_ROWS: f64 = 2048.0;
 
@@ -32,6 +35,8 @@ pub struct StepRates {
     recent_work: f64,
     /// Their rows, likewise.
     recent_rows: f64,
+    /// Time of the longest recent step with prefill.
+    long_prefill: f64,
 }
 
 /// Properties of a step that its time depends on.
@@ -61,6 +66,7 @@ impl StepRates {
         self.typical_row = Some(self.typical_row.map_or(row, |t| t + WEIGHT * (row - t)));
         // The first step of a process pays for pages and caches.
         if !is_first {
+            self.long_prefill = seconds.max(self.long_prefill * LONG_LEFT);
             self.observe_work(shape.n_rows as f64, (seconds - self.best_step.unwrap_or(0.0)).max(0.0));
         }
     }
@@ -76,6 +82,11 @@ impl StepRates {
     /// Time of a row in recent steps with prefill, without what any step takes. `None` before the second of those.
     pub fn prefill_row(&self) -> Option<Duration> {
         (self.recent_rows > 0.0).then(|| seconds(self.recent_work / self.recent_rows))
+    }
+
+    /// Time of the longest recent step with prefill; each later one takes a sixteenth off it.
+    pub fn long_prefill(&self) -> Duration {
+        seconds(self.long_prefill)
     }
 
     /// Time that a step is expected to take: what any step takes at least, and the work of its prompt rows. `None` before the first
@@ -120,6 +131,15 @@ mod tests {
         assert_eq!(rates.least(20, 3), ms(20 + 30));
         let typical = rates.prefill_time(10).unwrap();
         assert!(typical > ms(200) && typical < ms(300), "{typical:?}");
+    }
+
+    #[test]
+    fn a_long_step_with_prefill_is_remembered_for_a_while() {
+        let long = |steps: &[(usize, u64)]| after(steps).long_prefill().as_micros();
+        assert_eq!(long(&[]), 0, "the first step of a process is not like others");
+        assert_eq!(long(&[(10, 1600), (10, 100)]), 1500);
+        assert_eq!(long(&[(10, 1600), (10, 1550)]), 1550);
+        assert!(long(&[&[(10, 1600)][..], &[(10, 100); 60]].concat()) < 110);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! unbounded in itself: admission in `service` bounds the requests, and each sends a fixed number of commands.
 //! An output queue holds at most one completion, because a completion ends at its context.
 
+use crate::lending;
 use crate::meters::{ArbiterMeters, PdMeters};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -236,16 +237,12 @@ impl EngineThread {
     fn run_once(&mut self) -> ControlFlow<()> {
         let next_step = self.engine.next_step();
         if let NextStep::OnEvent | NextStep::At(_) = &next_step {
-            if std::mem::take(&mut self.is_computing) {
-                stop_sharing_cores();
-            }
-            if let Some(arbitration) = &self.arbitration {
-                arbitration.engine.rest();
-            }
+            self.rest();
         }
         let first = match next_step {
             NextStep::Now => {
                 self.take_while_computing();
+                self.take_while_lending();
                 self.inbox.try_recv().ok()
             }
             NextStep::OnEvent => match self.inbox.recv() {
@@ -277,6 +274,16 @@ impl EngineThread {
         ControlFlow::Continue(())
     }
 
+    /// Lets others have the cores, until the next step.
+    fn rest(&mut self) {
+        if std::mem::take(&mut self.is_computing) {
+            stop_sharing_cores();
+        }
+        if let Some(arbitration) = &self.arbitration {
+            arbitration.engine.rest();
+        }
+    }
+
     /// Takes commands while the step under way computes, until the next has to be planned.
     fn take_while_computing(&mut self) {
         let left = |thread: &Self| {
@@ -287,6 +294,22 @@ impl EngineThread {
             match self.inbox.recv_timeout(left) {
                 Ok(command) => self.apply(command),
                 Err(_) => return,
+            }
+        }
+    }
+
+    /// Takes commands while the next decode step waits for other workers of the host.
+    fn take_while_lending(&mut self) {
+        let left = |thread: &Self| {
+            let cores = thread.cores.as_ref()?;
+            lending::wait(thread.engine.spare_decode_slack(thread.clock.now()), || cores.others_compute())
+        };
+        while let Some(left) = left(self) {
+            self.rest();
+            match self.inbox.recv_timeout(left) {
+                Ok(command) => self.apply(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }

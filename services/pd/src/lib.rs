@@ -18,6 +18,7 @@ mod adapters;
 mod accepted;
 mod adapter_updates;
 mod driver;
+pub mod lending;
 pub mod grammar;
 mod loads;
 mod request_rows;

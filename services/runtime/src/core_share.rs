@@ -79,6 +79,11 @@ fn avoided(records: &[Record], place: usize, n_cores: usize, now_ms: u64) -> Vec
     cores.filter_map(|(_, record)| usize::try_from(record.core).ok()).collect()
 }
 
+/// True if a process other than the one at `place` computes.
+fn others_compute(records: &[Record], place: usize, now_ms: u64) -> bool {
+    records.iter().enumerate().any(|(i, record)| i != place && record.leaders(now_ms) > 0)
+}
+
 /// Cores for a computation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -124,6 +129,12 @@ impl CoreShare {
     pub fn begin(&self) -> Computing {
         self.0.n_leaders.fetch_add(1, Ordering::Relaxed);
         Computing { place: Arc::clone(&self.0), looked_at: None }
+    }
+
+    /// True if another process computes.
+    pub fn others_compute(&self) -> bool {
+        let own = usize::try_from(self.0.place).unwrap_or(usize::MAX);
+        self.0.read().is_ok_and(|records| others_compute(&records, own, now_ms()))
     }
 }
 
@@ -234,6 +245,7 @@ mod tests {
         let many = [Record { n_leaders: u32::MAX, core: u32::MAX, at_ms: NOW }; MAX_PLACES as usize];
         assert_eq!(cores_of(&many, 255, 2, NOW), 1);
         assert_eq!(cores_of(&[], 3, 2, NOW), 2, "a file that was cut");
+        assert!(others_compute(&records(stale + 1), 0, NOW) && !others_compute(&records(stale), 0, NOW));
         assert!(avoided(&[], 3, 2, NOW).is_empty() && avoided(&many, 255, 2, NOW).is_empty());
     }
 
@@ -268,8 +280,10 @@ mod tests {
         let (first, second) = (open(0), open(1));
         let mut one = first.begin();
         assert_eq!(one.look(0).n_cores, 4);
+        assert!(!first.others_compute() && second.others_compute());
         let two = second.begin();
         assert_eq!((two.look(0).n_cores, one.look(0).n_cores), (2, 2));
+        assert!(first.others_compute());
         assert_eq!([one.look(1), two.look(1)].map(|share| share.avoided), [vec![0], vec![1]]);
         assert_eq!([two.look(0), one.look(1)].map(|share| share.avoided), [[1], [0]], "it has left");
         drop(two);

@@ -110,6 +110,8 @@ fn decodes_may_wait_as_long_as_no_answer_is_late_and_no_prompt_can_be_read() {
     assert_eq!(slack(&bench), ms(0));
     bench.step();
     assert!(slack(&bench) > ms(0), "both decode");
+    let spare = bench.engine.spare_decode_slack(bench.clock.now());
+    assert!(spare > ms(0) && spare + ms(10) <= slack(&bench), "{spare:?}: room for a chunk of eight rows");
     bench.clock.advance(ms(1000));
     assert_eq!(slack(&bench), ms(0), "late");
 }

@@ -116,6 +116,16 @@ impl Decoder for WaitingDecoder {
 }
 
 fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>, config: EngineConfig) -> Driver {
+    sharing_driver(arbiter, cores, config, None)
+}
+
+/// A driver whose worker shares the cores of a host.
+fn sharing_driver(
+    arbiter: &ComputeArbiter,
+    cores: &Arc<Cores>,
+    config: EngineConfig,
+    share: Option<CoreShare>,
+) -> Driver {
     let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}}}"#;
     let tokenizer = Arc::new(Tokenizer::from_bytes(json.as_bytes()).unwrap());
     let decoder = Box::new(WaitingDecoder(Arc::clone(cores), arbiter.clone()));
@@ -124,7 +134,7 @@ fn driver(arbiter: &ComputeArbiter, cores: &Arc<Cores>, config: EngineConfig) ->
         engine: Engine::new(decoder, tokenizer, config).unwrap(),
         adapter_names: std::collections::HashMap::new(),
         meters: MetricFamilies::new(&metrics).of_model("m"),
-        cores: None,
+        cores: share,
         arbitration: Some(Arbitration::new(arbiter, &ArbiterMeters::new(&metrics))),
         watchdog: Watchdog::default(),
         fault: None,
@@ -243,4 +253,37 @@ fn an_encoder_computes_while_decodes_are_ahead_of_their_slo() {
         cores.free.store(true, Ordering::SeqCst);
         drop(running);
     }
+}
+
+#[test]
+fn decodes_that_are_ahead_of_their_slo_wait_while_another_worker_of_the_host_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |place| CoreShare::open(&dir.path().join("cores"), place, 2).unwrap();
+    let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
+    let cores = Arc::<Cores>::default();
+    cores.free.store(true, Ordering::SeqCst);
+    let config = EngineConfig { tpot_slo: Some(Duration::from_secs(5000)), ..EngineConfig::default() };
+    let other = open(1);
+    let mut forward = other.begin();
+    forward.share(0, Instant::now());
+    let driver = sharing_driver(&arbiter, &cores, config, Some(open(0)));
+    let (sender, _outputs) = tokio::sync::mpsc::unbounded_channel();
+    let running = driver.start(text(driver.next_id()), sender).unwrap();
+    while cores.forwards.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // Commands are heard meanwhile; each would come after a step if steps followed one another.
+    for _ in 0..20 {
+        let (sender, mut refused) = tokio::sync::mpsc::unbounded_channel();
+        let unknown =
+            SequenceRequest { adapter: Some(AdapterId::from_bytes([7; 32])), ..text(driver.next_id()) };
+        let _refused = driver.start(unknown, sender).unwrap();
+        assert!(matches!(refused.blocking_recv(), Some(Output::Failed(..))));
+    }
+    assert_eq!(cores.forwards.load(Ordering::SeqCst), 1, "the prompt alone");
+    drop(forward);
+    while cores.forwards.load(Ordering::SeqCst) < 3 {
+        std::thread::yield_now();
+    }
+    drop(running);
 }

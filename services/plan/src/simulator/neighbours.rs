@@ -10,11 +10,15 @@ impl World<'_> {
     /// worker computes. A worker looks again when its next one begins, as the product does between two parts of its work.
     pub(super) fn costs_now(&self, worker: usize) -> Rc<Costs> {
         let own = &self.workers[worker];
-        let others = self.workers.iter().enumerate().filter(|(i, _)| *i != worker);
         match &own.lent {
-            Some(lent) if others.into_iter().all(|(_, other)| !other.computes()) => Rc::clone(lent),
+            Some(lent) if !self.others_compute(worker) => Rc::clone(lent),
             _ => Rc::clone(&own.costs),
         }
+    }
+
+    /// True if another worker computes.
+    pub(super) fn others_compute(&self, worker: usize) -> bool {
+        self.workers.iter().enumerate().any(|(i, other)| i != worker && other.computes())
     }
 
     /// Slows a worker's tasks by what runs on its own cores and beside them. True if that has changed.

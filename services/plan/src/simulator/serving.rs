@@ -13,6 +13,7 @@ use triptych_core::{ContentKey, FailureClass, RequestId, TenantId};
 use triptych_engine::plan::{Chunk, StepPlan};
 use triptych_engine::scheduler::{DraftTokens, ScheduledStep};
 use triptych_engine::{SequenceId, SequenceRequest, Stats};
+use triptych_pd::lending;
 
 impl World<'_> {
     /// A request is at its PD worker.
@@ -116,6 +117,9 @@ impl World<'_> {
     /// Work between two steps: commands, then a step, in its turn.
     pub(super) fn turn(&mut self, w: usize) {
         self.apply_commands(w);
+        if let Some(wait) = self.lends_for(w) {
+            return self.lend(w, wait);
+        }
         let worker = &mut self.workers[w];
         match &mut worker.turns {
             Some(taking) => {
@@ -125,6 +129,27 @@ impl World<'_> {
             }
             None => self.step(w),
         }
+    }
+
+    /// Time for which the next decode step waits for others on the cores that this worker shares; it looks again then.
+    fn lends_for(&self, w: usize) -> Option<Duration> {
+        let worker = &self.workers[w];
+        let pd = worker.pd.as_ref().filter(|_| worker.lent.is_some())?;
+        lending::wait(pd.scheduler.spare_decode_slack(self.now()), || self.others_compute(w))
+    }
+
+    fn lend(&mut self, w: usize, wait: Duration) {
+        let at = self.queue.now() + nanos(wait);
+        let worker = &mut self.workers[w];
+        if let Some(taking) = &mut worker.turns {
+            taking.turns.rest(taking.engine);
+        }
+        if let Some(pd) = &mut worker.pd {
+            pd.is_busy = false;
+            pd.wake = Some(at);
+            self.queue.at(at, Event::Wake { worker: w, at });
+        }
+        self.take_turns(w);
     }
 
     fn apply_commands(&mut self, w: usize) {

@@ -2,9 +2,10 @@
 
 use crate::made::{SLOW, apart, image, one};
 use std::sync::Arc;
+use std::time::Duration;
 use triptych_bench::offered::Offered;
 use triptych_plan::curves::{CostCurves, Interference, Stage, StageInterference};
-use triptych_plan::simulator::spec::{ClusterSpec, FrontCores};
+use triptych_plan::simulator::spec::{ClusterSpec, FrontCores, PoolRole};
 use triptych_plan::simulator::{simulate, trace};
 
 fn cluster(cores: FrontCores, change: impl Fn(&mut CostCurves)) -> ClusterSpec {
@@ -90,6 +91,27 @@ fn a_worker_that_computes_alone_has_the_cores_of_all() {
     assert!((alone - 0.5).abs() < 0.02, "{alone} of the time");
     let beside = || encoding().collect();
     assert_eq!(takes(true, beside), takes(false, beside), "the encoder computes all the while");
+}
+
+#[test]
+fn answers_that_are_ahead_of_their_slo_leave_the_cores_of_the_host_to_an_encode() {
+    let outcomes = |tpot_slo, is_lent: bool| {
+        let mut cluster = cluster(FrontCores::Workers, |_| {});
+        let wide = CostCurves { threads: 2, ..cluster.pools[1].curves.slowed(0.5) };
+        cluster.pools[1].lent = is_lent.then(|| Arc::new(wide));
+        let PoolRole::Pd(pd) = &mut cluster.pools[1].role else { unreachable!("a PD pool") };
+        pd.engine.tpot_slo = tpot_slo;
+        let text = |index, at_ms| Offered { output_tokens: 13, ..one(index, at_ms, 40, Vec::new()) };
+        let offered = [one(0, 0, 1, vec![image(1, 4000)]), text(1, 100), text(2, 500)];
+        let run = simulate(&cluster, offered.into_iter(), 1).unwrap();
+        let tokens = &run.outcomes[1].tokens;
+        ((tokens[12] - tokens[0]) / 12, run.pools[1].n_steps)
+    };
+    let ms = Duration::from_millis;
+    let (plain, ahead) = (outcomes(Some(ms(200)), false), outcomes(Some(ms(200)), true));
+    assert_eq!(outcomes(None, true), outcomes(None, false), "without an SLO");
+    assert!(ahead.0 > ms(100) && ahead.0 < ms(200) && ahead.0 > plain.0 * 2, "{ahead:?} {plain:?}");
+    assert!(ahead.1 + 6 < plain.1, "steps are shared: {ahead:?} {plain:?}");
 }
 
 #[test]
