@@ -269,7 +269,8 @@ impl Engine {
         if self.alignments.is_empty() { self.scheduler.decode_slack(now) } else { Duration::ZERO }
     }
 
-    /// The part of [`decode_slack`](Self::decode_slack) that is left if a step with prompts comes before the next token.
+    /// The part of [`decode_slack`](Self::decode_slack) for which no answer exceeds the TPOT SLO if a step with prompts comes before
+    /// the next token; zero once half of the time up to an answer's deadline has passed.
     pub fn spare_decode_slack(&self, now: Instant) -> Duration {
         if self.alignments.is_empty() { self.scheduler.spare_decode_slack(now) } else { Duration::ZERO }
     }

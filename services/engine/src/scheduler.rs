@@ -290,9 +290,17 @@ impl Scheduler {
         if slack.is_zero() || self.sequences.iter().any(can_read) { Duration::ZERO } else { slack }
     }
 
-    /// The part of [`decode_slack`](Self::decode_slack) that is left if a step with prompts comes before the next token.
+    /// The part of [`decode_slack`](Self::decode_slack) for which no answer exceeds the TPOT SLO if a step with prompts comes before
+    /// the next token. Zero once half of the time up to an answer's deadline has passed: that comes before an SLO.
     pub fn spare_decode_slack(&self, now: Instant) -> Duration {
-        self.decode_slack(now).saturating_sub(self.rates.long_prefill())
+        let slack = self.decode_slack(now);
+        let mut decoding = self.sequences.values().filter(|s| s.is_decoding());
+        if slack.is_zero() || decoding.any(|s| !s.is_early(now)) {
+            return Duration::ZERO;
+        }
+        let until_late =
+            self.decode_pacing.slo().and_then(|slo| self.least_slack(slo, now)).unwrap_or_default();
+        slack.min(until_late.saturating_sub(self.rates.least(0, 1).saturating_add(self.rates.long_prefill())))
     }
 
     /// Predicted time of a step with as many rows of prompts as wait and fit.

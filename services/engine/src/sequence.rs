@@ -488,6 +488,13 @@ impl Sequence {
         Some(target.saturating_mul(u32::try_from(n_gaps).unwrap_or(u32::MAX)).saturating_sub(elapsed))
     }
 
+    /// True in the first half of the time from its arrival to its deadline.
+    pub fn is_early(&self, now: Instant) -> bool {
+        let arrived = self.milestones.arrived;
+        let allowed = self.deadline.saturating_duration_since(arrived);
+        now.saturating_duration_since(arrived) < allowed / 2
+    }
+
     /// Appends a placeholder for the token that is being chosen to its only branch.
     pub fn push_placeholder(&mut self) {
         self.push(0);

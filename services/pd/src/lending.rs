@@ -1,7 +1,8 @@
 //! Cores of a PD worker that decodes, lent to the other workers of its host.
 //!
 //! A step of few sequences reads all weights as one of many does. While others compute on the same cores, a decode step waits for
-//! as long as every answer is ahead of its TPOT SLO: they have the cores, and fewer steps decode more sequences each.
+//! as long as every answer is ahead of its TPOT SLO and far from its deadline: they have the cores, and fewer steps decode more
+//! sequences each.
 
 use std::time::Duration;
 

@@ -49,6 +49,11 @@ impl DecodePacing {
         self.owed_s > 0.0
     }
 
+    /// The SLO of the mean time of tokens.
+    pub fn slo(&self) -> Option<Duration> {
+        self.slo
+    }
+
     /// Mean time of tokens that is aimed at. `None` without an SLO, and where the fastest step that only decodes takes longer: no
     /// order of steps can meet it.
     pub fn target(&self, fastest_step: Duration) -> Option<Duration> {

@@ -222,7 +222,8 @@ fn a_stored_cell_is_simulated_with_the_slo_that_its_workers_were_told() {
     let simulated = [&untold, &told].map(|text| {
         std::fs::write(&cell, text).expect("a file");
         let paths = [&cell, dir.path()].map(|path: &Path| path.to_str().expect("plain"));
-        let flags = ["--curves", &curves, "--results", paths[0], "--output", paths[1], "--quick"];
+        let flags =
+            ["--curves", &curves, "--results", paths[0], "--output", paths[1], "--quick", "--requests", "60"];
         let output = triptych(&[&["plan", "validate"], &flags[..]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         let json = std::fs::read_to_string(dir.path().join("validation.json")).expect("written");
@@ -400,7 +401,18 @@ fn a_watch_sets_the_pool_of_each_tower() {
     let touch = format!("touch {}", dir.path().join("{pool}-{replicas}").display());
     let base =
         ["plan", "--curves", curves, "--slo", "ttft=2s,tpot=100ms", "--quick", "--json", "--watch", &url];
-    let how = ["--interval-s", "1", "--observations", "2", "--for-observations", "1", "--max-step", "1"];
+    let how = [
+        "--requests",
+        "60",
+        "--interval-s",
+        "1",
+        "--observations",
+        "2",
+        "--for-observations",
+        "1",
+        "--max-step",
+        "1",
+    ];
     let pools =
         ["--encoders", "high:4,low:1", "--apply-command", &touch, "--encoder-deployment", "low=a,high=b"];
     let output = triptych(&[&base[..], &how, &pools].concat());
