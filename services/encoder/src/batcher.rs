@@ -31,7 +31,7 @@ use triptych_models::compute::{Cores, share_cores, stop_sharing_cores};
 use triptych_models::lora::LoraAdapter;
 use triptych_models::preprocess::EncoderInput;
 use triptych_runtime::compute_arbiter::EncoderRegistration;
-use triptych_runtime::core_share::CoreShare;
+use triptych_runtime::core_share::{ComputationKind, CoreShare};
 use triptych_runtime::watchdog::Watchdog;
 
 /// Most orders that the thread has not read: more than jobs are admitted, since all of them are to be in [`crate::order`]. One of a
@@ -459,7 +459,7 @@ impl BatcherThread {
         let watched = self.watchdog.begin("an encoder forward");
         let mut turns = self.arbiter.as_ref().map(EncoderRegistration::forward);
         if let (false, Some(cores)) = (self.is_computing, &self.cores) {
-            let mut computing = cores.begin();
+            let mut computing = cores.begin(ComputationKind::Encode);
             share_cores(move |core| {
                 let share = computing.share(core, Instant::now())?;
                 Some(Cores { n_threads: share.n_cores, avoided: share.avoided })

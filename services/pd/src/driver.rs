@@ -24,7 +24,7 @@ use triptych_models::ModelError;
 use triptych_models::compute::{Cores, share_cores, stop_sharing_cores};
 use triptych_models::lora::LoraAdapter;
 use triptych_runtime::compute_arbiter::{ComputeArbiter, EngineRegistration};
-use triptych_runtime::core_share::CoreShare;
+use triptych_runtime::core_share::{ComputationKind, CoreShare};
 use triptych_runtime::watchdog::Watchdog;
 
 enum EngineCommand {
@@ -302,7 +302,7 @@ impl EngineThread {
     fn take_while_lending(&mut self) {
         let left = |thread: &Self| {
             let cores = thread.cores.as_ref()?;
-            lending::wait(thread.engine.spare_decode_slack(thread.clock.now()), || cores.others_compute())
+            lending::wait(thread.engine.spare_decode_slack(thread.clock.now()), || cores.others_encode())
         };
         while let Some(left) = left(self) {
             self.rest();
@@ -319,7 +319,7 @@ impl EngineThread {
         let permit = self.arbitration.as_ref().map(|arbitration| arbitration.engine.step());
         let _watched = self.watchdog.begin("an engine step");
         if let (false, Some(cores)) = (self.is_computing, &self.cores) {
-            let mut computing = cores.begin();
+            let mut computing = cores.begin(ComputationKind::Steps);
             share_cores(move |core| {
                 let share = computing.share(core, Instant::now())?;
                 Some(Cores { n_threads: share.n_cores, avoided: share.avoided })

@@ -1,20 +1,20 @@
-//! Cores of a PD worker that decodes, lent to the other workers of its host.
+//! Cores of a PD worker that decodes, lent to the encodes of other workers of its host.
 //!
-//! A step of few sequences reads all weights as one of many does. While others compute on the same cores, a decode step waits for
+//! A step of few sequences reads all weights as one of many does. While others encode on the same cores, a decode step waits for
 //! as long as every answer is ahead of its TPOT SLO and far from its deadline: they have the cores, and fewer steps decode more
-//! sequences each.
+//! sequences each. Steps of other workers are not waited for: of workers that only decode one would stand still at a time.
 
 use std::time::Duration;
 
 /// Shortest time worth a wait.
 const LEAST: Duration = Duration::from_millis(2);
-/// Time from one look at whether others compute to the next.
+/// Time from one look at whether others encode to the next.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Time to wait before the next decode step, after which to ask again. `None`: no wait. `spare_slack`: that of
 /// [`Engine::spare_decode_slack`](triptych_engine::Engine::spare_decode_slack).
-pub fn wait(spare_slack: Duration, others_compute: impl FnOnce() -> bool) -> Option<Duration> {
-    (spare_slack >= LEAST && others_compute()).then(|| spare_slack.min(LOOK))
+pub fn wait(spare_slack: Duration, others_encode: impl FnOnce() -> bool) -> Option<Duration> {
+    (spare_slack >= LEAST && others_encode()).then(|| spare_slack.min(LOOK))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_waits_for_others_alone_and_as_long_as_its_slack_is() {
+    fn a_step_waits_for_encodes_alone_and_as_long_as_its_slack_is() {
         let ms = Duration::from_millis;
         let waits = |slack, others| wait(ms(slack), || others);
         assert_eq!(

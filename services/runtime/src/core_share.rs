@@ -1,7 +1,7 @@
 //! Division of a host's cores among the processes that compute on it at a time.
 //!
 //! Each process has a place in one file: it writes there how many of its threads lead a computation, and when, and
-//! reads what the others wrote. Who computes has its share of the cores, who is idle lends
+//! reads what the others wrote; encodes are told apart. Who computes has its share of the cores, who is idle lends
 //! them. Nothing is locked and nobody waits: a process looks again between two ops of its work, at most once in [`PAUSE`], so for as
 //! long more threads than cores may run. A process that died while it computed counts for [`STALE`].
 //!
@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Shortest time from one look at the file to the next.
@@ -30,7 +30,9 @@ pub const MAX_PLACES: u32 = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// Threads that lead a computation.
-    n_leaders: u32,
+    n_leaders: u16,
+    /// Those of them that lead an encode.
+    n_encodes: u16,
     /// Core that one of them was on.
     core: u32,
     /// Time of writing, in milliseconds since the epoch.
@@ -40,7 +42,8 @@ struct Record {
 impl Record {
     fn to_bytes(self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
-        bytes[..4].copy_from_slice(&self.n_leaders.to_le_bytes());
+        bytes[..2].copy_from_slice(&self.n_leaders.to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.n_encodes.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.core.to_le_bytes());
         bytes[8..].copy_from_slice(&self.at_ms.to_le_bytes());
         bytes
@@ -48,14 +51,18 @@ impl Record {
 
     fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, at @ ..] = *bytes;
-        let [n_leaders, core] = [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes);
-        Self { n_leaders, core, at_ms: u64::from_le_bytes(at) }
+        let [n_leaders, n_encodes] = [[a, b], [c, d]].map(u16::from_le_bytes);
+        let core = u32::from_le_bytes([e, f, g, h]);
+        Self { n_leaders, n_encodes, core, at_ms: u64::from_le_bytes(at) }
     }
 
     /// Leaders that compute at `now_ms`.
     fn leaders(self, now_ms: u64) -> u64 {
-        let fresh = now_ms.abs_diff(self.at_ms) < u64::try_from(STALE.as_millis()).unwrap_or(u64::MAX);
-        if fresh { self.n_leaders.into() } else { 0 }
+        if self.is_fresh(now_ms) { self.n_leaders.into() } else { 0 }
+    }
+
+    fn is_fresh(self, now_ms: u64) -> bool {
+        now_ms.abs_diff(self.at_ms) < u64::try_from(STALE.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -79,9 +86,19 @@ fn avoided(records: &[Record], place: usize, n_cores: usize, now_ms: u64) -> Vec
     cores.filter_map(|(_, record)| usize::try_from(record.core).ok()).collect()
 }
 
-/// True if a process other than the one at `place` computes.
-fn others_compute(records: &[Record], place: usize, now_ms: u64) -> bool {
-    records.iter().enumerate().any(|(i, record)| i != place && record.leaders(now_ms) > 0)
+/// True if a process other than the one at `place` encodes.
+fn others_encode(records: &[Record], place: usize, now_ms: u64) -> bool {
+    let encodes = |record: &Record| record.n_encodes > 0 && record.is_fresh(now_ms);
+    records.iter().enumerate().any(|(i, record)| i != place && encodes(record))
+}
+
+/// Kind of a computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputationKind {
+    /// Steps of an engine.
+    Steps,
+    /// Forwards of an encoder.
+    Encode,
 }
 
 /// Cores for a computation.
@@ -102,7 +119,8 @@ struct Place {
     file: File,
     place: u32,
     n_cores: usize,
-    n_leaders: AtomicU32,
+    n_leaders: AtomicU16,
+    n_encodes: AtomicU16,
     /// A failure of the file was logged.
     failed: AtomicBool,
 }
@@ -118,23 +136,27 @@ impl CoreShare {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        let (n_leaders, failed) = (AtomicU32::new(0), AtomicBool::new(false));
-        let share = Self(Arc::new(Place { file, place, n_cores, n_leaders, failed }));
+        let [n_leaders, n_encodes] = [AtomicU16::new(0), AtomicU16::new(0)];
+        let failed = AtomicBool::new(false);
+        let share = Self(Arc::new(Place { file, place, n_cores, n_leaders, n_encodes, failed }));
         // An earlier process of this place may have died while it computed.
         share.0.write(0, now_ms())?;
         Ok(share)
     }
 
     /// Begins a computation that one thread leads; it ends when the result is dropped.
-    pub fn begin(&self) -> Computing {
+    pub fn begin(&self, kind: ComputationKind) -> Computing {
         self.0.n_leaders.fetch_add(1, Ordering::Relaxed);
-        Computing { place: Arc::clone(&self.0), looked_at: None }
+        if kind == ComputationKind::Encode {
+            self.0.n_encodes.fetch_add(1, Ordering::Relaxed);
+        }
+        Computing { place: Arc::clone(&self.0), kind, looked_at: None }
     }
 
-    /// True if another process computes.
-    pub fn others_compute(&self) -> bool {
+    /// True if another process encodes.
+    pub fn others_encode(&self) -> bool {
         let own = usize::try_from(self.0.place).unwrap_or(usize::MAX);
-        self.0.read().is_ok_and(|records| others_compute(&records, own, now_ms()))
+        self.0.read().is_ok_and(|records| others_encode(&records, own, now_ms()))
     }
 }
 
@@ -142,6 +164,7 @@ impl CoreShare {
 #[derive(Debug)]
 pub struct Computing {
     place: Arc<Place>,
+    kind: ComputationKind,
     looked_at: Option<Instant>,
 }
 
@@ -178,6 +201,9 @@ impl Computing {
 impl Drop for Computing {
     fn drop(&mut self) {
         self.place.n_leaders.fetch_sub(1, Ordering::Relaxed);
+        if self.kind == ComputationKind::Encode {
+            self.place.n_encodes.fetch_sub(1, Ordering::Relaxed);
+        }
         // The record is stale soon if this fails.
         let _ = self.place.write(0, now_ms());
     }
@@ -186,7 +212,8 @@ impl Drop for Computing {
 impl Place {
     fn write(&self, core: usize, at_ms: u64) -> io::Result<()> {
         let core = u32::try_from(core).unwrap_or(u32::MAX);
-        let record = Record { n_leaders: self.n_leaders.load(Ordering::Relaxed), core, at_ms };
+        let [n_leaders, n_encodes] = [&self.n_leaders, &self.n_encodes].map(|n| n.load(Ordering::Relaxed));
+        let record = Record { n_leaders, n_encodes, core, at_ms };
         let at = u64::from(self.place) * RECORD_BYTES as u64;
         self.file.write_all_at(&record.to_bytes(), at)
     }
@@ -209,9 +236,11 @@ mod tests {
 
     const NOW: u64 = 1_000_000;
 
-    fn cores(leaders: &[u32], place: usize, n_cores: usize) -> usize {
-        let records: Vec<Record> =
-            leaders.iter().map(|&n_leaders| Record { n_leaders, core: 0, at_ms: NOW }).collect();
+    fn cores(leaders: &[u16], place: usize, n_cores: usize) -> usize {
+        let records: Vec<Record> = leaders
+            .iter()
+            .map(|&n_leaders| Record { n_leaders, n_encodes: 0, core: 0, at_ms: NOW })
+            .collect();
         cores_of(&records, place, n_cores, NOW)
     }
 
@@ -238,23 +267,27 @@ mod tests {
     #[test]
     fn a_record_that_is_old_or_of_no_sense_takes_no_cores() {
         let stale = NOW - u64::try_from(STALE.as_millis()).unwrap();
-        let records = |at_ms| [NOW, at_ms].map(|at_ms| Record { n_leaders: 1, core: 0, at_ms });
+        let records = |at_ms| [NOW, at_ms].map(|at_ms| Record { n_leaders: 1, n_encodes: 1, core: 0, at_ms });
         assert_eq!(cores_of(&records(stale), 0, 2, NOW), 2);
         assert_eq!(cores_of(&records(stale + 1), 0, 2, NOW), 1);
         assert_eq!(cores_of(&records(u64::MAX), 0, 2, NOW), 2);
-        let many = [Record { n_leaders: u32::MAX, core: u32::MAX, at_ms: NOW }; MAX_PLACES as usize];
+        let many = [Record { n_leaders: u16::MAX, n_encodes: u16::MAX, core: u32::MAX, at_ms: NOW };
+            MAX_PLACES as usize];
         assert_eq!(cores_of(&many, 255, 2, NOW), 1);
         assert_eq!(cores_of(&[], 3, 2, NOW), 2, "a file that was cut");
-        assert!(others_compute(&records(stale + 1), 0, NOW) && !others_compute(&records(stale), 0, NOW));
+        assert!(others_encode(&records(stale + 1), 0, NOW) && !others_encode(&records(stale), 0, NOW));
         assert!(avoided(&[], 3, 2, NOW).is_empty() && avoided(&many, 255, 2, NOW).is_empty());
     }
 
     #[test]
     fn each_avoids_the_cores_of_the_others_and_of_two_on_one_the_later_leaves() {
-        let on = |cores: &[(u32, u32)]| -> Vec<Record> {
-            cores.iter().map(|&(n_leaders, core)| Record { n_leaders, core, at_ms: NOW }).collect()
+        let on = |cores: &[(u16, u32)]| -> Vec<Record> {
+            cores
+                .iter()
+                .map(|&(n_leaders, core)| Record { n_leaders, n_encodes: 0, core, at_ms: NOW })
+                .collect()
         };
-        let avoid = |cores: &[(u32, u32)], n_cores| -> Vec<Vec<usize>> {
+        let avoid = |cores: &[(u16, u32)], n_cores| -> Vec<Vec<usize>> {
             (0..cores.len()).map(|place| avoided(&on(cores), place, n_cores, NOW)).collect()
         };
         assert_eq!(avoid(&[(1, 0), (1, 1)], 2), [[1], [0]], "they stay");
@@ -278,22 +311,22 @@ mod tests {
         let path = dir.path().join("cores");
         let open = |place| CoreShare::open(&path, place, 4).unwrap();
         let (first, second) = (open(0), open(1));
-        let mut one = first.begin();
+        let mut one = first.begin(ComputationKind::Steps);
         assert_eq!(one.look(0).n_cores, 4);
-        assert!(!first.others_compute() && second.others_compute());
-        let two = second.begin();
+        let two = second.begin(ComputationKind::Encode);
         assert_eq!((two.look(0).n_cores, one.look(0).n_cores), (2, 2));
-        assert!(first.others_compute());
+        assert!(first.others_encode() && !second.others_encode(), "steps are no encode");
         assert_eq!([one.look(1), two.look(1)].map(|share| share.avoided), [vec![0], vec![1]]);
         assert_eq!([two.look(0), one.look(1)].map(|share| share.avoided), [[1], [0]], "it has left");
         drop(two);
+        assert!(!first.others_encode());
         assert_eq!(one.look(0).n_cores, 4);
-        let left = second.begin();
+        let left = second.begin(ComputationKind::Steps);
         assert_eq!(left.look(0).n_cores, 2);
         std::mem::forget(left);
         let again = open(1);
         assert_eq!(one.look(0).n_cores, 4, "a process that comes back has nothing under way");
-        let both = (again.begin(), again.begin());
+        let both = (again.begin(ComputationKind::Steps), again.begin(ComputationKind::Encode));
         assert_eq!((both.0.look(0).n_cores, both.1.look(0).n_cores), (1, 1));
         let now = Instant::now();
         let looks = [0, 4, 5, 9, 10].map(|ms| one.share(0, now + Duration::from_millis(ms)).is_some());

@@ -256,7 +256,7 @@ fn an_encoder_computes_while_decodes_are_ahead_of_their_slo() {
 }
 
 #[test]
-fn decodes_that_are_ahead_of_their_slo_wait_while_another_worker_of_the_host_computes() {
+fn decodes_that_are_ahead_of_their_slo_wait_while_another_worker_of_the_host_encodes() {
     let dir = tempfile::tempdir().unwrap();
     let open = |place| CoreShare::open(&dir.path().join("cores"), place, 2).unwrap();
     let arbiter = ComputeArbiter::new(EncoderBudget::Automatic);
@@ -264,7 +264,7 @@ fn decodes_that_are_ahead_of_their_slo_wait_while_another_worker_of_the_host_com
     cores.free.store(true, Ordering::SeqCst);
     let config = EngineConfig { tpot_slo: Some(Duration::from_secs(5000)), ..EngineConfig::default() };
     let other = open(1);
-    let mut forward = other.begin();
+    let mut forward = other.begin(ComputationKind::Encode);
     forward.share(0, Instant::now());
     let driver = sharing_driver(&arbiter, &cores, config, Some(open(0)));
     let (sender, _outputs) = tokio::sync::mpsc::unbounded_channel();

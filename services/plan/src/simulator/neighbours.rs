@@ -17,8 +17,13 @@ impl World<'_> {
     }
 
     /// True if another worker computes.
-    pub(super) fn others_compute(&self, worker: usize) -> bool {
+    fn others_compute(&self, worker: usize) -> bool {
         self.workers.iter().enumerate().any(|(i, other)| i != worker && other.computes())
+    }
+
+    /// True if another worker encodes.
+    pub(super) fn others_encode(&self, worker: usize) -> bool {
+        self.workers.iter().enumerate().any(|(i, other)| i != worker && other.encodes())
     }
 
     /// Slows a worker's tasks by what runs on its own cores and beside them. True if that has changed.

@@ -131,11 +131,11 @@ impl World<'_> {
         }
     }
 
-    /// Time for which the next decode step waits for others on the cores that this worker shares; it looks again then.
+    /// Time for which the next decode step waits for encodes of others on the cores that this worker shares; it looks again then.
     fn lends_for(&self, w: usize) -> Option<Duration> {
         let worker = &self.workers[w];
         let pd = worker.pd.as_ref().filter(|_| worker.lent.is_some())?;
-        lending::wait(pd.scheduler.spare_decode_slack(self.now()), || self.others_compute(w))
+        lending::wait(pd.scheduler.spare_decode_slack(self.now()), || self.others_encode(w))
     }
 
     fn lend(&mut self, w: usize, wait: Duration) {

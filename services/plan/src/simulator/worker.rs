@@ -247,6 +247,11 @@ impl Worker {
         self.cores.shares().any(|(task, _)| matches!(task, Task::Forward(_) | Task::Step(_)))
     }
 
+    /// True if a forward is under way.
+    pub(super) fn encodes(&self) -> bool {
+        self.cores.shares().any(|(task, _)| matches!(task, Task::Forward(_)))
+    }
+
     /// Threads that a forward or a step takes.
     pub(super) fn threads(&self) -> f64 {
         self.costs.curves().threads as f64

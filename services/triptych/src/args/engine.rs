@@ -42,7 +42,7 @@ pub struct EngineArgs {
     pub decode_share: u8,
     /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
     /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of
-    /// the time. Where workers share the cores of a host, as under `up`, decode steps wait while others compute, as far as no
+    /// the time. Where workers share the cores of a host, as under `up`, decode steps wait while others encode, as far as no
     /// answer is late by it. 0: no SLO, and --decode-share alone
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
     pub tpot_slo: Duration,
