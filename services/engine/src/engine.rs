@@ -270,9 +270,10 @@ impl Engine {
     }
 
     /// The part of [`decode_slack`](Self::decode_slack) for which no answer exceeds the TPOT SLO if a step with prompts comes before
-    /// the next token; zero once half of the time up to an answer's deadline has passed.
+    /// the next token; zero once half of the time up to an answer's deadline has passed, and while a step under way holds tokens.
     pub fn spare_decode_slack(&self, now: Instant) -> Duration {
-        if self.alignments.is_empty() { self.scheduler.spare_decode_slack(now) } else { Duration::ZERO }
+        let is_free = self.alignments.is_empty() && self.in_flight.is_none();
+        if is_free { self.scheduler.spare_decode_slack(now) } else { Duration::ZERO }
     }
 
     /// From now on decode steps are captured as graphs, as [`Decoder::use_graphs`] says.

@@ -79,6 +79,7 @@ fn the_token_under_way_counts_for_the_slack() {
     bench.step();
     // The first token is there and the second is under way; 90 ms are aimed at for each after the first.
     assert_eq!(bench.engine.decode_slack(bench.clock.now()), Duration::from_millis(180));
+    assert!(bench.engine.spare_decode_slack(bench.clock.now()).is_zero(), "the second would wait too");
 }
 
 #[test]
