@@ -52,7 +52,7 @@ def arguments():
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--again", nargs="+", default=[], metavar="CELL", help="cells to measure anew")
     parser.add_argument("--neighbours", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--requests", type=int, default=24, help="judged requests of a cell with images or audio; of text, twice as many")
+    parser.add_argument("--requests", type=int, default=24, help="judged requests of a cell with images; of text and audio, four times as many")
     parser.add_argument("--in-flight", type=int, default=8)
     parser.add_argument("--python", default=str(ROOT / ".cache/peers/vllm/bin/python"), help="an environment that has vLLM")
     parser.add_argument("--audio-python", help="an environment that has faster-whisper and soundfile, instead of making one")
@@ -87,7 +87,7 @@ def neighbours(args, n):
 
 def requests(args, prepared, load, name, n_neighbours):
     """Requests of a cell, warm-up included; every system has the same ones, and no server sees one twice."""
-    n = args.in_flight + args.requests * (2 if load == "text" else 1)
+    n = args.in_flight + args.requests * (1 if load == "image" else 4)
     first = 1_000_000 * n_neighbours
     if load == "audio":
         return [clients.transcription(prepared.clip(), first + i, servers.streams(name)) for i in range(n)]

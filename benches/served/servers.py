@@ -18,12 +18,12 @@ FASTER_WHISPER = ["faster-whisper==1.2.1", "soundfile==0.14.0"]
 #: Precisions of whisper.cpp's file.
 GGML = "q8_0"
 
-#: Systems by kind of model, rivals first; a name ends with how it computes. Ours come also with a TPOT SLO that they are told, in
-#: milliseconds, somewhat below the TPOT that vLLM has here.
+#: Systems by kind of model, rivals first; a name ends with how it computes. Ours come as they are by default and without a TPOT
+#: SLO.
 SYSTEMS = {
-    "vision": ["vllm-bf16", "ours-bf16", "ours-bf16-tpot200", "ours-int8", "ours-int8-tpot200"],
-    "audio": ["vllm-bf16", "faster-whisper-int8-1x2", "faster-whisper-int8-2x1", "whispercpp-q8_0", "ours-bf16", "ours-bf16-tpot40",
-              "ours-int8", "ours-int8-tpot40"],
+    "vision": ["vllm-bf16", "ours-bf16", "ours-bf16-tpot0", "ours-int8", "ours-int8-tpot0"],
+    "audio": ["vllm-bf16", "faster-whisper-int8-1x2", "faster-whisper-int8-2x1", "whispercpp-q8_0", "ours-bf16", "ours-bf16-tpot0",
+              "ours-int8", "ours-int8-tpot0"],
 }
 
 

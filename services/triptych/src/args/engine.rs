@@ -9,6 +9,10 @@ use triptych_pd::EngineSettings;
 /// Flag of the TPOT SLO that a PD worker is told.
 pub const TPOT_SLO: &str = "--tpot-slo";
 
+/// TPOT SLO of a worker that shares its cores and is told none: ten tokens a second, as DistServe asks of a chatbot with a model
+/// of 13 B (<https://arxiv.org/abs/2401.09670>, table 1).
+const SHARED_TPOT_SLO: Duration = Duration::from_millis(100);
+
 /// Sizes of each model's engine.
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Engine, for each model")]
@@ -43,9 +47,9 @@ pub struct EngineArgs {
     /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
     /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of
     /// the time. Where workers share the cores of a host, as under `up`, decode steps wait while others encode, as far as no
-    /// answer is late by it. 0: no SLO, and --decode-share alone
-    #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", default_value = "0", value_parser = tpot_slo)]
-    pub tpot_slo: Duration,
+    /// answer is late by it. 0: no SLO, and --decode-share alone. Default: 100 for workers on CPUs that share their cores; else 0
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", value_parser = tpot_slo)]
+    pub tpot_slo: Option<Duration>,
     /// Sequences that run at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -66,8 +70,9 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The settings.
-    pub fn settings(self) -> EngineSettings {
+    /// The settings. `shares_cores`: other workers compute on the same cores.
+    pub fn settings(self, shares_cores: bool) -> EngineSettings {
+        let tpot_slo = self.tpot_slo.or(shares_cores.then_some(SHARED_TPOT_SLO));
         EngineSettings {
             self_kv_bytes: self.kv_mib.map(mib),
             cross_kv_bytes: self.cross_kv_mib.map(mib),
@@ -76,7 +81,7 @@ impl EngineArgs {
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
             decode_share: self.decode_share,
-            tpot_slo: Some(self.tpot_slo).filter(|slo| !slo.is_zero()),
+            tpot_slo: tpot_slo.filter(|slo| !slo.is_zero()),
             max_sequences: size(self.max_sequences),
             stream_interval: Duration::from_millis(self.stream_interval.into()),
             draft_tokens: size(self.draft_tokens),
@@ -102,7 +107,7 @@ impl EngineArgs {
         ];
         let flags =
             set.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?.to_string().into()]));
-        flags.flatten().chain(tpot_flags(self.tpot_slo)).collect()
+        flags.flatten().chain(self.tpot_slo.into_iter().flat_map(tpot_flags)).collect()
     }
 }
 
@@ -144,10 +149,10 @@ mod tests {
         let default = parse(std::iter::empty());
         assert_eq!(format!("{:?}", parse(set.to_flags())), format!("{set:?}"));
         assert_eq!(format!("{:?}", parse(default.to_flags())), format!("{default:?}"));
-        assert_eq!(
-            (set.settings().tpot_slo, default.settings().tpot_slo),
-            (Some(Duration::from_micros(2500)), None)
-        );
+        let slo = |args: EngineArgs| [false, true].map(|shares_cores| args.settings(shares_cores).tpot_slo);
+        assert_eq!(slo(set), [Some(Duration::from_micros(2500)); 2]);
+        assert_eq!(slo(default), [None, Some(SHARED_TPOT_SLO)]);
+        assert_eq!(slo(parse(["--tpot-slo", "0"].map(OsString::from))), [None; 2], "told that there is none");
         let flags: Vec<_> = given().filter(|flag| flag.as_encoded_bytes().starts_with(b"--")).collect();
         let n_flags = <Flags as clap::CommandFactory>::command().get_arguments().count();
         assert_eq!(flags.len(), n_flags, "every flag is tried");

@@ -197,6 +197,9 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     args.register.announce(Role::Pd, &id, &grpc, &process.drain)?;
     let others = Others::at(std::iter::once(args.grpc.as_str()));
     let store = args.ec.open_for_role(&links.dialer(), &limits, others, &process.metrics).await?;
+    let compute = args.models.compute.config();
+    let cores = args.cores.open(args.models.compute.device)?;
+    let engine = args.engine.settings(cores.is_some() && compute.timed.is_none());
     let mut config = PdConfig {
         worker_id: id,
         grpc: links.listener(grpc, args.plaintext)?,
@@ -208,19 +211,19 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
         tool_syntax: args.tool_parser.map(Into::into),
         store,
         dialer: links.dialer(),
-        compute: args.models.compute.config(),
+        compute,
         encoder_dtype: args.models.row_types(),
         encoder_precision: args.encoder_precision.unwrap_or(args.models.compute.precision).into(),
         mac_keys: args.models.rows.mac_keys()?,
         limits,
         ec_cache_bytes: mib(args.memory.ec_cache_mib),
         memory_bytes: args.memory.memory_mib.map(mib),
-        engine: EngineSettings { max_loras: size(args.lora.max_loras), ..args.engine.settings() },
+        engine: EngineSettings { max_loras: size(args.lora.max_loras), ..engine },
         grammar_trial: TrialProgram::this_binary(GRAMMAR_TRIAL),
         encoder_memory: ColocatedEncoders::Absent,
         colocated: None,
         arbiter: None,
-        cores: args.cores.open(args.models.compute.device)?,
+        cores,
         journal,
         watchdog,
         fault: None,
