@@ -10,7 +10,6 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use triptych_core::Modality;
 use triptych_kernels::Precision;
-use triptych_models::LoadFormat;
 use triptych_models::decoder::TransformerDecoder;
 use triptych_models::encoder::TransformerEncoder;
 use triptych_models::family::{Config, Family};
@@ -78,7 +77,7 @@ fn check(name: &str, modality: Modality, config: &serde_json::Value) {
     let spec = Family::of(&config).and_then(|f| f.spec(&config)).expect("a published configuration");
     let encoder = spec.encoder.as_ref().expect("an encoder");
     assert_eq!(encoder.modality, modality);
-    let weights = Weights::open(dir.path(), LoadFormat::Safetensors).expect("a header");
+    let weights = Weights::survey(dir.path()).expect("a header");
     let backend = FootprintBackend::new(Precision::F32).expect("a CPU");
     TransformerEncoder::load(encoder, &weights, &backend).expect("encoder tensors");
     TransformerDecoder::load(&spec.decoder, &weights, &backend).expect("decoder tensors");

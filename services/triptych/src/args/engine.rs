@@ -40,14 +40,15 @@ pub struct EngineArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub token_budget: u32,
     /// Percent of the time in which answers go on alone while prompts are read: answers keep at least this share of their
-    /// speed, prompts the rest. 0: prompts first, and answers stand nearly still meanwhile
-    #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", default_value_t = 33,
-          value_parser = clap::value_parser!(u8).range(..=90))]
-    pub decode_share: u8,
+    /// speed, prompts the rest. 0: prompts first, and answers stand nearly still meanwhile. Default: 33, where there is no
+    /// --tpot-slo
+    #[arg(long, value_name = "PERCENT", env = "TRIPTYCH_DECODE_SHARE", value_parser = clap::value_parser!(u8).range(..=90))]
+    pub decode_share: Option<u8>,
     /// SLO of the mean time per token after the first, in milliseconds, 0 to 60000. Prompts are then read, and items
     /// encoded on a worker with encoders, as far as that delays no answer beyond it; while one is late anyway, answers have half of
     /// the time. Where workers share the cores of a host, as under `up`, decode steps wait while others encode, as far as no
-    /// answer is late by it. 0: no SLO, and --decode-share alone. Default: 100 for workers on CPUs that share their cores; else 0
+    /// answer is late by it. 0: no SLO, and --decode-share alone. Default: 100 for workers on CPUs that share their
+    /// cores and are told no --decode-share; else 0
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", value_parser = tpot_slo)]
     pub tpot_slo: Option<Duration>,
     /// Sequences that run at once
@@ -72,7 +73,9 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// The settings. `shares_cores`: other workers compute on the same cores.
     pub fn settings(self, shares_cores: bool) -> EngineSettings {
-        let tpot_slo = self.tpot_slo.or(shares_cores.then_some(SHARED_TPOT_SLO));
+        let default = EngineSettings::default();
+        let has_no_share = self.decode_share.is_none();
+        let tpot_slo = self.tpot_slo.or((shares_cores && has_no_share).then_some(SHARED_TPOT_SLO));
         EngineSettings {
             self_kv_bytes: self.kv_mib.map(mib),
             cross_kv_bytes: self.cross_kv_mib.map(mib),
@@ -80,13 +83,13 @@ impl EngineArgs {
             host_kv_bytes: mib(self.host_kv_mib),
             lookup_tokens: size(self.lookup_tokens),
             token_budget: size(self.token_budget),
-            decode_share: self.decode_share,
+            decode_share: self.decode_share.unwrap_or(default.decode_share),
             tpot_slo: tpot_slo.filter(|slo| !slo.is_zero()),
             max_sequences: size(self.max_sequences),
             stream_interval: Duration::from_millis(self.stream_interval.into()),
             draft_tokens: size(self.draft_tokens),
             graph_bytes: mib(self.decode_graph_mib),
-            ..EngineSettings::default()
+            ..default
         }
     }
 
@@ -99,7 +102,7 @@ impl EngineArgs {
             ("--host-kv-mib", Some(self.host_kv_mib)),
             ("--lookup-tokens", Some(self.lookup_tokens)),
             ("--token-budget", Some(self.token_budget)),
-            ("--decode-share", Some(self.decode_share.into())),
+            ("--decode-share", self.decode_share.map(Into::into)),
             ("--max-sequences", Some(self.max_sequences)),
             ("--stream-interval", Some(self.stream_interval.into())),
             ("--draft-tokens", Some(self.draft_tokens)),
@@ -152,7 +155,9 @@ mod tests {
         let slo = |args: EngineArgs| [false, true].map(|shares_cores| args.settings(shares_cores).tpot_slo);
         assert_eq!(slo(set), [Some(Duration::from_micros(2500)); 2]);
         assert_eq!(slo(default), [None, Some(SHARED_TPOT_SLO)]);
-        assert_eq!(slo(parse(["--tpot-slo", "0"].map(OsString::from))), [None; 2], "told that there is none");
+        for told in [["--tpot-slo", "0"], ["--decode-share", "40"]] {
+            assert_eq!(slo(parse(told.map(OsString::from))), [None; 2], "{told:?}");
+        }
         let flags: Vec<_> = given().filter(|flag| flag.as_encoded_bytes().starts_with(b"--")).collect();
         let n_flags = <Flags as clap::CommandFactory>::command().get_arguments().count();
         assert_eq!(flags.len(), n_flags, "every flag is tried");

@@ -200,6 +200,9 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let compute = args.models.compute.config();
     let cores = args.cores.open(args.models.compute.device)?;
     let engine = args.engine.settings(cores.is_some() && compute.timed.is_none());
+    if let Some(slo) = engine.tpot_slo {
+        tracing::info!(tpot_slo_ms = slo.as_secs_f64() * 1e3, "steps follow a TPOT SLO");
+    }
     let mut config = PdConfig {
         worker_id: id,
         grpc: links.listener(grpc, args.plaintext)?,
