@@ -27,7 +27,7 @@ fn entries(told: &Value, list: &str, name: &str, number: &str) -> Vec<String> {
 
 #[test]
 fn a_model_of_random_weights_is_timed_eager_and_as_graphs() {
-    let args = "tests/golden/bart_odd_heads/model --item 5 --load-format dummy --device cuda --precision bf16 --repeats 1 \
+    let args = "tests/golden/whisper_en_odd_heads/model --item 0 --load-format dummy --device cuda --precision bf16 --repeats 1 \
         --encode-batches 1,2 --batches 1,3 --new-tokens 3 --modes eager,graphs --from-first-token";
     let lines = told(env!("CARGO_BIN_EXE_throughput"), args);
     let last = lines.last().expect("a line");

@@ -225,3 +225,17 @@ fn transposed<const N: usize>(from: &[[u8; N]], [n_rows, width]: [usize; 2]) -> 
     }
     to.into_flattened()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_survey_multiplies_nothing() {
+        let stored = Tensor::new(DType::F32, vec![2, 2], TensorBytes::Owned(vec![0; 16]));
+        let times = |tensor: Tensor<'_>| tensor.times(&[2.0, 3.0]);
+        let surveyed = times(stored.clone().surveyed());
+        assert_eq!((times(stored).data.len(), surveyed.data.len()), (16, 0));
+        assert_eq!((surveyed.rows(1..2).values(), surveyed.shape), (vec![0.0; 2], vec![2, 2]));
+    }
+}
