@@ -85,6 +85,11 @@ async fn a_cluster_on_cuda_answers_and_replaces_a_worker_whose_device_is_lost() 
 async fn a_device_that_is_found_is_taken_and_one_that_is_not_there_is_an_error() {
     let cluster = Cluster::start_with(&["--precision", "bf16"], &[libraries()]).await;
     assert!(cluster.up.log().contains("computing on CUDA device=cuda:0"), "{}", cluster.up.log());
+    assert!(
+        !cluster.up.log().contains("tpot_slo_ms"),
+        "its cores are not what computes: {}",
+        cluster.up.log()
+    );
     let mut client = connect(&cluster.grpc).await;
     let digits = list("digits.jsonl").into_iter().next().expect("a clip");
     let file = digits["file"].as_str().expect("a file");

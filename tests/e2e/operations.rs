@@ -1,5 +1,5 @@
 //! A cluster under an operator's hand: memory that stays within its budget, models that are loaded, replaced and unloaded while
-//! requests run, and a worker's log.
+//! requests run, the SLO that workers have by default, and a worker's log.
 
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -173,4 +173,24 @@ async fn memory_stays_bounded_and_models_come_and_go_while_requests_run() {
     let (status, answer) = admin(&cluster, "PUT", &path, json!({"filter": "info,triptych_pd=debug"})).await;
     assert_eq!((status, &answer["filter"]), (200, &json!("info,triptych_pd=debug")), "{answer}");
     assert_eq!(admin(&cluster, "PUT", &path, json!({"filter": "no=such=filter"})).await.0, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_share_their_cores_follow_a_tpot_slo_unless_they_are_told_otherwise() {
+    let cases: [(&[&str], Option<&str>); 4] = [
+        (&[], Some("tpot_slo_ms=100.0")),
+        (&["--tpot-slo", "50"], Some("tpot_slo_ms=50.0")),
+        (&["--decode-share", "33"], None),
+        (&["--encoders", "0", "--with-encoder"], None),
+    ];
+    for (flags, expected) in cases {
+        let cluster = Cluster::start(flags).await;
+        // A worker says so before its decoders are ready.
+        let log = eventually("the PD worker's log", async || {
+            Some(cluster.up.log()).filter(|log| log.contains("decoder ready"))
+        });
+        let log = log.await;
+        let told = log.split_whitespace().find(|word| word.starts_with("tpot_slo_ms="));
+        assert_eq!(told, expected, "{flags:?}: {log}");
+    }
 }
