@@ -35,6 +35,16 @@ pub(crate) trait Cell: Word {
     fn with_bits(of: f32) -> Self;
     /// Makes words of values times a factor, which is 1 unless they are scaled; the rest of the last word is zero.
     fn fill<S: Simd>(s: S, words: &mut [Self], values: &[f32], factor: f32);
+    /// Writes the values of all steps of words, those of a step from a row of its own and times a factor of its own. Rows are as
+    /// long as `words`.
+    #[inline(always)]
+    fn fill_steps<'a>(words: &mut [Self], row: impl Fn(usize) -> &'a [f32], factors: &[f32]) {
+        for (step, factor) in factors.iter().enumerate().take(Self::STEPS) {
+            for (word, value) in words.iter_mut().zip(row(step)) {
+                word.set(step, value * factor);
+            }
+        }
+    }
 }
 
 /// Four bytes, the first lowest: signed ones in panels and pages, unsigned ones in the rows of linear layers. A plain
@@ -193,6 +203,16 @@ impl Cell for ByteQuad {
             for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
                 *word = Self::from_le_bytes(*bytes);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn fill_steps<'a>(words: &mut [Self], row: impl Fn(usize) -> &'a [f32], factors: &[f32]) {
+        let [a, b, c, d] = [row(0), row(1), row(2), row(3)];
+        let byte = |value: f32, step: usize| (value * factors[step] + TO_LOW_BITS).to_bits() & 0xff;
+        for ((((word, a), b), c), d) in words.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+            let bytes = byte(*a, 0) | byte(*b, 1) << 8 | byte(*c, 2) << 16 | byte(*d, 3) << 24;
+            *word = bytes.cast_signed();
         }
     }
 }

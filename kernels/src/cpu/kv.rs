@@ -306,8 +306,22 @@ impl<C: Cell> WriteHead<'_, C> {
             C::fill(s, words, self.part(self.kv[0], first + key), factors[0][key]);
         }
         lay(words, k_cells, keys);
-        for (key, factor) in factors[1].iter().enumerate() {
-            write_value(values, key, self.part(self.kv[1], first + key), *factor);
+        self.write_values(values, first, &factors[1]);
+    }
+
+    /// Writes the values of a page, from row `first` on, each row times its factor.
+    #[inline(always)]
+    fn write_values(&self, values: &mut [C], first: usize, factors: &[f32; KV_BLOCK_TOKENS]) {
+        let panels = values.chunks_exact_mut(value_panel_len::<C>());
+        for (panel, start) in panels.zip((0..self.layout.head_dim).step_by(PANEL)) {
+            let columns = start..self.layout.head_dim.min(start + PANEL);
+            let keys = (0..KV_BLOCK_TOKENS).step_by(C::STEPS);
+            for ((cells, key), factors) in
+                panel.chunks_exact_mut(PANEL).zip(keys).zip(factors.chunks_exact(C::STEPS))
+            {
+                let row = |step| &self.part(self.kv[1], first + key + step)[columns.clone()];
+                C::fill_steps(&mut cells[..columns.len()], row, factors);
+            }
         }
     }
 }

@@ -65,6 +65,10 @@ impl EcObjectsService {
             if data.len() > len - object.len() {
                 return Err(Status::invalid_argument(format!("more than the {len} bytes announced")));
             }
+            if object.is_empty() {
+                // No more than the permits, and no growth by doubling, which the store would keep.
+                object.reserve(len);
+            }
             object.extend_from_slice(&data);
         }
         if object.len() < len {

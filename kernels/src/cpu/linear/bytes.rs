@@ -196,29 +196,74 @@ impl Kernel for QuantizeRows<'_> {
 #[inline(always)]
 fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     let zero = s.splat(0.0);
-    let (mut low, mut high, mut odd) = (zero, zero, zero);
-    for values in values.chunks(S::LANES) {
-        let values = s.load_or(values, 0.0);
-        low = s.max(s.sub(zero, values), low);
-        high = s.max(values, high);
-        // Zero times what is not finite is not a number.
-        odd = s.fma(values, zero, odd);
+    // Two at a time, since each waits for the one before.
+    let mut bounds = [Bounds { low: zero, high: zero, odd: zero }; 2];
+    let pairs = values.chunks_exact(2 * S::LANES);
+    let rest = pairs.remainder().chunks(S::LANES);
+    for pair in pairs {
+        bounds[0].take(s, s.load(pair));
+        bounds[1].take(s, s.load(&pair[S::LANES..]));
     }
-    let odd = s.sum(odd);
-    [odd - s.largest(low), odd + s.largest(high)]
+    for values in rest {
+        bounds[0].take(s, s.load_or(values, 0.0));
+    }
+    let [first, second] = bounds;
+    let odd = s.sum(s.add(first.odd, second.odd));
+    [odd - s.largest(s.max(first.low, second.low)), odd + s.largest(s.max(first.high, second.high))]
+}
+
+/// What lanes have of a row so far.
+#[derive(Clone, Copy)]
+struct Bounds<V> {
+    /// The smallest value or zero, with the other sign.
+    low: V,
+    /// The largest value or zero.
+    high: V,
+    /// Zero while all values are finite, and then not a number.
+    odd: V,
+}
+
+impl<V: Copy> Bounds<V> {
+    #[inline(always)]
+    fn take<S: Simd<V = V>>(&mut self, s: S, values: V) {
+        self.low = s.max(s.sub(s.splat(0.0), values), self.low);
+        self.high = s.max(values, self.high);
+        // Zero times what is not finite is not a number.
+        self.odd = s.fma(values, s.splat(0.0), self.odd);
+    }
 }
 
 /// Writes the nearest bytes of a row; the padding of its cells is multiplied with zero weights.
 #[inline(always)]
 fn fill<S: Simd>(s: S, cells: &mut [ByteQuad], values: &[f32], (inverse, zero): (f32, f32)) {
-    for (cells, values) in cells.chunks_mut(S::LANES / ByteQuad::STEPS).zip(values.chunks(S::LANES)) {
-        let scaled = s.add(s.mul(s.load_or(values, 0.0), s.splat(inverse)), s.splat(zero));
-        let clamped = s.min(s.max(scaled, s.splat(0.0)), s.splat(ROW_LARGEST));
-        let mut bytes = [0; 16];
-        s.store_low_bytes(&mut bytes, s.add(clamped, s.splat(TO_LOW_BITS)));
-        for (cell, quad) in cells.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *cell = i32::from_le_bytes(*quad);
-        }
+    let (inverse, zero) = (s.splat(inverse), s.splat(zero));
+    let n_quads = S::LANES / ByteQuad::STEPS;
+    let (whole, rest) = cells.split_at_mut(values.len() / S::LANES * n_quads);
+    let values = values.chunks_exact(S::LANES);
+    let last = values.remainder();
+    for (cells, values) in whole.chunks_exact_mut(n_quads).zip(values) {
+        put(cells, bytes(s, s.load(values), (inverse, zero)));
+    }
+    if !last.is_empty() {
+        put(rest, bytes(s, s.load_or(last, 0.0), (inverse, zero)));
+    }
+}
+
+/// Values to bytes, the first lane's first.
+#[inline(always)]
+fn bytes<S: Simd>(s: S, values: S::V, (inverse, zero): (S::V, S::V)) -> [u8; 16] {
+    let scaled = s.add(s.mul(values, inverse), zero);
+    let clamped = s.min(s.max(scaled, s.splat(0.0)), s.splat(ROW_LARGEST));
+    let mut bytes = [0; 16];
+    s.store_low_bytes(&mut bytes, s.add(clamped, s.splat(TO_LOW_BITS)));
+    bytes
+}
+
+/// Writes as many cells as there are, up to four.
+#[inline(always)]
+fn put(cells: &mut [ByteQuad], bytes: [u8; 16]) {
+    for (cell, quad) in cells.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *cell = i32::from_le_bytes(*quad);
     }
 }
 

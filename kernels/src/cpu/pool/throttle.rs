@@ -3,8 +3,8 @@
 //! Two threads that share their cores with others can be slower than one, which the system gives more of a core and which waits
 //! for nobody. How much slower depends on the system's rules, so it is measured: where the system puts threads off,
 //! ops run with one thread less for a window, and then with as many as were faster. Later one thread more is tried.
-//! Times between trials double as long as trials change nothing. An op of a trial is compared with ops of its size before it,
-//! as what ops cost for their work depends on what they do.
+//! Times between trials double as long as trials change nothing, and a trial that is much slower ends early. An op of a trial
+//! is compared with ops of its size before it, as what ops cost for their work depends on what they do.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,11 +19,16 @@ const SETTLING: Duration = Duration::from_millis(200);
 const PREEMPTIONS: u64 = 20;
 /// Speed of a trial over the speed before from which on the trial is kept.
 const GAIN: f64 = 1.05;
+/// Time in ops of a trial after which one that is much slower ends.
+const GLANCE: Duration = Duration::from_millis(80);
+/// Time of a trial's ops over that of the same ops before from which on it is much slower: that of two threads on cores of their
+/// own over that of one is 2.
+const MUCH_SLOWER: f64 = 1.5;
 /// Time from a trial that is kept to the next.
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Longest time until a trial of one thread more where the caller is no longer put off.
 const LONGEST_QUIET: Duration = Duration::from_secs(4);
-/// Longest time until a trial: trials take 2 % of the time.
+/// Longest time until a trial: trials that are seen to their end take 2 % of the time.
 const LONGEST: Duration = Duration::from_secs(32);
 
 /// An op that ended.
@@ -64,6 +69,8 @@ pub(super) struct Throttle {
     /// Time in ops that is left until speed is measured.
     settling: Duration,
     window: Window,
+    /// Ops of the trial from its first on.
+    glance: Window,
     /// Time and work of ops outside of trials, the latest the most, by the magnitude of tasks and work.
     known: HashMap<(u32, u32), (Duration, f64)>,
 }
@@ -90,6 +97,7 @@ impl Throttle {
             pause: SHORTEST,
             settling: Duration::ZERO,
             window: Window::default(),
+            glance: Window::default(),
             known: HashMap::new(),
         }
     }
@@ -105,19 +113,28 @@ impl Throttle {
         if op.n_possible < n_compared || op.n_threads != self.n_threads() {
             return;
         }
+        let of_its_size = (op.n_tasks.max(1).ilog2(), op.cost.max(1).ilog2());
+        let work = op.cost.max(1) as f64;
+        let mut expected = op.took;
+        if let Some(n) = self.trial {
+            // A size that is not known says nothing, and brings the end of the trial nearer.
+            let known = self.known.get(&of_its_size);
+            expected = known.map_or(op.took, |(took, of)| took.mul_f64(work / of));
+            self.glance.took += op.took;
+            self.glance.expected += expected;
+            if self.glance.took >= GLANCE && self.glance.took >= self.glance.expected.mul_f64(MUCH_SLOWER) {
+                return self.end_trial(n, false, now);
+            }
+        }
         if !self.settling.is_zero() {
             self.settling = self.settling.saturating_sub(op.took);
             return;
         }
-        let of_its_size = (op.n_tasks.max(1).ilog2(), op.cost.max(1).ilog2());
-        let work = op.cost.max(1) as f64;
-        if self.trial.is_none() {
+        if self.trial.is_some() {
+            self.window.expected += expected;
+        } else {
             let known = self.known.entry(of_its_size).or_default();
             *known = (known.0 + op.took, known.1 + work);
-        } else {
-            // A size that is not known says nothing, and brings the end of the trial nearer.
-            let known = self.known.get(&of_its_size);
-            self.window.expected += known.map_or(op.took, |(took, of)| took.mul_f64(work / of));
         }
         let begun = *self.window.preemptions.get_or_insert_with(&preemptions);
         self.window.took += op.took;
@@ -125,7 +142,7 @@ impl Throttle {
             return;
         }
         let Window { took, expected, .. } = std::mem::take(&mut self.window);
-        if let Some(n) = self.trial.take() {
+        if let Some(n) = self.trial {
             self.end_trial(n, took.mul_f64(GAIN) <= expected, now);
             return;
         }
@@ -159,6 +176,7 @@ impl Throttle {
 
     fn end_trial(&mut self, n_threads: usize, is_faster: bool, now: Instant) {
         let was_up = n_threads > self.n_threads;
+        (self.trial, self.window, self.glance) = (None, Window::default(), Window::default());
         if is_faster {
             self.n_threads = n_threads;
             self.known.clear();
@@ -211,9 +229,28 @@ mod tests {
     }
 
     #[test]
-    fn trials_that_are_slower_take_two_percent_of_the_time() {
-        let at = run(&mut Throttle::new(2), Instant::now(), 600_000, |n| 5 * n as u32, 3);
-        assert!(at[1] > 0 && at[1] < 18_000, "{at:?}");
+    fn trials_that_are_slower_take_two_percent_of_the_time_and_much_slower_ones_less() {
+        let at = |n_all| run(&mut Throttle::new(n_all), Instant::now(), 600_000, |n| 5 * n as u32, 3);
+        let (of_two, of_four) = (at(2), at(4));
+        assert!(of_four[3] > 9_000 && of_four[3] < 18_000, "{of_four:?}");
+        assert!(of_two[1] > 0 && of_two[1] < 3_000, "{of_two:?}");
+    }
+
+    #[test]
+    fn a_trial_that_is_much_slower_only_while_it_begins_is_seen_to_its_end() {
+        let (mut throttle, mut now, mut count) = (Throttle::new(2), Instant::now(), 0);
+        let mut run = |throttle: &mut Throttle, took| {
+            now += took;
+            count += 1;
+            let op = Op { n_possible: 2, n_threads: throttle.n_threads(), n_tasks: 8, cost: 100, took };
+            throttle.record(op, now, || Preemptions { thread: current_thread(), count });
+        };
+        while throttle.n_threads() == 2 {
+            run(&mut throttle, Duration::from_millis(2));
+        }
+        run(&mut throttle, GLANCE / 2);
+        (0..1000).for_each(|_| run(&mut throttle, Duration::from_millis(1)));
+        assert_eq!(throttle.n_threads(), 1);
     }
 
     #[test]

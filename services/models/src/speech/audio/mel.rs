@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 /// Highest frequency that the bins cover, in Hz, whatever the rate.
 const MAX_HZ: f64 = 8000.0;
+/// Energy of a bin below which it counts as silent.
+const LEAST_ENERGY: f64 = 1e-10;
 
 /// Computes log-mel windows. Immutable; one serves all threads.
 #[derive(Clone)]
@@ -137,7 +139,8 @@ impl LogMel {
         mel
     }
 
-    /// Logarithms of the energies in the bins, `[n_mels, n_frames]`; frame `t` begins at sample `t · hop`.
+    /// Logarithms of the energies in the bins, `[n_mels, n_frames]`; frame `t` begins at sample `t · hop`. Frames of digital
+    /// silence, which fill up a window, are not transformed.
     fn log_energies(&self, samples: &[f32], mel: &mut [f64]) {
         let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
         let n_frames = mel.len() / n_mels;
@@ -145,8 +148,12 @@ impl LogMel {
         let mut spectrum = self.fft.make_output_vec();
         let mut scratch = self.fft.make_scratch_vec();
         let mut power = vec![0.0_f64; spectrum.len()];
+        mel.fill(LEAST_ENERGY.log10());
         for t in 0..n_frames {
             let part = &samples[t * hop..t * hop + n_fft];
+            if part.iter().all(|sample| *sample == 0.0) {
+                continue;
+            }
             for ((f, s), w) in frame.iter_mut().zip(part).zip(self.hann.iter()) {
                 *f = f64::from(*s) * w;
             }
@@ -158,7 +165,7 @@ impl LogMel {
             }
             for (bin, filter) in self.filters.iter().enumerate() {
                 let energy: f64 = filter.weights.iter().zip(&power[filter.first..]).map(|(w, p)| w * p).sum();
-                mel[bin * n_frames + t] = energy.max(1e-10).log10();
+                mel[bin * n_frames + t] = energy.max(LEAST_ENERGY).log10();
             }
         }
     }
@@ -211,4 +218,27 @@ fn hz_to_mel(hz: f64) -> f64 {
 
 fn mel_to_hz(mel: f64) -> f64 {
     if mel < 15.0 { mel * 200.0 / 3.0 } else { 1000.0 * ((mel - 15.0) * 6.4_f64.ln() / 27.0).exp() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_frames_are_what_their_transform_gives() {
+        let settings = AudioSettings { rate: 16_000, n_fft: 400, hop: 160, n_mels: 80, chunk_s: 2 };
+        let (log_mel, n_samples) = (LogMel::new(settings), settings.n_samples());
+        let tone = |i: usize| if i % 9_000 < 4_000 { (i as f32 * 0.1).sin() } else { 0.0 };
+        let with = |silence: f32| {
+            let samples: Vec<f32> = (0..n_samples).map(tone).map(|s| if s == 0.0 { silence } else { s }).collect();
+            let mut out = Vec::new();
+            log_mel.extend(&samples, &mut out);
+            out
+        };
+        let (silent, transformed) = (with(0.0), with(1e-30));
+        assert_eq!(silent, transformed, "energies below the least one count as it");
+        let quietest = silent.iter().copied().fold(f32::INFINITY, f32::min);
+        let n_quiet = silent.iter().filter(|v| **v == quietest).count();
+        assert!(n_quiet > silent.len() / 4 && n_quiet < silent.len(), "{n_quiet} of {}", silent.len());
+    }
 }
