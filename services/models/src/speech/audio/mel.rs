@@ -46,11 +46,10 @@ impl LogMel {
     /// `samples` past a window's length are not read; too few are followed by silence. Frames are centred, the
     /// window mirrored at both ends.
     pub fn extend(&self, samples: &[f32], out: &mut Vec<f32>) {
-        let AudioSettings { n_mels, n_fft, .. } = self.settings;
+        let n_fft = self.settings.n_fft;
         let n_samples = self.settings.n_samples();
         let n_frames = self.settings.n_frames();
-        let mut mel = vec![0.0_f64; n_mels * n_frames];
-        self.log_energies(&mirrored(samples, n_samples, n_fft / 2), &mut mel);
+        let mel = self.log_energies(&mirrored(samples, n_samples, n_fft / 2), n_frames);
         let loudest = mel.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         out.extend(mel.iter().map(|v| scaled(*v, loudest)));
     }
@@ -120,10 +119,9 @@ impl LogMel {
 
     /// The frames of a range that the audio has, before they are scaled: `[n_mels, n_found]`.
     fn part(&self, samples: &[f32], frames: Range<usize>) -> Vec<f64> {
-        let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
+        let AudioSettings { n_fft, hop, .. } = self.settings;
         let first_frame = frames.start;
         let n_found = (samples.len() / hop).min(frames.end).saturating_sub(first_frame);
-        let mut mel = vec![0.0; n_mels * n_found];
         let edge = n_fft / 2;
         let at = |i: usize| {
             // `i` counts from `edge` samples before the audio; the outermost sample is not repeated.
@@ -131,24 +129,23 @@ impl LogMel {
             let last = samples.len().saturating_sub(1);
             samples.get(if i > last { (2 * last).saturating_sub(i) } else { i }).copied().unwrap_or(0.0)
         };
-        if n_found > 0 {
-            let first = first_frame * hop;
-            let piece: Vec<f32> = (first..first + (n_found - 1) * hop + n_fft).map(at).collect();
-            self.log_energies(&piece, &mut mel);
+        if n_found == 0 {
+            return Vec::new();
         }
-        mel
+        let first = first_frame * hop;
+        let piece: Vec<f32> = (first..first + (n_found - 1) * hop + n_fft).map(at).collect();
+        self.log_energies(&piece, n_found)
     }
 
     /// Logarithms of the energies in the bins, `[n_mels, n_frames]`; frame `t` begins at sample `t · hop`. Frames of digital
     /// silence, which fill up a window, are not transformed.
-    fn log_energies(&self, samples: &[f32], mel: &mut [f64]) {
+    fn log_energies(&self, samples: &[f32], n_frames: usize) -> Vec<f64> {
         let AudioSettings { n_mels, n_fft, hop, .. } = self.settings;
-        let n_frames = mel.len() / n_mels;
+        let mut mel = vec![LEAST_ENERGY.log10(); n_mels * n_frames];
         let mut frame = self.fft.make_input_vec();
         let mut spectrum = self.fft.make_output_vec();
         let mut scratch = self.fft.make_scratch_vec();
         let mut power = vec![0.0_f64; spectrum.len()];
-        mel.fill(LEAST_ENERGY.log10());
         for t in 0..n_frames {
             let part = &samples[t * hop..t * hop + n_fft];
             if part.iter().all(|sample| *sample == 0.0) {
@@ -168,6 +165,7 @@ impl LogMel {
                 mel[bin * n_frames + t] = energy.max(LEAST_ENERGY).log10();
             }
         }
+        mel
     }
 }
 
@@ -178,10 +176,14 @@ fn scaled(value: f64, loudest: f64) -> f32 {
 
 /// `samples` filled up to `len`, then `edge` more at both ends, mirrored without repeating the outermost.
 fn mirrored(samples: &[f32], len: usize, edge: usize) -> Vec<f32> {
+    let samples = &samples[..samples.len().min(len)];
     let at = |i: usize| samples.get(i).copied().unwrap_or(0.0);
-    let left = (1..=edge).rev().map(at);
-    let right = (1..=edge).map(|i| at(len - 1 - i));
-    left.chain((0..len).map(at)).chain(right).collect()
+    let mut all = Vec::with_capacity(len + 2 * edge);
+    all.extend((1..=edge).rev().map(at));
+    all.extend_from_slice(samples);
+    all.resize(edge + len, 0.0);
+    all.extend((1..=edge).map(|i| at(len - 1 - i)));
+    all
 }
 
 /// Slaney's bins, of about equal energy.
@@ -230,7 +232,8 @@ mod tests {
         let (log_mel, n_samples) = (LogMel::new(settings), settings.n_samples());
         let tone = |i: usize| if i % 9_000 < 4_000 { (i as f32 * 0.1).sin() } else { 0.0 };
         let with = |silence: f32| {
-            let samples: Vec<f32> = (0..n_samples).map(tone).map(|s| if s == 0.0 { silence } else { s }).collect();
+            let samples: Vec<f32> =
+                (0..n_samples).map(tone).map(|s| if s == 0.0 { silence } else { s }).collect();
             let mut out = Vec::new();
             log_mel.extend(&samples, &mut out);
             out
