@@ -136,7 +136,7 @@ async fn transcribe(cluster: &Cluster, audio: &[u8]) -> (u16, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bombs_get_an_answer_and_cost_no_more_than_legitimate_items() {
-    let cluster = Cluster::start(&[]).await;
+    let cluster = Cluster::start(&["--ec", "memory"]).await;
     let pids: Vec<_> = ["proxy", "encoder", "pd", "store"].map(|role| cluster.pid(role)).to_vec();
     let before: Vec<_> = pids.iter().map(|pid| peak_bytes(*pid)).collect();
     for (what, image) in images() {

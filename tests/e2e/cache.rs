@@ -1,8 +1,11 @@
 //! An item is encoded once: repeated requests hit the cache, concurrent ones share the encode.
 
+use std::path::Path;
+use std::process::Command;
 use triptych_proto::v1::ItemSource;
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
+use triptych_tests::process::signal;
 use triptych_tests::samples::heldout;
 
 const ENCODES: &str = "triptych_encodes_total";
@@ -48,6 +51,51 @@ async fn text_goes_directly_to_the_decoder() {
     request.model = "shapes-qwen2-vl".into();
     assert!(!generate(&mut client, request).await.expect("an answer").text.is_empty());
     assert_eq!(cluster.metric("encoder-0", ENCODES).await, 0.0);
+}
+
+/// Free bytes of shared memory.
+fn free_shared_memory() -> u64 {
+    let df = Command::new("df").args(["--block-size=1", "--output=avail", "/dev/shm"]).output().expect("df");
+    String::from_utf8_lossy(&df.stdout).lines().nth(1).map_or(0, |n| n.trim().parse().expect("bytes"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_has_a_slab_of_its_own_that_outlives_its_workers_and_not_itself() {
+    let mut cluster = Cluster::start(&[]).await;
+    let log = cluster.up.log();
+    let chosen = log.split_whitespace().find_map(|word| word.strip_prefix("store=")).expect("a choice");
+    if free_shared_memory() < 3 << 30 {
+        assert!(chosen.contains("memory") || chosen.contains("shm:"), "{chosen}");
+    } else {
+        assert!(chosen.contains("shm:") && cluster.pids("store").is_empty(), "{chosen}");
+    }
+    let mut client = connect(&cluster.grpc).await;
+    let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
+    let first = generate(&mut client, request.clone()).await.expect("an answer");
+    assert_eq!(first.summary.item_sources, [i32::from(ItemSource::Encoded)]);
+    for role in ["encoder", "pd"] {
+        let old = cluster.pid(role);
+        signal(old, "KILL");
+        cluster.wait_replaced(role, old).await;
+    }
+    let again = generate(&mut client, request).await.expect("an answer");
+    assert_eq!((again.text, again.summary.item_sources), (first.text, vec![i32::from(ItemSource::Cached)]));
+    assert_eq!(cluster.metric("encoder-0", ENCODES).await, 0.0);
+    let slab = chosen.trim_matches('"').strip_prefix("shm:").and_then(|path| path.split('?').next());
+    assert!(slab.is_none_or(|slab| Path::new(slab).is_file()), "{chosen}");
+    signal(cluster.up.pid(), "INT");
+    assert!(cluster.up.wait().await.success());
+    let dir = slab.and_then(|slab| Path::new(slab).parent());
+    assert!(dir.is_none_or(|dir| !dir.exists()), "{chosen}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenants_have_a_store_process_that_evicts_by_their_shares() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let settings = dir.path().join("settings.toml");
+    std::fs::write(&settings, "").expect("a file");
+    let cluster = Cluster::start(&["--config", settings.to_str().expect("UTF-8")]).await;
+    assert_eq!(cluster.pids("store").len(), 1, "{}", cluster.up.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

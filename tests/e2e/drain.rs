@@ -12,7 +12,7 @@ use triptych_tests::process::{Process, binary, eventually, free_port, is_alive, 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_finishes_running_answers_and_exits_with_zero() {
-    let mut cluster = Cluster::start(&[]).await;
+    let mut cluster = Cluster::start(&["--ec", "memory"]).await;
     let children: Vec<u32> =
         ["proxy", "encoder", "pd", "store"].iter().flat_map(|r| cluster.pids(r)).collect();
     assert_eq!(children.len(), 4);

@@ -1,8 +1,8 @@
 //! The server of the `EcObjects` service: any store, offered to other processes.
 //!
-//! `triptych up` runs one over a memory store. The announced length of an upload is checked against the limits
-//! first, and all uploads hold a bounded number of bytes. Has no authentication: it belongs on the cluster's internal
-//! network.
+//! `triptych store` runs one over a memory store, and `triptych up` where shared memory has no room. The announced length of an
+//! upload is checked against the limits first, and all uploads hold a bounded number of bytes. Has no authentication: it
+//! belongs on the cluster's internal network.
 
 use crate::error::{EcError, chain};
 use crate::object;

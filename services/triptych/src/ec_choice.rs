@@ -165,10 +165,26 @@ pub fn choose(around: &Surroundings) -> Result<StoreChoice, NoStoreChoice> {
     }
 }
 
-/// The store of a cluster that `up` starts.
-pub fn choose_for_up() -> StoreChoice {
-    let why = "all parts are children of this process, which runs a store for them";
-    StoreChoice { setting: "memory".into(), why }
+/// Kind of store that a cluster of `up` has where none is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpStore {
+    /// A slab of its own in shared memory: no copy passes through a connection.
+    Slab,
+    /// A store process.
+    Process,
+}
+
+/// The store of a cluster that `up` starts, and the reason for the choice. `may_have_tenants`: a store process evicts by equal
+/// shares of tenants, and a slab does not.
+pub fn choose_for_up(around: &Surroundings, may_have_tenants: bool) -> (UpStore, &'static str) {
+    let has_room = around.shm_free.is_some_and(|free| free >= 2 * DEFAULT_BYTES);
+    match (has_room, may_have_tenants) {
+        (true, false) => {
+            (UpStore::Slab, "all parts are children of this process, and shared memory has room")
+        }
+        (true, true) => (UpStore::Process, "tenants, if there are any, have equal shares of a store process"),
+        (false, _) => (UpStore::Process, "shared memory has no room for a store beside other uses"),
+    }
 }
 
 #[cfg(test)]
@@ -197,9 +213,18 @@ mod tests {
             chosen(Surroundings { shm_free: Some(64 << 20), ..plain_host() }),
             "disk:/tmp/triptych-ec-7"
         );
-        for choice in [choose(&plain_host()).unwrap(), choose_for_up()] {
-            assert!(choice.setting.parse::<EcSetting>().is_ok());
-        }
+        assert!(choose(&plain_host()).unwrap().setting.parse::<EcSetting>().is_ok());
+    }
+
+    #[test]
+    fn a_cluster_of_up_has_a_slab_where_one_of_the_default_size_takes_half_of_shared_memory_at_most() {
+        let chosen = |shm_free, may_have_tenants| {
+            choose_for_up(&Surroundings { shm_free, ..plain_host() }, may_have_tenants).0
+        };
+        assert_eq!(chosen(Some(2 * DEFAULT_BYTES), false), UpStore::Slab);
+        assert_eq!(chosen(Some(2 * DEFAULT_BYTES), true), UpStore::Process);
+        assert_eq!(chosen(Some(2 * DEFAULT_BYTES - 1), false), UpStore::Process, "64 MiB in a container");
+        assert_eq!(chosen(None, false), UpStore::Process);
     }
 
     #[test]

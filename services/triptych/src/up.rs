@@ -23,10 +23,11 @@ pub mod signals;
 
 pub use args::UpArgs;
 
-use crate::args::{EcArg, EcArgs};
-use crate::ec_choice::choose_for_up;
+use crate::args::EcArg;
+use crate::ec_choice::{Others, Surroundings, UpStore, choose_for_up};
 use crate::error::{CliError, chain};
 use crate::model::CheckedModel;
+use crate::shared_dir::SharedDir;
 use crate::{listen, model};
 use cluster::Cluster;
 use plan::{ClusterPlan, Endpoints};
@@ -34,7 +35,11 @@ use screen::Screen;
 use signals::Signals;
 use std::time::Instant;
 use triptych_core::limits::Limits;
+use triptych_ec::store::shm::DEFAULT_BYTES;
 use triptych_ec::{EcError, EcSetting, Scope};
+
+/// Variables that give the proxy tenants.
+const TENANTS: [&str; 2] = ["TRIPTYCH_API_KEYS", "TRIPTYCH_JWT_KEYS"];
 
 /// Runs the cluster until a signal stops it.
 ///
@@ -52,7 +57,7 @@ pub async fn run(args: UpArgs) -> Result<(), CliError> {
         () = signals.next() => return Ok(()),
     };
     check_encoders(&args, &models)?;
-    let ec = store(&args.ec)?;
+    let (ec, _slab) = store(&args)?;
     check_store(&ec.setting).await?;
     let mut plan = ClusterPlan::new(&args, &ec, &models, endpoints)?;
     let _cores = plan.share_cores()?;
@@ -98,16 +103,25 @@ fn check_encoders(args: &UpArgs, models: &[CheckedModel]) -> Result<(), CliError
     }
 }
 
-/// The store that was set, or a process of this cluster's own.
-fn store(args: &EcArgs) -> Result<EcArg, CliError> {
-    match args.given()? {
-        Some(given) => Ok(given),
-        None => {
-            let choice = choose_for_up();
-            tracing::info!(store = choice.setting, why = choice.why, "no store is set; this one was chosen");
-            choice.setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))
-        }
+/// The store that was set, or one of this cluster's own, with the directory of a slab.
+fn store(args: &UpArgs) -> Result<(EcArg, Option<SharedDir>), CliError> {
+    if let Some(given) = args.ec.given()? {
+        return Ok((given, None));
     }
+    // The proxy reads them itself.
+    let may_have_tenants =
+        args.config.config.is_some() || TENANTS.iter().any(|name| std::env::var_os(name).is_some());
+    let (kind, why) = choose_for_up(&Surroundings::look(Others::Here), may_have_tenants);
+    let (setting, dir) = match kind {
+        UpStore::Process => ("memory".to_owned(), None),
+        UpStore::Slab => {
+            let dir = SharedDir::new("triptych-up-")
+                .map_err(|e| CliError::failed("cannot make a directory in shared memory", &e))?;
+            (format!("shm:{}?mib={}", dir.path().join("slab").display(), DEFAULT_BYTES >> 20), Some(dir))
+        }
+    };
+    tracing::info!(store = setting, why, "no store is set; this one was chosen");
+    Ok((setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))?, dir))
 }
 
 /// A cluster lives with a store that goes away; one that is not there at the start is a mistake, most likely.

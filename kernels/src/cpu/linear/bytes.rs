@@ -212,7 +212,7 @@ fn bounds<S: Simd>(s: S, values: &[f32]) -> [f32; 2] {
     [odd - s.largest(s.max(first.low, second.low)), odd + s.largest(s.max(first.high, second.high))]
 }
 
-/// What lanes have of a row so far.
+/// Bounds of the values of a row that each lane has read so far.
 #[derive(Clone, Copy)]
 struct Bounds<V> {
     /// The smallest value or zero, with the other sign.

@@ -298,7 +298,8 @@ mod tests {
             .collect();
         let endpoints =
             Endpoints { http: "0.0.0.0:8080".parse().unwrap(), grpc: "127.0.0.1:50051".parse().unwrap() };
-        ClusterPlan::new(&args, &super::super::store(&args.ec).unwrap(), &models, endpoints).unwrap()
+        let ec = args.ec.given().unwrap().unwrap_or_else(|| "memory".parse().unwrap());
+        ClusterPlan::new(&args, &ec, &models, endpoints).unwrap()
     }
 
     fn names(plan: &ClusterPlan) -> Vec<&str> {
