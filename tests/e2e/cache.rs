@@ -5,7 +5,7 @@ use std::process::Command;
 use triptych_proto::v1::ItemSource;
 use triptych_tests::client::{about_images, connect, generate};
 use triptych_tests::cluster::Cluster;
-use triptych_tests::process::signal;
+use triptych_tests::process::{eventually, signal};
 use triptych_tests::samples::heldout;
 
 const ENCODES: &str = "triptych_encodes_total";
@@ -62,12 +62,15 @@ fn free_shared_memory() -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_has_a_slab_of_its_own_that_outlives_its_workers_and_not_itself() {
     let mut cluster = Cluster::start(&[]).await;
-    let log = cluster.up.log();
-    let chosen = log.split_whitespace().find_map(|word| word.strip_prefix("store=")).expect("a choice");
+    let shown = eventually("the addresses of the cluster", async || {
+        let log = cluster.up.log();
+        log.lines().find_map(|line| Some(line.trim().strip_prefix("EC store")?.trim().to_owned()))
+    });
+    let chosen = shown.await;
     if free_shared_memory() < 3 << 30 {
-        assert!(chosen.contains("memory") || chosen.contains("shm:"), "{chosen}");
+        assert!(chosen.starts_with("grpc:") || chosen.starts_with("shm:"), "{chosen}");
     } else {
-        assert!(chosen.contains("shm:") && cluster.pids("store").is_empty(), "{chosen}");
+        assert!(chosen.starts_with("shm:") && cluster.pids("store").is_empty(), "{chosen}");
     }
     let mut client = connect(&cluster.grpc).await;
     let request = about_images("What is in this picture?", vec![heldout("scene.png")]);
@@ -81,7 +84,7 @@ async fn a_cluster_has_a_slab_of_its_own_that_outlives_its_workers_and_not_itsel
     let again = generate(&mut client, request).await.expect("an answer");
     assert_eq!((again.text, again.summary.item_sources), (first.text, vec![i32::from(ItemSource::Cached)]));
     assert_eq!(cluster.metric("encoder-0", ENCODES).await, 0.0);
-    let slab = chosen.trim_matches('"').strip_prefix("shm:").and_then(|path| path.split('?').next());
+    let slab = chosen.strip_prefix("shm:").and_then(|path| path.split('?').next());
     assert!(slab.is_none_or(|slab| Path::new(slab).is_file()), "{chosen}");
     signal(cluster.up.pid(), "INT");
     assert!(cluster.up.wait().await.success());

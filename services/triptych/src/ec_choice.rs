@@ -174,17 +174,11 @@ pub enum UpStore {
     Process,
 }
 
-/// The store of a cluster that `up` starts, and the reason for the choice. `may_have_tenants`: a store process evicts by equal
-/// shares of tenants, and a slab does not.
-pub fn choose_for_up(around: &Surroundings, may_have_tenants: bool) -> (UpStore, &'static str) {
+/// The store of a cluster that `up` starts: a slab where one of the default size takes half of free shared memory at most.
+/// `may_have_tenants`: a store process evicts by equal shares of tenants, and a slab does not.
+pub fn choose_for_up(around: &Surroundings, may_have_tenants: bool) -> UpStore {
     let has_room = around.shm_free.is_some_and(|free| free >= 2 * DEFAULT_BYTES);
-    match (has_room, may_have_tenants) {
-        (true, false) => {
-            (UpStore::Slab, "all parts are children of this process, and shared memory has room")
-        }
-        (true, true) => (UpStore::Process, "tenants, if there are any, have equal shares of a store process"),
-        (false, _) => (UpStore::Process, "shared memory has no room for a store beside other uses"),
-    }
+    if has_room && !may_have_tenants { UpStore::Slab } else { UpStore::Process }
 }
 
 #[cfg(test)]
@@ -219,7 +213,7 @@ mod tests {
     #[test]
     fn a_cluster_of_up_has_a_slab_where_one_of_the_default_size_takes_half_of_shared_memory_at_most() {
         let chosen = |shm_free, may_have_tenants| {
-            choose_for_up(&Surroundings { shm_free, ..plain_host() }, may_have_tenants).0
+            choose_for_up(&Surroundings { shm_free, ..plain_host() }, may_have_tenants)
         };
         assert_eq!(chosen(Some(2 * DEFAULT_BYTES), false), UpStore::Slab);
         assert_eq!(chosen(Some(2 * DEFAULT_BYTES), true), UpStore::Process);

@@ -111,8 +111,7 @@ fn store(args: &UpArgs) -> Result<(EcArg, Option<SharedDir>), CliError> {
     // The proxy reads them itself.
     let may_have_tenants =
         args.config.config.is_some() || TENANTS.iter().any(|name| std::env::var_os(name).is_some());
-    let (kind, why) = choose_for_up(&Surroundings::look(Others::Here), may_have_tenants);
-    let (setting, dir) = match kind {
+    let (setting, dir) = match choose_for_up(&Surroundings::look(Others::Here), may_have_tenants) {
         UpStore::Process => ("memory".to_owned(), None),
         UpStore::Slab => {
             let dir = SharedDir::new("triptych-up-")
@@ -120,7 +119,6 @@ fn store(args: &UpArgs) -> Result<(EcArg, Option<SharedDir>), CliError> {
             (format!("shm:{}?mib={}", dir.path().join("slab").display(), DEFAULT_BYTES >> 20), Some(dir))
         }
     };
-    tracing::info!(store = setting, why, "no store is set; this one was chosen");
     Ok((setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))?, dir))
 }
 

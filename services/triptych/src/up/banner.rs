@@ -73,9 +73,9 @@ fn commands(models: &[CheckedModel], grpc: &str, http: &str) -> Vec<String> {
     commands
 }
 
-/// Lists the encoder outputs; tiers have white space between them.
+/// Lists the encoder outputs; tiers have white space between them, and some shells look for files by a `?`.
 fn list_command(store: &str) -> String {
-    let quote = if store.contains(char::is_whitespace) { "'" } else { "" };
+    let quote = if store.contains(|c: char| c.is_whitespace() || c == '?') { "'" } else { "" };
     format!("{} ec ls --ec {quote}{store}{quote}", program())
 }
 
@@ -112,6 +112,7 @@ mod tests {
         for (store, expect) in [
             ("grpc://127.0.0.1:7", " ec ls --ec grpc://127.0.0.1:7"),
             ("shm disk:/a b", " ec ls --ec 'shm disk:/a b'"),
+            ("shm:/a/slab?mib=1", " ec ls --ec 'shm:/a/slab?mib=1'"),
         ] {
             let command = list_command(store);
             assert!(command.ends_with(expect), "{command}");
