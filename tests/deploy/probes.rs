@@ -47,7 +47,7 @@ fn grpc_of(cluster: &Cluster, child: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_probe_asks_for_something_that_its_process_says_is_well() {
-    let cluster = Cluster::start(&[]).await;
+    let cluster = Cluster::start(&["--ec", "memory"]).await;
     let probes = probes();
     assert!(probes.len() >= 14, "{probes:?}");
     for (component, probe) in probes {
