@@ -169,16 +169,22 @@ pub fn choose(around: &Surroundings) -> Result<StoreChoice, NoStoreChoice> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpStore {
     /// A slab of its own in shared memory: no copy passes through a connection.
-    Slab,
+    Slab {
+        /// Its size in MiB, all of which it takes at once.
+        mib: u64,
+    },
     /// A store process.
     Process,
 }
 
-/// The store of a cluster that `up` starts: a slab where one of the default size takes half of free shared memory at most.
+/// The store of a cluster that `up` starts: a slab of a sixteenth of free shared memory, where that is some room.
 /// `may_have_tenants`: a store process evicts by equal shares of tenants, and a slab does not.
 pub fn choose_for_up(around: &Surroundings, may_have_tenants: bool) -> UpStore {
-    let has_room = around.shm_free.is_some_and(|free| free >= 2 * DEFAULT_BYTES);
-    if has_room && !may_have_tenants { UpStore::Slab } else { UpStore::Process }
+    let size = around.shm_free.map_or(0, |free| (free / 16).min(DEFAULT_BYTES));
+    match size >= ROOM_BYTES && !may_have_tenants {
+        true => UpStore::Slab { mib: size >> 20 },
+        false => UpStore::Process,
+    }
 }
 
 #[cfg(test)]
@@ -211,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_of_up_has_a_slab_where_one_of_the_default_size_takes_half_of_shared_memory_at_most() {
-        let chosen = |shm_free, may_have_tenants| {
-            choose_for_up(&Surroundings { shm_free, ..plain_host() }, may_have_tenants)
+    fn a_cluster_of_up_has_a_slab_of_a_sixteenth_of_shared_memory() {
+        let chosen = |gib: u64, may_have_tenants| {
+            choose_for_up(&Surroundings { shm_free: Some(gib << 30), ..plain_host() }, may_have_tenants)
         };
-        assert_eq!(chosen(Some(2 * DEFAULT_BYTES), false), UpStore::Slab);
-        assert_eq!(chosen(Some(2 * DEFAULT_BYTES), true), UpStore::Process);
-        assert_eq!(chosen(Some(2 * DEFAULT_BYTES - 1), false), UpStore::Process, "64 MiB in a container");
-        assert_eq!(chosen(None, false), UpStore::Process);
+        assert_eq!([chosen(4, false), chosen(12, false)], [256, 768].map(|mib| UpStore::Slab { mib }));
+        assert_eq!(chosen(1 << 10, false), UpStore::Slab { mib: 1024 });
+        assert_eq!([chosen(1 << 10, true), chosen(3, false)], [UpStore::Process; 2]);
+        assert_eq!(choose_for_up(&Surroundings { shm_free: None, ..plain_host() }, false), UpStore::Process);
     }
 
     #[test]

@@ -35,7 +35,6 @@ use screen::Screen;
 use signals::Signals;
 use std::time::Instant;
 use triptych_core::limits::Limits;
-use triptych_ec::store::shm::DEFAULT_BYTES;
 use triptych_ec::{EcError, EcSetting, Scope};
 
 /// Variables that give the proxy tenants.
@@ -113,10 +112,10 @@ fn store(args: &UpArgs) -> Result<(EcArg, Option<SharedDir>), CliError> {
         args.config.config.is_some() || TENANTS.iter().any(|name| std::env::var_os(name).is_some());
     let (setting, dir) = match choose_for_up(&Surroundings::look(Others::Here), may_have_tenants) {
         UpStore::Process => ("memory".to_owned(), None),
-        UpStore::Slab => {
+        UpStore::Slab { mib } => {
             let dir = SharedDir::new("triptych-up-")
                 .map_err(|e| CliError::failed("cannot make a directory in shared memory", &e))?;
-            (format!("shm:{}?mib={}", dir.path().join("slab").display(), DEFAULT_BYTES >> 20), Some(dir))
+            (format!("shm:{}?mib={mib}", dir.path().join("slab").display()), Some(dir))
         }
     };
     Ok((setting.parse().map_err(|e: EcError| CliError::Setting(chain(&e)))?, dir))
