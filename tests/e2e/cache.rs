@@ -93,12 +93,17 @@ async fn a_cluster_has_a_slab_of_its_own_that_outlives_its_workers_and_not_itsel
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenants_have_a_store_process_that_evicts_by_their_shares() {
+async fn a_cluster_that_may_have_tenants_has_a_store_process() {
     let dir = tempfile::tempdir().expect("a directory");
-    let settings = dir.path().join("settings.toml");
-    std::fs::write(&settings, "").expect("a file");
-    let cluster = Cluster::start(&["--config", settings.to_str().expect("UTF-8")]).await;
-    assert_eq!(cluster.pids("store").len(), 1, "{}", cluster.up.log());
+    let file = dir.path().join("empty");
+    std::fs::write(&file, "").expect("a file");
+    let settings = Cluster::start(&["--config", file.to_str().expect("UTF-8")]).await;
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "tenant a requests_per_s=5\n").expect("a file");
+    let tenants = Cluster::start_with(&[], &[("TRIPTYCH_API_KEYS", keys.into())]).await;
+    for cluster in [settings, tenants] {
+        assert_eq!(cluster.pids("store").len(), 1, "{}", cluster.up.log());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

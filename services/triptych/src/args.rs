@@ -420,7 +420,7 @@ pub const EC_VARIABLE: &str = "TRIPTYCH_EC";
 pub struct EcArgs {
     /// Store of encoder outputs: `shm` for one host, `disk:DIR`, `redis://…`,
     /// `grpc://HOST:PORT` of a `triptych store`, `memory[:MIB]`;
-    /// repeat for tiers, the fastest first. Default: chosen from where this runs, and logged
+    /// repeat for tiers, the fastest first. Default: chosen from where this runs, and shown at the start
     #[arg(long = "ec", value_name = "STORE", env = EC_VARIABLE, hide_env_values = true)]
     stores: Vec<EcArg>,
 }

@@ -177,7 +177,7 @@ pub enum UpStore {
     Process,
 }
 
-/// The store of a cluster that `up` starts: a slab of a sixteenth of free shared memory, where that is some room.
+/// The store of a cluster that `up` starts: a slab of a sixteenth of free shared memory, where that is [`ROOM_BYTES`] or more.
 /// `may_have_tenants`: a store process evicts by equal shares of tenants, and a slab does not.
 pub fn choose_for_up(around: &Surroundings, may_have_tenants: bool) -> UpStore {
     let size = around.shm_free.map_or(0, |free| (free / 16).min(DEFAULT_BYTES));
