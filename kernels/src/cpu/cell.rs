@@ -88,6 +88,8 @@ pub(crate) trait Math: Copy + Send + Sync + 'static {
 pub(crate) trait FloatMath: Math<Word: Cell> {
     /// Rounds values to a row; a last lone value is paired with zero. There are `n_cells` of the row.
     fn fill<S: Simd>(s: S, row: &mut [Self::Row], values: &[f32]);
+    /// Rounds weights, a register of them, to the cells that they fill. What is smaller than any normal number may become zero.
+    fn put<S: Simd>(s: S, row: &mut [Self::Row], weights: S::V);
 }
 
 /// f32 by f32.
@@ -168,6 +170,13 @@ impl Cell for Bf16Pair {
             }
         }
     }
+
+    #[inline(always)]
+    fn fill_steps<'a>(words: &mut [Self], row: impl Fn(usize) -> &'a [f32], _factors: &[f32]) {
+        for ((word, low), high) in words.iter_mut().zip(row(0)).zip(row(1)) {
+            *word = bf16_bits(*low) | bf16_bits(*high) << 16;
+        }
+    }
 }
 
 // SAFETY: i32 is four bytes and takes any bits.
@@ -237,6 +246,11 @@ impl FloatMath for F32Fma {
     fn fill<S: Simd>(s: S, row: &mut [f32], values: &[f32]) {
         Cell::fill(s, row, values, 1.0);
     }
+
+    #[inline(always)]
+    fn put<S: Simd>(s: S, row: &mut [f32], weights: S::V) {
+        s.store(row, weights);
+    }
 }
 
 impl Math for Bf16Dot {
@@ -258,6 +272,15 @@ impl FloatMath for Bf16Dot {
     #[inline(always)]
     fn fill<S: Simd>(s: S, row: &mut [Bf16Pair], values: &[f32]) {
         Cell::fill(s, row, values, 1.0);
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(s: S, row: &mut [Bf16Pair], weights: S::V) {
+        let mut halves = [0; 16];
+        s.store_bf16(&mut halves, weights);
+        for (word, [low, high]) in row.iter_mut().zip(halves.as_chunks().0) {
+            *word = u32::from(*low) | u32::from(*high) << 16;
+        }
     }
 }
 
@@ -288,6 +311,11 @@ impl FloatMath for Bf16Fma {
         for (rounded, values) in row.chunks_mut(S::LANES).zip(values.chunks(S::LANES)) {
             s.store_some(rounded, s.round_to_bf16(s.load_or(values, 0.0)));
         }
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(s: S, row: &mut [[f32; 2]], weights: S::V) {
+        s.store(row.as_flattened_mut(), s.round_to_bf16(weights));
     }
 }
 
@@ -322,6 +350,11 @@ impl FloatMath for Int8Fma {
             *cell = [0.0; 4];
             cell[..rest.len()].copy_from_slice(rest);
         }
+    }
+
+    #[inline(always)]
+    fn put<S: Simd>(s: S, row: &mut [[f32; 4]], weights: S::V) {
+        s.store(row.as_flattened_mut(), weights);
     }
 }
 

@@ -8,7 +8,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::bias::{RowBias, ScoreRow};
 use super::part::{Part, Segment};
-use super::softmax::raise;
+use super::softmax::{exponentials, raise};
 use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, padded, queries, visible};
 use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
@@ -270,8 +270,8 @@ impl<M: PageMath> Kernel for HeadRows<'_, M> {
     }
 }
 
-/// Rows of the tallest tile of any set.
-const TALLEST: usize = 14;
+/// Rows of the tallest tile of any set, as many as lanes divide.
+const TALLEST: usize = 16;
 
 /// One tile over one stretch of keys.
 #[inline(always)]
@@ -295,22 +295,22 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
         strip = last;
     }
     let padded = head.head_dims().1;
-    let mut corrections = [1.0; TALLEST];
-    let corrections = &mut corrections[..stretch.height];
+    let mut corrections = [0.0; TALLEST];
     // One thing after the other for all rows: what one row waits for is hidden by the others.
-    for (r, correction) in corrections.iter_mut().enumerate() {
+    for (r, correction) in corrections[..stretch.height].iter_mut().enumerate() {
         let row = stretch.row + r;
         let visible = stretch.visible(&state.visible[row]);
         let scores = &mut state.scores[r * STRETCH..][..n_pages * KV_BLOCK_TOKENS];
         finish_scores(s, head, (row, stretch.first_key), visible, scores);
         *correction = raise(s, scores, &mut state.part.max[row]);
     }
+    exponentials(s, &mut corrections[..stretch.height.next_multiple_of(S::LANES)]);
     let (mut value_scales, mut odd) = ([0.0; STRETCH], 0.0);
     if M::Word::IS_SCALED {
         odd = read_value_scales(s, head, stretch, &mut value_scales);
     }
     // Of the last row first, since those before it see no more.
-    for (r, &mut correction) in corrections.iter_mut().enumerate().rev() {
+    for (r, &correction) in corrections[..stretch.height].iter().enumerate().rev() {
         let row = stretch.row + r;
         for sums in state.part.sums[row * padded..][..padded].chunks_exact_mut(S::LANES) {
             let corrected = s.mul(s.load(sums), s.splat(correction));

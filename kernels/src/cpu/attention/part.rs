@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::softmax::exponentials;
 use super::step::{SEGMENT, Step, n_rows, padded};
-use crate::cpu::math::exp_below;
 use crate::cpu::simd::Simd;
 
 /// Result of rows over some keys, before it is divided by the sum of weights.
@@ -16,6 +16,9 @@ pub(super) struct Part {
     /// Weighted sums of values, `[n_rows, padded head_dim]`.
     pub(super) sums: Vec<f32>,
 }
+
+/// Rows that are joined at a time; lanes divide it.
+const JOINED: usize = 16;
 
 /// The segment that a task is of, where there is a task for each.
 #[derive(Clone, Copy, Debug)]
@@ -70,13 +73,26 @@ impl Part {
     /// Adds the result of rows over later keys; `sees` is true of a row that sees any of these.
     #[inline(always)]
     pub(super) fn join<S: Simd>(&mut self, s: S, later: &Self, sees: impl Fn(usize) -> bool) {
+        for first in (0..self.max.len()).step_by(JOINED) {
+            self.join_rows(s, later, (first..self.max.len().min(first + JOINED), &sees));
+        }
+    }
+
+    /// The same of some rows, [`JOINED`] at most.
+    #[inline(always)]
+    fn join_rows<S: Simd>(&mut self, s: S, later: &Self, (rows, sees): (Range<usize>, &impl Fn(usize) -> bool)) {
         let padded = self.sums.len() / self.max.len().max(1);
-        for row in (0..self.max.len()).filter(|row| sees(*row)) {
+        let mut factors = [[0.0; JOINED]; 2];
+        for (i, row) in rows.clone().enumerate() {
             let max = self.max[row].max(later.max[row]);
-            let factors = [factor(s, self.max[row], max), factor(s, later.max[row], max)];
-            self.max[row] = max;
+            (factors[0][i], factors[1][i]) = (log_factor(self.max[row], max), log_factor(later.max[row], max));
+        }
+        exponentials(s, factors.as_flattened_mut());
+        for (i, row) in rows.enumerate().filter(|(_, row)| sees(*row)) {
+            let factors = [factors[0][i], factors[1][i]];
+            self.max[row] = self.max[row].max(later.max[row]);
             self.total[row] = self.total[row] * factors[0] + later.total[row] * factors[1];
-            let factors = [s.splat(factors[0]), s.splat(factors[1])];
+            let factors = factors.map(|factor| s.splat(factor));
             let sums = self.sums[row * padded..][..padded].chunks_exact_mut(S::LANES);
             for (sums, later) in sums.zip(later.sums[row * padded..][..padded].chunks_exact(S::LANES)) {
                 let joined = s.fma(s.load(later), factors[1], s.mul(s.load(sums), factors[0]));
@@ -86,11 +102,11 @@ impl Part {
     }
 }
 
-/// The factor that brings sums taken under the largest score `of` to the largest score `max`.
+/// Logarithm of the factor that brings sums taken under the largest score `of` to the largest score `max`.
 #[inline(always)]
-fn factor<S: Simd>(s: S, of: f32, max: f32) -> f32 {
+fn log_factor(of: f32, max: f32) -> f32 {
     // Where all scores are minus infinity, what was summed is zero or not a number.
-    if of == f32::NEG_INFINITY { 1.0 } else { s.largest(exp_below(s, s.splat(of - max))) }
+    if of == f32::NEG_INFINITY { 0.0 } else { of - max }
 }
 
 /// Places of parts in memory: of each sequence, key head, row and segment, in this order.

@@ -7,6 +7,8 @@
 //! many small weights beside a large one: attention sinks (Xiao et al. 2023, "Efficient Streaming Language Models with
 //! Attention Sinks") would otherwise push all others below half a step.
 
+use std::f32::consts::LOG2_E;
+
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::softmax::weights;
@@ -89,22 +91,27 @@ impl<M: FloatMath> PageMath for M {
 
     #[inline(always)]
     fn weigh<S: Simd>(s: S, of: RowScores<'_>, to: Weights<'_, M::Row>) -> f32 {
-        // Cells that round to less than the coarse function's error gain nothing from a finer one.
-        let total = if M::Word::STEPS == 1 {
-            weights::<S, true>(s, of.scores, of.max)
-        } else {
-            weights::<S, false>(s, of.scores, of.max)
-        };
-        if M::Word::IS_SCALED {
-            for (weights, scales) in
-                of.scores.chunks_exact_mut(S::LANES).zip(of.value_scales.chunks_exact(S::LANES))
-            {
-                let scaled = s.mul(s.load(weights), s.load(scales));
-                s.store(weights, scaled);
-            }
+        if M::Word::STEPS == 1 {
+            let total = weights(s, of.scores, of.max);
+            M::fill(s, to.cells, of.scores);
+            return total;
         }
-        M::fill(s, to.cells, of.scores);
-        total
+        if of.max == f32::NEG_INFINITY {
+            to.cells.fill(M::Row::default());
+            return 0.0;
+        }
+        let (shift, mut total) = (s.splat(-of.max * LOG2_E), s.splat(0.0));
+        let cells = to.cells.chunks_exact_mut(S::LANES / M::Word::STEPS);
+        for (i, (scores, cells)) in of.scores.chunks_exact(S::LANES).zip(cells).enumerate() {
+            // Cells that round to less than the coarse function's error gain nothing from a finer one.
+            let mut weights = exp_coarse(s, s.load(scores), shift);
+            total = s.add(total, weights);
+            if M::Word::IS_SCALED {
+                weights = s.mul(weights, s.load(&of.value_scales[i * S::LANES..]));
+            }
+            M::put(s, cells, weights);
+        }
+        s.sum(total)
     }
 
     fn run<K: Kernel>(isa: FoundIsa, kernel: K) {
@@ -163,11 +170,21 @@ impl PageMath for Int8Pages {
             to.steps.fill(0.0);
             return 0.0;
         }
-        let (scores, scales) = (of.scores.as_chunks().0, of.value_scales.as_chunks().0);
-        let pages = scores.iter().zip(scales).zip(to.cells.as_chunks_mut().0).zip(to.steps);
-        let (max, mut total) = (s.splat(of.max), s.splat(0.0));
-        for (((scores, scales), quads), step) in pages {
-            (*step, total) = weigh_page(s, (scores, scales, max), quads, total);
+        let (shift, mut total) = (s.splat(-of.max * LOG2_E), s.splat(0.0));
+        let mut pages = PagesToWeigh {
+            scores: of.scores.as_chunks().0,
+            scales: of.value_scales.as_chunks().0,
+            quads: to.cells.as_chunks_mut().0,
+            steps: to.steps,
+        };
+        // Four at a time where there are registers for them.
+        if S::LANES == 16 {
+            while pages.steps.len() >= 4 {
+                total = weigh_pages::<S, 4>(s, &mut pages, shift, total);
+            }
+        }
+        while !pages.steps.is_empty() {
+            total = weigh_pages::<S, 1>(s, &mut pages, shift, total);
         }
         s.sum(total)
     }
@@ -180,32 +197,55 @@ impl PageMath for Int8Pages {
 /// Keys of a page.
 const KEYS: usize = KV_BLOCK_TOKENS;
 
-/// Turns a page's scores into weights and bytes. Returns what one stands for in these, and `total` with the
-/// weights added.
+/// Pages whose weights are to be bytes.
+struct PagesToWeigh<'a> {
+    scores: &'a [[f32; KEYS]],
+    /// Scales of the values of their keys.
+    scales: &'a [[f32; KEYS]],
+    quads: &'a mut [[ByteQuad; KEYS / ByteQuad::STEPS]],
+    /// Scales of the weights.
+    steps: &'a mut [f32],
+}
+
+/// Turns the scores of the first `N` pages, 1 or 4, into weights `exp(score) · 2ⁿ` for `n` in `shift`, and these into bytes.
+/// Returns `total` with the weights added.
 #[inline(always)]
-fn weigh_page<S: Simd>(
+fn weigh_pages<S: Simd, const N: usize>(
     s: S,
-    (scores, scales, max): (&[f32; KEYS], &[f32; KEYS], S::V),
-    quads: &mut [ByteQuad; KEYS / ByteQuad::STEPS],
+    pages: &mut PagesToWeigh<'_>,
+    shift: S::V,
     mut total: S::V,
-) -> (f32, S::V) {
-    let mut scaled = [s.splat(0.0); KEYS / FEWEST_LANES];
-    let mut largest = s.splat(0.0);
-    for i in 0..KEYS / S::LANES {
-        let weights = exp_coarse(s, s.sub(s.load(&scores[i * S::LANES..]), max));
-        total = s.add(total, weights);
-        scaled[i] = s.mul(weights, s.load(&scales[i * S::LANES..]));
-        largest = s.max(scaled[i], largest);
-    }
-    let step = s.largest(largest) * (1.0 / LARGEST_WEIGHT);
-    let factor = s.splat(inverse(step));
-    for i in 0..KEYS / S::LANES {
-        let mut bytes = [0; 16];
-        s.store_low_bytes(&mut bytes, s.fma(scaled[i], factor, s.splat(TO_LOW_BITS)));
-        let quads = &mut quads[i * S::LANES / ByteQuad::STEPS..][..S::LANES / ByteQuad::STEPS];
-        for (quad, bytes) in quads.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *quad = i32::from_le_bytes(*bytes);
+) -> S::V {
+    let (scores, rest) = pages.scores.split_at(N);
+    pages.scores = rest;
+    let (scales, rest) = pages.scales.split_at(N);
+    pages.scales = rest;
+    let (quads, rest) = std::mem::take(&mut pages.quads).split_at_mut(N);
+    pages.quads = rest;
+    let (steps, rest) = std::mem::take(&mut pages.steps).split_at_mut(N);
+    pages.steps = rest;
+    let mut scaled = [[s.splat(0.0); KEYS / FEWEST_LANES]; N];
+    let mut largest = [s.splat(0.0); 4];
+    for page in 0..N {
+        for i in 0..KEYS / S::LANES {
+            let weights = exp_coarse(s, s.load(&scores[page][i * S::LANES..]), shift);
+            total = s.add(total, weights);
+            scaled[page][i] = s.mul(weights, s.load(&scales[page][i * S::LANES..]));
+            largest[page] = s.max(scaled[page][i], largest[page]);
         }
     }
-    (step, total)
+    let largest = if N == 4 { s.largest_of_four(largest) } else { [s.largest(largest[0]); 4] };
+    for page in 0..N {
+        steps[page] = largest[page] * (1.0 / LARGEST_WEIGHT);
+        let factor = s.splat(inverse(steps[page]));
+        for i in 0..KEYS / S::LANES {
+            let mut bytes = [0; 16];
+            s.store_low_bytes(&mut bytes, s.fma(scaled[page][i], factor, s.splat(TO_LOW_BITS)));
+            let quads = &mut quads[page][i * S::LANES / ByteQuad::STEPS..][..S::LANES / ByteQuad::STEPS];
+            for (quad, bytes) in quads.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *quad = i32::from_le_bytes(*bytes);
+            }
+        }
+    }
+    total
 }

@@ -159,3 +159,47 @@ fn bytes_are_multiplied_and_taken_apart_alike_on_every_set() {
         }
     }
 }
+
+/// Largest lanes of four registers, and their values as bf16.
+struct Reduced<'a> {
+    values: &'a [[f32; 16]; 4],
+    largest: &'a mut [f32; 4],
+    halves: &'a mut [[u16; 16]; 4],
+    lanes: &'a mut usize,
+}
+
+impl Kernel for Reduced<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let registers = self.values.each_ref().map(|values| s.load(values));
+        *self.largest = s.largest_of_four(registers);
+        for (halves, register) in self.halves.iter_mut().zip(registers) {
+            s.store_bf16(halves, register);
+        }
+        *self.lanes = S::LANES;
+    }
+}
+
+#[test]
+fn four_registers_are_reduced_and_values_become_bf16_alike_on_every_set() {
+    for largest_at in 0..16 {
+        let value = |of: usize, lane: usize| {
+            let size = if lane == (largest_at + of) % 16 { 3.3 } else { -1.7 - lane as f32 };
+            size * [1.0, 1e-30, 1e30, -2.0][of]
+        };
+        let values = std::array::from_fn(|of| std::array::from_fn(|lane| value(of, lane)));
+        for isa in Isa::available() {
+            let (mut largest, mut halves, mut lanes) = ([0.0; 4], [[0; 16]; 4], 0);
+            let found = FoundIsa::new(Some(isa)).expect("an available set");
+            let kernel =
+                Reduced { values: &values, largest: &mut largest, halves: &mut halves, lanes: &mut lanes };
+            if isa == Isa::Avx512Bf16 { found.run_bf16_dot(kernel) } else { found.run_byte_dot(kernel) }
+            for of in 0..4 {
+                let expected = values[of][..lanes].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(largest[of], expected, "{} {of}", isa.as_str());
+                let expected = values[of].map(|value| half::bf16::from_f32(value).to_bits());
+                assert_eq!(halves[of][..lanes], expected[..lanes], "{} {of}", isa.as_str());
+            }
+        }
+    }
+}

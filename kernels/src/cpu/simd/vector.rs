@@ -15,8 +15,8 @@ pub(crate) trait Kernel: Sized {
 /// Vectors of f32 of an instruction set.
 ///
 /// Every operation but `sum` and `largest` works on each lane alone, so that a value does not depend on the lane it is
-/// computed in, and all but `ratio` round as IEEE says. Sets differ in `fma` (the portable one rounds twice), in
-/// `dot_bf16`, in `ratio` and in the order of `sum`.
+/// computed in, and all but `ratio` and `exp2_coarse` round as IEEE says. Sets differ in `fma` (the portable one rounds
+/// twice), in `dot_bf16`, in these two, in small values of `store_bf16` and in the order of `sum`.
 pub(crate) trait Simd: Copy {
     /// A register.
     type V: Copy;
@@ -67,6 +67,19 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::V) -> Self::V;
     /// `a · 2ⁿ` for an integer `n` in −200 ..= 200, correct down to denormals and zero and up to infinity.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
+    /// `2ˣ` within 8e-5 of itself for `x` up to 127, exactly 0 from −160 down, not a number for what is none.
+    #[inline(always)]
+    fn exp2_coarse(self, x: Self::V) -> Self::V {
+        // A bound first, so that a lane that is not a number stays one.
+        let x = self.max(self.splat(-160.0), x);
+        let n = self.round(x);
+        let r = self.sub(x, n);
+        // The least largest relative error of 2ʳ from −½ to ½ that a cubic has.
+        let y = self.fma(self.splat(0.055_171_67), r, self.splat(0.242_611_12));
+        let y = self.fma(y, r, self.splat(0.693_260_99));
+        let y = self.fma(y, r, self.splat(0.999_928_07));
+        self.scale_by_power(y, n)
+    }
     /// Asks for the line at an address, which need not be valid, to be brought into the L2 cache.
     fn prefetch(self, _at: *const u8) {}
     /// The bf16 in the low half of each lane, as f32.
@@ -93,6 +106,12 @@ pub(crate) trait Simd: Copy {
         for (to, lane) in to.iter_mut().zip(lanes).take(Self::LANES) {
             *to = (lane.to_bits() >> 16) as u16;
         }
+    }
+    /// Writes each lane rounded to bf16, the first lane first, and leaves the rest as it is. What is smaller than any normal
+    /// number may become zero.
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [u16; 16], v: Self::V) {
+        self.store_high_halves(to, self.round_to_bf16(v));
     }
     /// `acc + a₀·b₀ + a₁·b₁` for pairs of bf16 in each lane, the first in the low half: `a` the same pair for
     /// all lanes, `b` the bits of a register.
@@ -206,5 +225,12 @@ pub(crate) trait Simd: Copy {
             }
         }
         lanes[0]
+    }
+
+    /// Largest lane of each of four registers: together they take half of the operations.
+    #[inline(always)]
+    fn largest_of_four(self, v: [Self::V; 4]) -> [f32; 4] {
+        let [a, b, c, d] = v;
+        [self.largest(a), self.largest(b), self.largest(c), self.largest(d)]
     }
 }

@@ -27,17 +27,17 @@ pub(super) trait Entries: Kernel {
     /// Runs the kernel with AVX-512.
     ///
     /// # Safety
-    /// The machine must have AVX2, FMA and AVX-512 F, BW and VL.
+    /// The machine must have AVX2, FMA and AVX-512 F, BW, DQ and VL.
     unsafe fn run_avx512(self);
     /// Runs the kernel with AVX-512 and its dot product of bytes.
     ///
     /// # Safety
-    /// The machine must have AVX2, FMA and AVX-512 F, BW, VL and VNNI.
+    /// The machine must have AVX2, FMA and AVX-512 F, BW, DQ, VL and VNNI.
     unsafe fn run_avx512vnni(self);
     /// Runs the kernel with AVX-512 and both its dot products.
     ///
     /// # Safety
-    /// The machine must have AVX2, FMA and AVX-512 F, BW, VL, VNNI and BF16.
+    /// The machine must have AVX2, FMA and AVX-512 F, BW, DQ, VL, VNNI and BF16.
     unsafe fn run_avx512bf16(self);
 }
 
@@ -55,19 +55,19 @@ impl<K: Kernel> Entries for K {
     }
 
     #[inline(never)]
-    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run_avx512(self) {
         self.run(Avx512(()));
     }
 
     #[inline(never)]
-    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn run_avx512vnni(self) {
         self.run(Avx512Vnni(()));
     }
 
     #[inline(never)]
-    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
     unsafe fn run_avx512bf16(self) {
         self.run(Avx512Bf16(()));
     }
@@ -81,15 +81,15 @@ pub(super) struct Avx2(());
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AvxVnni(());
 
-/// AVX-512 F, BW, VL.
+/// AVX-512 F, BW, DQ, VL.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512(());
 
-/// AVX-512 F, BW, VL, VNNI.
+/// AVX-512 F, BW, DQ, VL, VNNI.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512Vnni(());
 
-/// AVX-512 F, BW, VL, VNNI, BF16.
+/// AVX-512 F, BW, DQ, VL, VNNI, BF16.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Avx512Bf16(());
 
@@ -517,6 +517,18 @@ macro_rules! avx512 {
             // SAFETY: `self` exists only where the set does.
             unsafe { _mm512_reduce_max_ps(v) }
         }
+
+        #[inline(always)]
+        fn largest_of_four(self, v: [__m512; 4]) -> [f32; 4] {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_largest_of_four(v) }
+        }
+
+        #[inline(always)]
+        fn exp2_coarse(self, x: __m512) -> __m512 {
+            // SAFETY: `self` exists only where the set does.
+            unsafe { avx512_exp2_coarse(x) }
+        }
     };
 }
 
@@ -561,6 +573,35 @@ fn avx512_ratio(a: __m512, b: __m512) -> __m512 {
     let estimate = _mm512_rcp14_ps(b);
     let error = _mm512_fnmadd_ps(b, estimate, _mm512_set1_ps(1.0));
     _mm512_mul_ps(a, _mm512_fmadd_ps(estimate, error, estimate))
+}
+
+/// A cubic of the part of `x` above the integer below it, times two to that integer. An infinite `x` has no such part.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn avx512_exp2_coarse(x: __m512) -> __m512 {
+    let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
+    // The least largest relative error of 2ʳ from 0 to 1 that a cubic has.
+    let y = _mm512_fmadd_ps(_mm512_set1_ps(0.078_024_52), r, _mm512_set1_ps(0.226_067_15));
+    let y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.695_833_55));
+    let y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.999_925_2));
+    _mm512_scalef_ps(y, x)
+}
+
+/// The larger of two halves of each register until four lanes are left: one of each of them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn avx512_largest_of_four([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let [ab, cd] = [_mm512_castps_pd(ab), _mm512_castps_pd(cd)];
+    let halves = [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)];
+    let v = _mm512_max_ps(_mm512_castpd_ps(halves[0]), _mm512_castpd_ps(halves[1]));
+    let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+    let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let mut largest = [0.0; 4];
+    // SAFETY: the array has room for four lanes.
+    unsafe { _mm_storeu_ps(largest.as_mut_ptr(), v) };
+    largest
 }
 
 /// As [`avx2_round_to_bf16`]. The instruction that rounds takes small values for zero.
@@ -630,6 +671,14 @@ impl Simd for Avx512Bf16 {
     avx512!();
     call!(run_avx512bf16);
     avx512_vnni!();
+
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [u16; 16], v: __m512) {
+        // SAFETY: `self` exists only where the set does.
+        let halves: __m256i = unsafe { std::mem::transmute(_mm512_cvtneps_pbh(v)) };
+        // SAFETY: an array of 16 words has room for 16 lanes.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
+    }
 
     #[inline(always)]
     fn dot_bf16(self, acc: __m512, a: u32, b: __m512) -> __m512 {
