@@ -23,6 +23,9 @@ pub struct EngineConfig {
     /// beyond it, and else decoding has half of the time; `decode_share` holds where no step is that fast. `None`: `decode_share`
     /// alone.
     pub tpot_slo: Option<Duration>,
+    /// Time to which `tpot_slo` gives way: while a first token has been waited for longer than 20 tokens of it, each further token
+    /// may take a 20th of that wait, up to this. `None`, or less than `tpot_slo`: it does not.
+    pub max_tpot_slo: Option<Duration>,
     /// Most sequences that run at once, at least 1; a beam counts as one.
     pub max_sequences: usize,
     /// Most sequences that wait, at least 1; one more is refused as overload.
@@ -144,6 +147,7 @@ impl Default for EngineConfig {
             token_budget: 2048,
             decode_share: 0,
             tpot_slo: None,
+            max_tpot_slo: None,
             max_sequences: 64,
             max_waiting: 1024,
             max_loras: 4,

@@ -122,6 +122,7 @@ impl Engine {
             token_budget: config.token_budget,
             decode_share: config.decode_share,
             tpot_slo: config.tpot_slo,
+            max_tpot_slo: config.max_tpot_slo,
             max_sequences: config.max_sequences,
             max_waiting: config.max_waiting,
             max_loras: config.max_loras,

@@ -37,6 +37,7 @@ mod preemption;
 mod running;
 mod plan_builder;
 mod row_uses;
+mod slack;
 mod states;
 
 use crate::blocks::BlockPool;
@@ -68,6 +69,8 @@ pub struct SchedulerConfig {
     pub decode_share: u8,
     /// Mean time per token after the first that each sequence is to keep; the share then follows from it.
     pub tpot_slo: Option<Duration>,
+    /// Time to which that gives way while first tokens are waited for; `None`, or less than it: it does not.
+    pub max_tpot_slo: Option<Duration>,
     /// Most run slots; a beam takes one.
     pub max_sequences: usize,
     /// Most completions that wait.
@@ -197,7 +200,7 @@ impl Scheduler {
             queue_keys: HashMap::new(),
             shares: TenantShares::default(),
             rates: StepRates::default(),
-            decode_pacing: DecodePacing::new(config.decode_share, config.tpot_slo),
+            decode_pacing: DecodePacing::new(config.decode_share, config.tpot_slo, config.max_tpot_slo),
             n_requests: 0,
             counts: SchedulerCounters::default(),
             n_accepted_before: 0,
@@ -247,6 +250,7 @@ impl Scheduler {
     pub fn step(&mut self, now: Instant, drafts: &mut DraftTokens) -> ScheduledStep {
         let n_preempted = self.counts.preemptions;
         let failed = self.take_failed(now);
+        self.relax_slo(now);
         let mut builder = self.begin_plan();
         let suspended = self.suspend_blocked();
         self.decode(&mut builder, drafts);
@@ -258,56 +262,6 @@ impl Scheduler {
         }
         let changed = suspended || builder.n_admitted > 0 || self.counts.preemptions > n_preempted;
         ScheduledStep { plan: self.build_plan(builder), failed, changed }
-    }
-
-    /// True if the next step must not prefill, for the sake of sequences that decode.
-    fn only_decodes(&self, now: Instant) -> bool {
-        let target = self.decode_pacing.target(self.rates.least(0, 1));
-        self.decode_pacing.is_owed()
-            && target.is_none_or(|target| {
-                self.least_slack(target, now).is_some_and(|slack| slack < self.prefill_step())
-            })
-    }
-
-    /// The least slack of the sequences that decode.
-    fn least_slack(&self, target: Duration, now: Instant) -> Option<Duration> {
-        let decoding = self.sequences.values().filter(|s| s.is_decoding());
-        decoding.filter_map(|s| s.token_slack(target, now)).min()
-    }
-
-    /// Time for which the next step may wait so that no answer exceeds the TPOT SLO by it. Zero where a prompt can be read, since it
-    /// waits too, and without an SLO that can be met.
-    pub fn decode_slack(&self, now: Instant) -> Duration {
-        let step = self.rates.least(0, 1);
-        let target = self.decode_pacing.target(step);
-        let slack = target.and_then(|target| self.least_slack(target, now)).unwrap_or_default();
-        let can_read = |(key, s): (&QueueKey, &Sequence)| {
-            let n_computed = s.n_computed();
-            let readable = || s.readable(n_computed, &self.cross).unwrap_or(0);
-            !s.is_decoding() && !self.waits_for_item(*key) && readable() > n_computed
-        };
-        let slack = slack.saturating_sub(step);
-        if slack.is_zero() || self.sequences.iter().any(can_read) { Duration::ZERO } else { slack }
-    }
-
-    /// The part of [`decode_slack`](Self::decode_slack) for which no answer exceeds the TPOT SLO if a step with prompts comes before
-    /// the next token. Zero once half of the time up to an answer's deadline has passed: that comes before an SLO.
-    pub fn spare_decode_slack(&self, now: Instant) -> Duration {
-        let slack = self.decode_slack(now);
-        let mut decoding = self.sequences.values().filter(|s| s.is_decoding());
-        if slack.is_zero() || decoding.any(|s| !s.is_early(now)) {
-            return Duration::ZERO;
-        }
-        let until_late =
-            self.decode_pacing.slo().and_then(|slo| self.least_slack(slo, now)).unwrap_or_default();
-        slack.min(until_late.saturating_sub(self.rates.least(0, 1).saturating_add(self.rates.long_prefill())))
-    }
-
-    /// Predicted time of a step with as many rows of prompts as wait and fit.
-    fn prefill_step(&self) -> Duration {
-        let n_rows = self.n_waiting_tokens().min(self.config.token_budget);
-        let row = self.rates.prefill_row().unwrap_or_default();
-        self.rates.least(0, 1).saturating_add(row.saturating_mul(u32::try_from(n_rows).unwrap_or(u32::MAX)))
     }
 
     fn build_plan(&mut self, builder: PlanBuilder) -> StepPlan {
@@ -357,7 +311,7 @@ impl Scheduler {
             let n_accepted = self.counts.accepted_tokens - self.n_accepted_before;
             self.n_accepted_before = self.counts.accepted_tokens;
             let tokens = 1.0 + n_accepted as f64 / n_decoding as f64;
-            let token_us = self.decode_pacing.target(fixed).map_or(0, micros);
+            let token_us = self.decode_pacing.stretched_target(fixed).map_or(0, micros);
             add(&mut self.counts.step_slo_us, (token_us as f64 * tokens) as u64);
         }
         self.rates.observe(rows, took);

@@ -10,6 +10,7 @@
 
 mod cross_source;
 mod prompt;
+mod token_pace;
 
 use crate::blocks::{KvTables, OutOfBlocks, TableBlocks, blocks_for};
 use crate::cross::{CrossCache, CrossKey, CrossShare};
@@ -18,11 +19,12 @@ use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
 use crate::states::{StateMove, StatePool, StateSlot};
 use cross_source::{CrossView, views};
+use token_pace::TokenPace;
 use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncoderOutput, Failure, PrefixKey, TenantId};
 
@@ -137,6 +139,8 @@ pub struct Sequence {
     unscored_from: Option<usize>,
     /// Generated tokens that it had before its first one here: those of an answer that is resumed.
     n_resumed: usize,
+    /// Time that its tokens were allowed.
+    pace: TokenPace,
     /// True if the last token of its only branch is being chosen, and a placeholder.
     has_placeholder: bool,
     prompt: Arc<SharedPrompt>,
@@ -165,6 +169,7 @@ impl Sequence {
             is_greedy: sampling.beams.is_none() && (sampling.temperature <= 0.0 || sampling.top_k == Some(1)),
             unscored_from: sampling.prompt_logprobs.map(|_| 0),
             n_resumed: written.len(),
+            pace: TokenPace::default(),
             has_placeholder: false,
             prompt: Arc::new(prompt),
             branches: vec![Branch {
@@ -478,14 +483,6 @@ impl Sequence {
     /// Notes the time of a token that comes next, if it is the first.
     pub fn mark_token(&mut self, now: Instant) {
         self.milestones.first_token.get_or_insert(now);
-    }
-
-    /// Time for which its next token may wait before the mean time of its tokens after the first exceeds `target`; zero if it does
-    /// already. `None` before its first token. One that is being chosen is there before the next.
-    pub fn token_slack(&self, target: Duration, now: Instant) -> Option<Duration> {
-        let elapsed = now.saturating_duration_since(self.milestones.first_token?);
-        let n_gaps = self.generated(0).len().saturating_sub(self.n_resumed);
-        Some(target.saturating_mul(u32::try_from(n_gaps).unwrap_or(u32::MAX)).saturating_sub(elapsed))
     }
 
     /// True in the first half of the time from its arrival to its deadline.

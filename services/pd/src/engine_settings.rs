@@ -33,6 +33,8 @@ pub struct EngineSettings {
     pub decode_share: u8,
     /// Time per token after the first that answers are to keep in the mean. Default `None`: `decode_share` alone.
     pub tpot_slo: Option<Duration>,
+    /// Time to which that gives way while first tokens are waited for. Default `None`: it does not.
+    pub max_tpot_slo: Option<Duration>,
     /// Most sequences that run at once. Default 64.
     pub max_sequences: usize,
     /// Most sequences that wait; a request whose sequences would not all fit is refused. Default 1024.
@@ -60,6 +62,7 @@ impl Default for EngineSettings {
             token_budget: 512,
             decode_share: 33,
             tpot_slo: None,
+            max_tpot_slo: None,
             max_sequences: 64,
             max_waiting: 1024,
             max_loras: 4,
@@ -142,6 +145,7 @@ impl EngineSettings {
             token_budget: self.token_budget.max(self.max_sequences),
             decode_share: self.decode_share,
             tpot_slo: self.tpot_slo,
+            max_tpot_slo: self.max_tpot_slo,
             max_sequences: self.max_sequences,
             // Before the first step all live sequences wait.
             max_waiting: self.max_live(),

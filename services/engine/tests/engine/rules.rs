@@ -4,7 +4,7 @@ use crate::bench::{Bench, config, embed, item, with_blocks};
 use std::time::Duration;
 use triptych_core::sampling::FinishReason;
 use triptych_core::{Failure, FailureClass, clock::Clock};
-use triptych_engine::{EngineConfig, Event, KvBudget, NextStep, SequenceId};
+use triptych_engine::{EngineConfig, Event, KvBudget, NextStep, SequenceId, SequenceRequest};
 
 #[test]
 fn decoding_rows_come_first_and_prompts_share_the_rest_of_the_budget() {
@@ -122,6 +122,48 @@ fn decodes_may_wait_as_long_as_no_answer_is_late_and_no_prompt_can_be_read() {
     assert!(spare(&bench) > ms(0));
     bench.clock.advance(ms(2_000));
     assert!(slack(&bench) > ms(0) && spare(&bench).is_zero(), "its deadline comes first");
+}
+
+/// What the slack gains by a token for which 90 ms pass, in milliseconds, and how long the first token of the other sequence has been
+/// waited for then, in seconds; until that is 13 s.
+fn gains_while_another_waits(max_slo_ms: u64, priority: i32) -> Vec<(f64, f64)> {
+    let ms = Duration::from_millis;
+    let slos = [100, max_slo_ms].map(|slo| Some(ms(slo)));
+    let mut bench =
+        Bench::decoder_only(EngineConfig { tpot_slo: slos[0], max_tpot_slo: slos[1], ..config() });
+    bench.set_costs(ms(2), ms(1));
+    bench.add(bench.sequence(1, 5, 600));
+    for _ in 0..100 {
+        bench.step();
+        bench.clock.advance(ms(87));
+    }
+    let arrived = bench.clock.now();
+    bench.add(SequenceRequest { priority, ..embed(bench.sequence(2, 20, 3), &item(1, 6), 8) });
+    assert_eq!(bench.step().len(), 2, "the text before the image");
+    let mut gains = Vec::new();
+    while bench.clock.now() < arrived + ms(13_000) {
+        let now = bench.clock.now();
+        let before = bench.engine.decode_slack(now);
+        bench.step();
+        bench.clock.advance(now + ms(90) - bench.clock.now());
+        let after = bench.engine.decode_slack(bench.clock.now());
+        assert!(!before.is_zero() && !after.is_zero());
+        gains.push(((now - arrived).as_secs_f64(), (after.as_secs_f64() - before.as_secs_f64()) * 1e3));
+    }
+    gains
+}
+
+#[test]
+fn a_tpot_slo_gives_way_to_a_first_token_that_is_waited_for_long_and_for_tokens_from_then_on() {
+    for (waited, gained) in gains_while_another_waits(300, 0) {
+        // Of a 20th of the wait, and no more than 300 ms, nine tenths are aimed at.
+        let expected = (waited / 20.0 * 1e3).clamp(100.0, 300.0) * 0.9 - 90.0;
+        // The slack before counts the newest token as it was allowed a step ago.
+        assert!((gained - expected).abs() < 3.0, "{gained} ms after {waited} s, {expected} expected");
+    }
+    let unmoved = |gains: Vec<(f64, f64)>| gains.iter().all(|(_, gained)| gained.abs() < 1e-6);
+    assert!(unmoved(gains_while_another_waits(300, 1)), "what is less urgent can wait");
+    assert!(unmoved(gains_while_another_waits(50, 0)), "an SLO does not become shorter");
 }
 
 #[test]

@@ -117,14 +117,14 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     let config = (5usize..16, 2usize..6, 0usize..12, 1usize..8, 0usize..100, 4usize..20);
     let policies = (preemption(), speculation(), prop_oneof![Just(PrefixCache::On), Just(PrefixCache::Off)]);
     let decode_share = prop_oneof![Just(0_u8), 1_u8..=90];
-    let tpot_slo = prop::option::of((1_u64..100).prop_map(Duration::from_millis));
+    let slo = || prop::option::of((1_u64..100).prop_map(Duration::from_millis));
     let rows = prop_oneof![Just(RowRetention::UntilEnd), Just(RowRetention::UntilRead)];
     let pipelining = prop_oneof![Just(Pipelining::Off), Just(Pipelining::On)];
     (
         (any::<bool>(), groups(), prop::option::of(1usize..12)),
         config,
         policies,
-        (decode_share, tpot_slo, pipelining, rows),
+        (decode_share, [slo(), slo()], pipelining, rows),
         prop::collection::vec(one_move(), 1..120),
     )
         .prop_map(
@@ -132,7 +132,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                 (cross_attention, groups, states),
                 config,
                 (preemption, speculation, prefix_cache),
-                (decode_share, tpot_slo, pipelining, rows),
+                (decode_share, [tpot_slo, max_tpot_slo], pipelining, rows),
                 moves,
             )| {
                 let (self_attention, cross_blocks, host, max_sequences, extra, max_waiting) = config;
@@ -144,6 +144,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
                     token_budget: max_sequences + extra,
                     decode_share,
                     tpot_slo,
+                    max_tpot_slo,
                     max_loras: 4,
                     max_sequences,
                     max_waiting,

@@ -285,6 +285,7 @@ impl PdSide {
             token_budget: config.token_budget,
             decode_share: config.decode_share,
             tpot_slo: config.tpot_slo,
+            max_tpot_slo: config.max_tpot_slo,
             max_sequences: config.max_sequences,
             max_loras: 1,
             max_waiting: config.max_waiting,
