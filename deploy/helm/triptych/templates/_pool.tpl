@@ -57,6 +57,8 @@
   value: {{ int .pool.engine.decodeShare | quote }}
 - name: TRIPTYCH_TPOT_SLO
   value: {{ .pool.engine.tpotSloMs | quote }}
+- name: TRIPTYCH_MAX_TPOT_SLO
+  value: {{ .pool.engine.maxTpotSloMs | quote }}
 - name: TRIPTYCH_STREAM_INTERVAL
   value: {{ int .pool.engine.streamIntervalMs | quote }}
 - name: TRIPTYCH_MAX_SEQUENCES

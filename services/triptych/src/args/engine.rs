@@ -9,9 +9,15 @@ use triptych_pd::EngineSettings;
 /// Flag of the TPOT SLO that a PD worker is told.
 pub const TPOT_SLO: &str = "--tpot-slo";
 
+/// Flag of the time to which it gives way.
+const MAX_TPOT_SLO: &str = "--max-tpot-slo";
+
 /// TPOT SLO of a worker that shares its cores and is told none: ten tokens a second, as DistServe asks of a chatbot with a model
 /// of 13 B (<https://arxiv.org/abs/2401.09670>, table 1).
 const SHARED_TPOT_SLO: Duration = Duration::from_millis(100);
+
+/// Time to which that SLO gives way while first tokens are waited for: the pace of reading aloud, 150 words a minute of 1.3 tokens.
+const SHARED_MAX_TPOT_SLO: Duration = Duration::from_millis(300);
 
 /// Sizes of each model's engine.
 #[derive(Args, Clone, Copy, Debug)]
@@ -51,6 +57,12 @@ pub struct EngineArgs {
     /// cores and are told no --decode-share; else 0
     #[arg(long, value_name = "MS", env = "TRIPTYCH_TPOT_SLO", value_parser = tpot_slo)]
     pub tpot_slo: Option<Duration>,
+    /// Time to which the TPOT SLO gives way while others wait to begin, in milliseconds, 0 to 60000: while a first token has been
+    /// waited for longer than 20 tokens of the SLO, a further token may take a 20th of that wait, up to this. Requests that
+    /// are less urgent than one that is answered do not count. 0: the SLO stays as it is. Default: 300 where --tpot-slo has its
+    /// default of 100; else 0
+    #[arg(long, value_name = "MS", env = "TRIPTYCH_MAX_TPOT_SLO", value_parser = tpot_slo)]
+    pub max_tpot_slo: Option<Duration>,
     /// Sequences that run at once
     #[arg(long, value_name = "N", env = "TRIPTYCH_MAX_SEQUENCES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -74,8 +86,10 @@ impl EngineArgs {
     /// The settings. `shares_cores`: other workers compute on the same cores.
     pub fn settings(self, shares_cores: bool) -> EngineSettings {
         let default = EngineSettings::default();
-        let has_no_share = self.decode_share.is_none();
-        let tpot_slo = self.tpot_slo.or((shares_cores && has_no_share).then_some(SHARED_TPOT_SLO));
+        let is_told = self.tpot_slo.is_some() || self.decode_share.is_some();
+        let by_default = |slo: Duration| (shares_cores && !is_told).then_some(slo);
+        let tpot_slo = self.tpot_slo.or(by_default(SHARED_TPOT_SLO));
+        let max_tpot_slo = self.max_tpot_slo.or(by_default(SHARED_MAX_TPOT_SLO));
         EngineSettings {
             self_kv_bytes: self.kv_mib.map(mib),
             cross_kv_bytes: self.cross_kv_mib.map(mib),
@@ -85,6 +99,7 @@ impl EngineArgs {
             token_budget: size(self.token_budget),
             decode_share: self.decode_share.unwrap_or(default.decode_share),
             tpot_slo: tpot_slo.filter(|slo| !slo.is_zero()),
+            max_tpot_slo: max_tpot_slo.filter(|slo| !slo.is_zero()),
             max_sequences: size(self.max_sequences),
             stream_interval: Duration::from_millis(self.stream_interval.into()),
             draft_tokens: size(self.draft_tokens),
@@ -110,13 +125,19 @@ impl EngineArgs {
         ];
         let flags =
             set.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?.to_string().into()]));
-        flags.flatten().chain(self.tpot_slo.into_iter().flat_map(tpot_flags)).collect()
+        let slos = [(TPOT_SLO, self.tpot_slo), (MAX_TPOT_SLO, self.max_tpot_slo)];
+        let slos = slos.into_iter().filter_map(|(flag, slo)| Some(slo_flags(flag, slo?)));
+        flags.flatten().chain(slos.flatten()).collect()
     }
 }
 
 /// The flag of a TPOT SLO, for a child.
 pub fn tpot_flags(slo: Duration) -> [OsString; 2] {
-    [TPOT_SLO.into(), (slo.as_secs_f64() * 1e3).to_string().into()]
+    slo_flags(TPOT_SLO, slo)
+}
+
+fn slo_flags(flag: &str, slo: Duration) -> [OsString; 2] {
+    [flag.into(), (slo.as_secs_f64() * 1e3).to_string().into()]
 }
 
 /// Longest TPOT SLO, in milliseconds.
@@ -146,17 +167,25 @@ mod tests {
     #[test]
     fn a_child_has_the_settings_of_its_supervisor() {
         let sizes = "--kv-mib 1 --cross-kv-mib 2 --state-cache-mib 3 --host-kv-mib 4 --lookup-tokens 5 --token-budget 6";
-        let rest = "--decode-share 7 --tpot-slo 2.5 --max-sequences 8 --stream-interval 9 --draft-tokens 10 --decode-graph-mib 11";
+        let rest = "--decode-share 7 --tpot-slo 2.5 --max-tpot-slo 7.5 --max-sequences 8 --stream-interval 9 --draft-tokens 10 --decode-graph-mib 11";
         let given = || sizes.split(' ').chain(rest.split(' ')).map(OsString::from);
         let set = parse(given());
         let default = parse(std::iter::empty());
         assert_eq!(format!("{:?}", parse(set.to_flags())), format!("{set:?}"));
         assert_eq!(format!("{:?}", parse(default.to_flags())), format!("{default:?}"));
-        let slo = |args: EngineArgs| [false, true].map(|shares_cores| args.settings(shares_cores).tpot_slo);
-        assert_eq!(slo(set), [Some(Duration::from_micros(2500)); 2]);
-        assert_eq!(slo(default), [None, Some(SHARED_TPOT_SLO)]);
-        for told in [["--tpot-slo", "0"], ["--decode-share", "40"]] {
-            assert_eq!(slo(parse(told.map(OsString::from))), [None; 2], "{told:?}");
+        let slos = |args: EngineArgs| {
+            [false, true].map(|shares_cores| {
+                let settings = args.settings(shares_cores);
+                [settings.tpot_slo, settings.max_tpot_slo].map(|slo| slo.map(|slo| slo.as_secs_f64() * 1e3))
+            })
+        };
+        let of = |flags: &str| slos(parse(flags.split_whitespace().map(OsString::from)));
+        assert_eq!(slos(set), [[Some(2.5), Some(7.5)]; 2]);
+        assert_eq!(slos(default), [[None; 2], [Some(100.0), Some(300.0)]]);
+        assert_eq!(of("--max-tpot-slo 0"), [[None; 2], [Some(100.0), None]]);
+        assert_eq!(of("--max-tpot-slo 200"), [[None, Some(200.0)], [Some(100.0), Some(200.0)]]);
+        for (told, slo) in [("--tpot-slo 0", None), ("--decode-share 40", None), ("--tpot-slo 20", Some(20.0))] {
+            assert_eq!(of(told), [[slo, None]; 2], "{told}");
         }
         let flags: Vec<_> = given().filter(|flag| flag.as_encoded_bytes().starts_with(b"--")).collect();
         let n_flags = <Flags as clap::CommandFactory>::command().get_arguments().count();

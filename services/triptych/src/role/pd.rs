@@ -201,7 +201,9 @@ pub async fn run(args: PdArgs) -> Result<(), CliError> {
     let cores = args.cores.open(args.models.compute.device)?;
     let engine = args.engine.settings(cores.is_some() && compute.timed.is_none());
     if let Some(slo) = engine.tpot_slo {
-        tracing::info!(tpot_slo_ms = slo.as_secs_f64() * 1e3, "steps follow a TPOT SLO");
+        let most = engine.max_tpot_slo.unwrap_or(slo).max(slo);
+        let [tpot_slo_ms, max_tpot_slo_ms] = [slo, most].map(|slo| slo.as_secs_f64() * 1e3);
+        tracing::info!(tpot_slo_ms, max_tpot_slo_ms, "steps follow a TPOT SLO");
     }
     let mut config = PdConfig {
         worker_id: id,
