@@ -19,12 +19,12 @@ use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
 use crate::states::{StateMove, StatePool, StateSlot};
 use cross_source::{CrossView, views};
-use token_pace::TokenPace;
 use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use token_pace::TokenPace;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncoderOutput, Failure, PrefixKey, TenantId};
 

@@ -80,12 +80,18 @@ impl Part {
 
     /// The same of some rows, [`JOINED`] at most.
     #[inline(always)]
-    fn join_rows<S: Simd>(&mut self, s: S, later: &Self, (rows, sees): (Range<usize>, &impl Fn(usize) -> bool)) {
+    fn join_rows<S: Simd>(
+        &mut self,
+        s: S,
+        later: &Self,
+        (rows, sees): (Range<usize>, &impl Fn(usize) -> bool),
+    ) {
         let padded = self.sums.len() / self.max.len().max(1);
         let mut factors = [[0.0; JOINED]; 2];
         for (i, row) in rows.clone().enumerate() {
             let max = self.max[row].max(later.max[row]);
-            (factors[0][i], factors[1][i]) = (log_factor(self.max[row], max), log_factor(later.max[row], max));
+            (factors[0][i], factors[1][i]) =
+                (log_factor(self.max[row], max), log_factor(later.max[row], max));
         }
         exponentials(s, factors.as_flattened_mut());
         for (i, row) in rows.enumerate().filter(|(_, row)| sees(*row)) {

@@ -193,7 +193,11 @@ fn four_registers_are_reduced_and_values_become_bf16_alike_on_every_set() {
             let found = FoundIsa::new(Some(isa)).expect("an available set");
             let kernel =
                 Reduced { values: &values, largest: &mut largest, halves: &mut halves, lanes: &mut lanes };
-            if isa == Isa::Avx512Bf16 { found.run_bf16_dot(kernel) } else { found.run_byte_dot(kernel) }
+            if isa == Isa::Avx512Bf16 {
+                found.run_bf16_dot(kernel)
+            } else {
+                found.run_byte_dot(kernel)
+            }
             for of in 0..4 {
                 let expected = values[of][..lanes].iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 assert_eq!(largest[of], expected, "{} {of}", isa.as_str());

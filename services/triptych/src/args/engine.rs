@@ -184,7 +184,9 @@ mod tests {
         assert_eq!(slos(default), [[None; 2], [Some(100.0), Some(300.0)]]);
         assert_eq!(of("--max-tpot-slo 0"), [[None; 2], [Some(100.0), None]]);
         assert_eq!(of("--max-tpot-slo 200"), [[None, Some(200.0)], [Some(100.0), Some(200.0)]]);
-        for (told, slo) in [("--tpot-slo 0", None), ("--decode-share 40", None), ("--tpot-slo 20", Some(20.0))] {
+        for (told, slo) in
+            [("--tpot-slo 0", None), ("--decode-share 40", None), ("--tpot-slo 20", Some(20.0))]
+        {
             assert_eq!(of(told), [[slo, None]; 2], "{told}");
         }
         let flags: Vec<_> = given().filter(|flag| flag.as_encoded_bytes().starts_with(b"--")).collect();
