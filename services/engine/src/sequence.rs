@@ -23,7 +23,7 @@ use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use token_pace::TokenPace;
 use triptych_core::shape::KV_BLOCK_TOKENS;
 use triptych_core::{AdapterId, EncoderOutput, Failure, PrefixKey, TenantId};
@@ -483,6 +483,24 @@ impl Sequence {
     /// Notes the time of a token that comes next, if it is the first.
     pub fn mark_token(&mut self, now: Instant) {
         self.milestones.first_token.get_or_insert(now);
+    }
+
+    /// Times between tokens that its tokens so far are followed by. A token that is being chosen is there before the next.
+    fn n_gaps(&self) -> usize {
+        self.generated(0).len().saturating_sub(self.n_resumed)
+    }
+
+    /// Allows tokens that are new since the last call a stretch of the TPOT SLO each, at least 1.
+    pub fn allow(&mut self, stretch: f64) {
+        self.pace.allow(self.n_gaps(), stretch);
+    }
+
+    /// Time for which its next token may wait before the mean time of its tokens after the first exceeds `target`, stretched as far
+    /// as it was for each; zero if it does already. `stretch`: that of tokens that were not [allowed](Self::allow) one. `None`
+    /// before its first token.
+    pub fn token_slack(&self, target: Duration, stretch: f64, now: Instant) -> Option<Duration> {
+        let elapsed = now.saturating_duration_since(self.milestones.first_token?);
+        Some(self.pace.time(self.n_gaps(), target, stretch).saturating_sub(elapsed))
     }
 
     /// True in the first half of the time from its arrival to its deadline.

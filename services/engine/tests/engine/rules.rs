@@ -124,8 +124,8 @@ fn decodes_may_wait_as_long_as_no_answer_is_late_and_no_prompt_can_be_read() {
     assert!(slack(&bench) > ms(0) && spare(&bench).is_zero(), "its deadline comes first");
 }
 
-/// What the slack gains by a token for which 90 ms pass, in milliseconds, and how long the first token of the other sequence has been
-/// waited for then, in seconds; until that is 13 s.
+/// Seconds for which the first token of another sequence has been waited for, up to 13, and the milliseconds that the slack gains
+/// then by a token for which 90 ms pass.
 fn gains_while_another_waits(max_slo_ms: u64, priority: i32) -> Vec<(f64, f64)> {
     let ms = Duration::from_millis;
     let slos = [100, max_slo_ms].map(|slo| Some(ms(slo)));
