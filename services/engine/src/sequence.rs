@@ -9,6 +9,7 @@
 //! token on ([`Sequence::fork`]). The module does not know how tokens are chosen.
 
 mod cross_source;
+mod progress;
 mod prompt;
 mod token_pace;
 
@@ -19,6 +20,7 @@ use crate::prefix::BlockParts;
 use crate::request::{SequenceId, SequenceRequest};
 use crate::states::{StateMove, StatePool, StateSlot};
 use cross_source::{CrossView, views};
+pub use progress::{Milestones, SequenceCounters};
 use prompt::SharedPrompt;
 pub(crate) use prompt::SpanRows;
 use std::ops::Range;
@@ -81,28 +83,6 @@ struct Branch {
     tokens: Vec<u32>,
     /// Prefix keys of the full blocks of `tokens`, as far as they were asked for.
     keys: Vec<PrefixKey>,
-}
-
-/// Times of the events in a sequence's life.
-#[derive(Clone, Copy, Debug)]
-pub struct Milestones {
-    /// Arrival.
-    pub arrived: Instant,
-    /// Start of its first step.
-    pub first_step: Option<Instant>,
-    /// Time of its first token.
-    pub first_token: Option<Instant>,
-}
-
-/// Token counters of a sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SequenceCounters {
-    /// Prompt tokens that were found in the prefix cache at the first admission.
-    pub n_cached: usize,
-    /// Draft tokens that were verified.
-    pub n_drafted: usize,
-    /// Draft tokens that were accepted.
-    pub n_accepted: usize,
 }
 
 /// A sequence of the scheduler's queue.
