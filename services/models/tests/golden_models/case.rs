@@ -138,8 +138,9 @@ pub fn assert_within(what: &str, error: f32, allowed: f32) {
 /// Largest error of an int8 run against the reference's f32 run, both root mean squares: a value in 255 steps of its
 /// row's span meets weights in 127 of their output's, layer after layer. These models are narrow and their weights
 /// random, so errors average out less than in one that was trained: 0.02 to 0.075 here up to the logits, whose own layer
-/// and the keys and values in bytes make it 0.11.
-const INT8_TOLERANCE: f32 = 0.15;
+/// and the keys and values in bytes make it 0.11. Which way values near a half go then decides: with other last digits in the
+/// exponential of attention, 1e-5 of a weight, single cases move by a third, up to 0.20, and all of them by 0.03 in the mean.
+const INT8_TOLERANCE: f32 = 0.25;
 
 /// Fails unless an int8 run is near `exact`.
 pub fn assert_int8_close(what: &str, actual: &[f32], exact: &[f32]) {
@@ -181,13 +182,21 @@ pub fn assert_int4_close(what: &str, actual: &[f32], exact: &[f32]) {
     assert!(error > 0.01 * scale, "{what}: so small an error is not one of four bits");
 }
 
-/// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run. Two right runs round
-/// at different places, so their errors agree in size only: twice the reference's is allowed.
+/// Largest error of a bf16 run, in errors of the reference's.
+///
+/// Two right runs round at different places, so their errors agree in size only: 0.6 in the mean of all cases, and in one of them 0.8
+/// to 2.1 as the last digits in the exponential of attention are chosen, 1e-5 of a weight.
+const BF16_TOLERANCE: f32 = 2.5;
+
+/// Fails unless a bf16 run is about as near to `exact` as the reference's own bf16 run.
 pub fn assert_bf16_close(what: &str, actual: &[f32], exact: &[f32], reference_bf16: &[f32]) {
     let own = rms_error(actual, exact);
     let reference = rms_error(reference_bf16, exact);
     println!("{what}: rms error {own:.1e}, of the reference's bf16 {reference:.1e}");
-    assert!(own <= 2.0 * reference, "{what}: rms error {own}, of the reference's bf16 {reference}");
+    assert!(
+        own <= BF16_TOLERANCE * reference,
+        "{what}: rms error {own}, of the reference's bf16 {reference}"
+    );
 }
 
 /// The tests that every module of cases has, on each back end: of its `matches_reference` in f32, and of its
