@@ -14,7 +14,7 @@
 //!
 //! An SLO that is easily met alone is dear where many wait: to keep answers of a few sequences at ten tokens a second, others wait
 //! for many seconds to begin. So it may give way ([`DecodePacing::relax`]): while a first token has been waited for longer than
-//! [`WAIT_TOKENS`] tokens of it, that many tokens may take as long as the wait. Waits then grow only as far as both are level.
+//! [`WAIT_TOKENS`] tokens of it, that many tokens may take as long as the wait, up to a maximum.
 
 use std::time::Duration;
 
