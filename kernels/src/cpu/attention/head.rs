@@ -9,7 +9,7 @@ use triptych_core::shape::KV_BLOCK_TOKENS;
 use super::bias::{RowBias, ScoreRow};
 use super::part::{Part, Segment};
 use super::softmax::{exponentials, raise};
-use super::step::{SEGMENT, STRETCH, STRETCH_PAGES, Step, padded, queries, visible};
+use super::step::{GROUP_PAGES, GROUPS, SEGMENT, STRETCH, STRETCH_PAGES, Step, padded, queries, visible};
 use super::task::Task;
 use super::whole::{PageMath, RowScores, Unit, Weights};
 use crate::cpu::cell::{Cell, PANEL, Word, n_cells};
@@ -24,6 +24,9 @@ use crate::cpu::tile::{
 
 /// Tiles up to this height read pages faster than they come by themselves, so they ask for them ahead.
 const STREAMED_ROWS: usize = 4;
+
+/// Queries of the next task that are prefetched for each tile.
+const FETCHED_QUERIES: usize = 4;
 
 /// Asks for cells that will be read soon.
 #[inline(always)]
@@ -55,13 +58,15 @@ struct State<M: PageMath> {
     units: Vec<Unit>,
     /// Result of the rows over the segment so far.
     part: Part,
+    /// Queries behind the task's that were prefetched.
+    fetched: usize,
     /// Range of the keys that each row sees, `[n_rows]`.
     visible: Vec<Range<usize>>,
     /// Scores, then weights, of a tile: `[tile rows, STRETCH]`.
     scores: Vec<f32>,
     /// Weights as cells, `[tile rows, STRETCH cells]`.
     weights: Vec<M::Row>,
-    /// Scale of the weights of a page where they are integers, `[tile rows, pages of STRETCH]`.
+    /// Scale of the weights of a quantization group where they are integers, `[tile rows, GROUPS]`.
     steps: Vec<f32>,
 }
 
@@ -180,6 +185,26 @@ impl<M: PageMath> HeadRows<'_, M> {
         }
     }
 
+    /// Asks for some queries of the rows behind the task's, which are likely to be the next task: they are as far apart as
+    /// tokens are, and do not come by themselves.
+    #[inline(always)]
+    fn fetch_queries<S: Simd>(&self, s: S, state: &mut State<M>) {
+        let (Task { members: [member], rows, .. }, 1) = (self.task, self.group()) else { return };
+        if rows.len() <= STREAMED_ROWS || state.fetched >= rows.len() {
+            return;
+        }
+        let head_dim = self.step.shape.head_dim;
+        let column = self.step.q.first + self.task.kv_head * head_dim;
+        let queries = queries(self.step, member.seq);
+        let first = queries.start + rows.end + state.fetched;
+        for token in first..queries.end.min(first + FETCHED_QUERIES) {
+            for line in self.step.q.of.row(token)[column..][..head_dim].chunks(PANEL / 2) {
+                s.prefetch(line.as_ptr().cast());
+            }
+        }
+        state.fetched += FETCHED_QUERIES;
+    }
+
     /// The state before the first key.
     #[inline(always)]
     fn state<S: Simd>(&self, s: S) -> State<M> {
@@ -196,10 +221,11 @@ impl<M: PageMath> HeadRows<'_, M> {
             q,
             units,
             part: Part::default(),
+            fetched: 0,
             visible: (0..n_rows).map(|row| self.visible(row)).collect(),
             scores: vec![0.0; tile_rows * STRETCH],
             weights: vec![M::Row::default(); tile_rows * STRETCH / M::Word::STEPS],
-            steps: vec![0.0; if M::IS_WHOLE { tile_rows * STRETCH_PAGES } else { 0 }],
+            steps: vec![0.0; if M::IS_WHOLE { tile_rows * GROUPS } else { 0 }],
         }
     }
 }
@@ -215,6 +241,7 @@ impl<M: PageMath> HeadRows<'_, M> {
             let mut row = 0;
             while row < n_rows {
                 let height = height::<S>(n_rows - row);
+                self.fetch_queries(s, state);
                 let rows = &state.visible[row..row + height];
                 // Later rows of a sequence see no less far, and those of several see as far in a segment.
                 let n_keys = rows[height - 1].end.saturating_sub(first_key).min(STRETCH);
@@ -329,7 +356,11 @@ fn attend<S: Simd, M: PageMath>(s: S, head: &HeadRows<'_, M>, state: &mut State<
         };
         let weights = Weights {
             cells: &mut state.weights[r * STRETCH / M::Word::STEPS..][..n_keys / M::Word::STEPS],
-            steps: if M::IS_WHOLE { &mut state.steps[r * STRETCH_PAGES..][..n_pages] } else { &mut [] },
+            steps: if M::IS_WHOLE {
+                &mut state.steps[r * GROUPS..][..n_pages.div_ceil(GROUP_PAGES)]
+            } else {
+                &mut []
+            },
         };
         state.part.total[row] = state.part.total[row] * correction + M::weigh(s, scores, weights) + odd;
     }
@@ -396,35 +427,41 @@ fn scores<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
 ) {
     let per_page = strips_per_panel::<S>();
     let mut b: [&[M::Word]; NS] = [&[]; NS];
-    for (i, b) in b.iter_mut().enumerate() {
+    let mut scales = b;
+    for (i, (b, scales)) in b.iter_mut().zip(&mut scales).enumerate() {
         let page = head.page(stretch.first_key / KV_BLOCK_TOKENS + (strip + i) / per_page);
         if MR <= STREAMED_ROWS && (strip + i) % per_page == 0 {
             fetch(s, page.values);
         }
-        *b = &page.keys[(strip + i) % per_page * strip_width::<S>()..];
+        let key = (strip + i) % per_page * strip_width::<S>();
+        *b = &page.keys[key..];
+        if M::Word::IS_SCALED {
+            *scales = &page.scales[key..];
+        }
     }
     let q_cells = n_cells::<M::Word>(head.step.shape.head_dim);
     let q = Rows { cells: &state.q, stride: q_cells }.from(stretch.row, 0);
     let mut sums = zero_sums::<S, MR, NS>(s);
     multiply::<S, M::Keys, MR, NS>(s, q, (b, q_cells, false), &mut sums);
+    // As long as the tile is high, which is known here: nothing is checked row by row, and the sums stay in their registers.
+    let rows = &mut state.scores.as_chunks_mut::<STRETCH>().0[..MR];
+    let units = &state.units[stretch.row..][..MR];
     for i in 0..NS {
         for v in 0..STRIP_VECTORS {
             let column = (strip + i) * strip_width::<S>() + v * S::LANES;
-            let mut scales = s.splat(1.0);
+            let mut key_scales = s.splat(1.0);
             if M::Word::IS_SCALED {
-                let page = head.page((stretch.first_key + column) / KV_BLOCK_TOKENS);
-                scales = load_scales(s, &page.scales[column % KV_BLOCK_TOKENS..]);
+                key_scales = load_scales(s, &scales[i][v * S::LANES..]);
             }
-            for (r, strips) in sums.iter().enumerate() {
-                let mut score = strips[i][v];
+            for r in 0..MR {
+                let mut score = sums[r][i][v];
                 if M::IS_WHOLE {
-                    let Unit { scale, shift } = state.units[stretch.row + r];
-                    score = s.fma(s.whole(score), s.splat(scale), s.splat(shift));
+                    score = s.fma(s.whole(score), s.splat(units[r].scale), s.splat(units[r].shift));
                 }
                 if M::Word::IS_SCALED {
-                    score = s.mul(score, scales);
+                    score = s.mul(score, key_scales);
                 }
-                s.store(&mut state.scores[r * STRETCH + column..], score);
+                s.store(&mut rows[r][column..], score);
             }
         }
     }
@@ -573,27 +610,35 @@ impl<M: PageMath, const MR: usize, const NS: usize> Kernel for AddValues<'_, '_,
     }
 }
 
-/// Adds values weighted in integers, page by page, each with the scale of its weights.
+/// Adds values weighted in integers, group of pages by group, each with the scale of its weights.
 #[inline(always)]
 fn weigh_whole<'a, S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     s: S,
     weights: Rows<'_, M::Row>,
-    pages: impl Iterator<Item = ([&'a [M::Word]; NS], usize)>,
+    mut pages: impl Iterator<Item = ([&'a [M::Word]; NS], usize)>,
     (steps, sums): (&[f32], &mut Sums<S::V, MR, NS>),
 ) {
-    let mut local = *sums;
-    for (page, (strips, n_cells)) in pages.enumerate() {
+    const { assert!(GROUP_PAGES == 2, "a group is a page and the next one, if there is one") };
+    let steps = &steps.as_chunks::<GROUPS>().0[..MR];
+    let page_weights = |page| weights.from(0, page * (KV_BLOCK_TOKENS / M::Word::STEPS));
+    let (mut local, mut page, mut next) = (*sums, 0, pages.next());
+    while let Some((strips, n_cells)) = next {
         let mut whole = zero_sums::<S, MR, NS>(s);
-        let weights = weights.from(0, page * (KV_BLOCK_TOKENS / M::Word::STEPS));
-        multiply::<S, M::Values, MR, NS>(s, weights, (strips, n_cells, false), &mut whole);
-        for (r, (sums, whole)) in local.iter_mut().zip(&whole).enumerate() {
-            let step = s.splat(steps[r * STRETCH_PAGES + page]);
-            for (sums, whole) in sums.iter_mut().zip(whole) {
-                for (sum, whole) in sums.iter_mut().zip(whole) {
-                    *sum = s.fma(s.whole(*whole), step, *sum);
+        multiply::<S, M::Values, MR, NS>(s, page_weights(page), (strips, n_cells, false), &mut whole);
+        next = pages.next();
+        if let Some((strips, n_cells)) = next {
+            multiply::<S, M::Values, MR, NS>(s, page_weights(page + 1), (strips, n_cells, false), &mut whole);
+            next = pages.next();
+        }
+        for r in 0..MR {
+            let step = s.splat(steps[r][page / GROUP_PAGES]);
+            for i in 0..NS {
+                for v in 0..STRIP_VECTORS {
+                    local[r][i][v] = s.fma(s.whole(whole[r][i][v]), step, local[r][i][v]);
                 }
             }
         }
+        page += GROUP_PAGES;
     }
     *sums = local;
 }

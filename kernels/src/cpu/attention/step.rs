@@ -15,6 +15,12 @@ pub(super) const STRETCH: usize = STRETCH_PAGES * KV_BLOCK_TOKENS;
 /// Pages of a stretch.
 pub(super) const STRETCH_PAGES: usize = 8;
 
+/// Pages of a quantization group: their weights have one scale where they are integers.
+pub(super) const GROUP_PAGES: usize = 2;
+
+/// Quantization groups of a stretch.
+pub(super) const GROUPS: usize = STRETCH_PAGES / GROUP_PAGES;
+
 /// Keys of a segment.
 pub(super) const SEGMENT: usize = 2 * STRETCH;
 

@@ -2,16 +2,17 @@
 //! dot product of bytes, pages of bytes as integers ([`Int8Pages`]).
 //!
 //! There a query is signed bytes with one scale, and keys are read without a sign: a key's byte is read as 128 more than it
-//! is, and 128 times the sum of the query's bytes is taken off again. Weights have no sign: those of a page of keys, times
-//! the scales of their values, are bytes with one scale. A scale for each page of them, and not one for all keys, keeps
-//! many small weights beside a large one: attention sinks (Xiao et al. 2023, "Efficient Streaming Language Models with
-//! Attention Sinks") would otherwise push all others below half a step.
+//! is, and 128 times the sum of the query's bytes is taken off again. Weights have no sign: those of two pages of keys, a
+//! quantization group, times the scales of their values, are bytes with one scale. A scale for each group, and not one for
+//! all keys, keeps many small weights beside a large one: attention sinks (Xiao et al. 2023, "Efficient Streaming Language
+//! Models with Attention Sinks") would otherwise push all others below half a step.
 
 use std::f32::consts::LOG2_E;
 
 use triptych_core::shape::KV_BLOCK_TOKENS;
 
 use super::softmax::weights;
+use super::step::GROUP_PAGES;
 use crate::cpu::cell::{ByteQuad, Cell, FloatMath, Math, TO_LOW_BITS, Word};
 use crate::cpu::kv::{inverse, scale};
 use crate::cpu::linear::Int8Dot;
@@ -51,7 +52,7 @@ pub(crate) struct RowScores<'a> {
 pub(crate) struct Weights<'a, R> {
     /// As many keys as there are scores.
     pub(super) cells: &'a mut [R],
-    /// Scale of the weights of each page where these are integers, and else empty.
+    /// Scale of the weights of each quantization group where these are integers, and else empty.
     pub(super) steps: &'a mut [f32],
 }
 
@@ -177,13 +178,17 @@ impl PageMath for Int8Pages {
             quads: to.cells.as_chunks_mut().0,
             steps: to.steps,
         };
-        // Four at a time where there are registers for them.
+        // Four groups at a time where there are registers for them.
         if S::LANES == 16 {
-            while pages.steps.len() >= 4 {
-                total = weigh_pages::<S, 4>(s, &mut pages, shift, total);
+            while pages.scores.len() >= 4 * GROUP_PAGES {
+                total = weigh_pages::<S, { 4 * GROUP_PAGES }>(s, &mut pages, shift, total);
             }
         }
-        while !pages.steps.is_empty() {
+        while pages.scores.len() >= GROUP_PAGES {
+            total = weigh_pages::<S, GROUP_PAGES>(s, &mut pages, shift, total);
+        }
+        // Half of a group is left, if any.
+        if !pages.scores.is_empty() {
             total = weigh_pages::<S, 1>(s, &mut pages, shift, total);
         }
         s.sum(total)
@@ -203,11 +208,11 @@ struct PagesToWeigh<'a> {
     /// Scales of the values of their keys.
     scales: &'a [[f32; KEYS]],
     quads: &'a mut [[ByteQuad; KEYS / ByteQuad::STEPS]],
-    /// Scales of the weights.
+    /// Scales of the weights of each quantization group.
     steps: &'a mut [f32],
 }
 
-/// Turns the scores of the first `N` pages, 1 or 4, into weights `exp(score) · 2ⁿ` for `n` in `shift`, and these into bytes.
+/// Turns the scores of the first `N` pages, one or up to four groups, into weights `exp(score) · 2ⁿ` for `n` in `shift`, and these into bytes.
 /// Returns `total` with the weights added.
 #[inline(always)]
 fn weigh_pages<S: Simd, const N: usize>(
@@ -222,7 +227,7 @@ fn weigh_pages<S: Simd, const N: usize>(
     pages.scales = rest;
     let (quads, rest) = std::mem::take(&mut pages.quads).split_at_mut(N);
     pages.quads = rest;
-    let (steps, rest) = std::mem::take(&mut pages.steps).split_at_mut(N);
+    let (steps, rest) = std::mem::take(&mut pages.steps).split_at_mut(N.div_ceil(GROUP_PAGES));
     pages.steps = rest;
     let mut scaled = [[s.splat(0.0); KEYS / FEWEST_LANES]; N];
     let mut largest = [s.splat(0.0); 4];
@@ -231,13 +236,14 @@ fn weigh_pages<S: Simd, const N: usize>(
             let weights = exp_coarse(s, s.load(&scores[page][i * S::LANES..]), shift);
             total = s.add(total, weights);
             scaled[page][i] = s.mul(weights, s.load(&scales[page][i * S::LANES..]));
-            largest[page] = s.max(scaled[page][i], largest[page]);
+            largest[page / GROUP_PAGES] = s.max(scaled[page][i], largest[page / GROUP_PAGES]);
         }
     }
-    let largest = if N == 4 { s.largest_of_four(largest) } else { [s.largest(largest[0]); 4] };
+    let largest = if N > GROUP_PAGES { s.largest_of_four(largest) } else { [s.largest(largest[0]); 4] };
     for page in 0..N {
-        steps[page] = largest[page] * (1.0 / LARGEST_WEIGHT);
-        let factor = s.splat(inverse(steps[page]));
+        let step = largest[page / GROUP_PAGES] * (1.0 / LARGEST_WEIGHT);
+        steps[page / GROUP_PAGES] = step;
+        let factor = s.splat(inverse(step));
         for i in 0..KEYS / S::LANES {
             let mut bytes = [0; 16];
             s.store_low_bytes(&mut bytes, s.fma(scaled[page][i], factor, s.splat(TO_LOW_BITS)));

@@ -29,6 +29,9 @@ const fn block_cells<S: Simd>() -> usize {
 /// panel, are more than the L2 cache holds.
 const LONG_CELLS: usize = 1024;
 
+/// Height from which on a tile takes long enough to fetch its residual meanwhile.
+const FETCHING_ROWS: usize = 14;
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -170,6 +173,20 @@ pub(super) struct Output<'a, U> {
     pub(super) values: &'a Shared<'a, f32>,
 }
 
+impl<U> Output<'_, U> {
+    /// Asks for the residual of a tile: parts of rows that are as far apart do not come by themselves.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S, (row, column): (usize, usize), height: usize) {
+        let (Some(residual), FETCHING_ROWS..) = (self.epilogue.residual, height) else { return };
+        for row in row..row + height {
+            for first in (0..strip_width::<S>()).step_by(LINE / size_of::<f32>()) {
+                let place = row * self.n_out + column + first;
+                s.prefetch(residual.as_ptr().wrapping_add(place).cast());
+            }
+        }
+    }
+}
+
 /// Sums of a register tile in memory.
 #[derive(Clone, Copy)]
 pub(super) struct TileSums<'a> {
@@ -192,28 +209,45 @@ pub(super) struct Finish<'a, U> {
 impl<U: Units> Kernel for Finish<'_, U> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { output: Output { n_out, units, epilogue, values }, place: (row, column), tile } = self;
-        let Epilogue { bias, act, residual } = epilogue;
-        let n_columns = (n_out - column).min(tile.n_strips * strip_width::<S>());
+        let n_columns = (self.output.n_out - self.place.1).min(self.tile.n_strips * strip_width::<S>());
         for first in (0..n_columns).step_by(S::LANES) {
-            let n_lanes = (n_columns - first).min(S::LANES);
-            let column = column + first;
-            let columns = units.columns(s, column);
-            let biases = bias.map(|bias| s.load(&bias[column..]));
-            for r in 0..tile.n_rows {
-                let sums = s.load(&tile.sums[r * tile.stride + first..]);
-                let mut y = U::values(s, units.row(row + r), columns, sums);
-                if let Some(biases) = biases {
-                    y = s.add(y, biases);
+            // What is the same for all rows is known to the loop over them: whether a register is whole, and whether sums are
+            // activated.
+            match (self.output.epilogue.act, (n_columns - first).min(S::LANES)) {
+                (Activation::None, n_lanes) if n_lanes == S::LANES => {
+                    self.rows(s, (first, S::LANES), |y| y);
                 }
-                y = activate(s, act, y);
-                let place = (row + r) * n_out + column..(row + r) * n_out + column + n_lanes;
-                if let Some(residual) = residual {
-                    y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
+                (act, n_lanes) if n_lanes == S::LANES => {
+                    self.rows(s, (first, S::LANES), |y| activate(s, act, y));
                 }
-                // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
-                s.store_some(unsafe { values.slice(place) }, y);
+                (act, n_lanes) => self.rows(s, (first, n_lanes), |y| activate(s, act, y)),
             }
+        }
+    }
+}
+
+impl<U: Units> Finish<'_, U> {
+    /// Finishes `n_lanes` columns from `first` of the tile on, of all its rows.
+    #[inline(always)]
+    fn rows<S: Simd>(&self, s: S, (first, n_lanes): (usize, usize), activate: impl Fn(S::V) -> S::V) {
+        let Self { output: Output { n_out, units, epilogue, values }, place: (row, column), tile } = *self;
+        let column = column + first;
+        let columns = units.columns(s, column);
+        let biases = epilogue.bias.map(|bias| s.load(&bias[column..]));
+        for r in 0..tile.n_rows {
+            let sums = s.load(&tile.sums[r * tile.stride + first..]);
+            let mut y = U::values(s, units.row(row + r), columns, sums);
+            if let Some(biases) = biases {
+                y = s.add(y, biases);
+            }
+            y = activate(y);
+            let place = (row + r) * n_out + column;
+            let place = place..place + n_lanes;
+            if let Some(residual) = epilogue.residual {
+                y = s.add(y, s.load_or(&residual[place.clone()], 0.0));
+            }
+            // SAFETY: rows and panels of a task are its own, and this is the only place that writes them.
+            s.store_some(unsafe { values.slice(place) }, y);
         }
     }
 }
@@ -338,6 +372,10 @@ fn all_rows<S: Simd, M: Math, U: Units>(
         while row < block.rows.end {
             let height = height::<S>(block.rows.end - row);
             let sums = &mut waiting[(row - block.rows.start) * PANEL + column..];
+            let place = (row, stretch.panel * PANEL + column);
+            if stretch.is_last {
+                block.output.fetch(s, place, height);
+            }
             for_tile!(S, (height, 1), |MR, NS| s.call(Multiply::<M, MR, NS> {
                 a: x.from(row, stretch.first_cell),
                 b: [cells; NS],
@@ -349,7 +387,6 @@ fn all_rows<S: Simd, M: Math, U: Units>(
             }));
             if stretch.is_last {
                 let tile = TileSums { sums, stride: PANEL, n_rows: height, n_strips: 1 };
-                let place = (row, stretch.panel * PANEL + column);
                 s.call(Finish { output: block.output, place, tile });
             }
             row += height;
@@ -373,6 +410,8 @@ fn row_of_tiles<S: Simd, M: Math, U: Units>(
     while strip < end {
         let n_strips = strips(height, end - strip);
         let stride = n_strips * strip_width::<S>();
+        let place = (row, strip * strip_width::<S>());
+        block.output.fetch(s, place, height);
         for_tile!(S, (height, n_strips), |MR, NS| {
             let mut b: [&[M::Word]; NS] = [&[]; NS];
             for (i, b) in b.iter_mut().enumerate() {
@@ -390,7 +429,7 @@ fn row_of_tiles<S: Simd, M: Math, U: Units>(
             });
         });
         let tile = TileSums { sums, stride, n_rows: height, n_strips };
-        s.call(Finish { output: block.output, place: (row, strip * strip_width::<S>()), tile });
+        s.call(Finish { output: block.output, place, tile });
         strip += n_strips;
     }
 }
