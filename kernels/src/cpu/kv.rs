@@ -291,6 +291,13 @@ impl<C: Cell> WriteHead<'_, C> {
         let (keys, rest) = page.split_at_mut(keys_len::<C>(head_dim));
         let (values, scales) = rest.split_at_mut(values_len::<C>(head_dim));
         words.resize(KV_BLOCK_TOKENS * k_cells, C::default());
+        // The rows of the next page: parts of rows do not come by themselves.
+        let next = first + KV_BLOCK_TOKENS;
+        for row in next..self.slots.len().min(next + KV_BLOCK_TOKENS) {
+            for of in self.kv {
+                s.prefetch_all(self.part(of, row));
+            }
+        }
         let mut factors = [[1.0; KV_BLOCK_TOKENS]; 2];
         if C::IS_SCALED {
             for ((of, scales), factors) in

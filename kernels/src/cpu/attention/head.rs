@@ -28,14 +28,6 @@ const STREAMED_ROWS: usize = 4;
 /// Queries of the next task that are prefetched for each tile.
 const FETCHED_QUERIES: usize = 4;
 
-/// Asks for cells that will be read soon.
-#[inline(always)]
-fn fetch<S: Simd, C>(s: S, cells: &[C]) {
-    for line in cells.chunks(PANEL / 2) {
-        s.prefetch(line.as_ptr().cast());
-    }
-}
-
 /// The work of one task.
 pub(super) struct HeadRows<'a, M: PageMath> {
     /// The cache.
@@ -181,7 +173,7 @@ impl<M: PageMath> HeadRows<'_, M> {
     #[inline(always)]
     fn fetch_keys<S: Simd>(&self, s: S, index: usize) {
         if index < self.n_keys().div_ceil(KV_BLOCK_TOKENS) {
-            fetch(s, self.page(index).keys);
+            s.prefetch_all(self.page(index).keys);
         }
     }
 
@@ -198,9 +190,7 @@ impl<M: PageMath> HeadRows<'_, M> {
         let queries = queries(self.step, member.seq);
         let first = queries.start + rows.end + state.fetched;
         for token in first..queries.end.min(first + FETCHED_QUERIES) {
-            for line in self.step.q.of.row(token)[column..][..head_dim].chunks(PANEL / 2) {
-                s.prefetch(line.as_ptr().cast());
-            }
+            s.prefetch_all(&self.step.q.of.row(token)[column..][..head_dim]);
         }
         state.fetched += FETCHED_QUERIES;
     }
@@ -431,7 +421,7 @@ fn scores<S: Simd, M: PageMath, const MR: usize, const NS: usize>(
     for (i, (b, scales)) in b.iter_mut().zip(&mut scales).enumerate() {
         let page = head.page(stretch.first_key / KV_BLOCK_TOKENS + (strip + i) / per_page);
         if MR <= STREAMED_ROWS && (strip + i) % per_page == 0 {
-            fetch(s, page.values);
+            s.prefetch_all(page.values);
         }
         let key = (strip + i) % per_page * strip_width::<S>();
         *b = &page.keys[key..];

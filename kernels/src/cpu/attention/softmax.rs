@@ -1,13 +1,13 @@
 //! Weights of scores, a stretch of keys at a time.
 
-use crate::cpu::math::exp_below;
+use crate::cpu::math::exp;
 use crate::cpu::simd::Simd;
 
 /// Turns the scores of a row, whole pages of them, into weights `exp(score − max)`, with the largest score and the sum of
 /// weights so far brought up to date.
 #[inline(always)]
 pub(super) fn soften<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, total: &mut f32) {
-    let correction = s.largest(exp_below(s, s.splat(raise(s, scores, max))));
+    let correction = s.largest(exp(s, s.splat(raise(s, scores, max))));
     *total = *total * correction + weights(s, scores, *max);
 }
 
@@ -28,7 +28,7 @@ pub(super) fn raise<S: Simd>(s: S, scores: &[f32], max: &mut f32) -> f32 {
 #[inline(always)]
 pub(super) fn exponentials<S: Simd>(s: S, values: &mut [f32]) {
     for values in values.chunks_exact_mut(S::LANES) {
-        let exponential = exp_below(s, s.load(values));
+        let exponential = exp(s, s.load(values));
         s.store(values, exponential);
     }
 }
@@ -44,10 +44,10 @@ pub(super) fn weights<S: Simd>(s: S, scores: &mut [f32], max: f32) -> f32 {
     let mut sums = [s.splat(0.0); 2];
     for pair in scores.chunks_exact_mut(2 * S::LANES) {
         let (first, second) = pair.split_at_mut(S::LANES);
-        let weight = exp_below(s, s.sub(s.load(first), max));
+        let weight = exp(s, s.sub(s.load(first), max));
         s.store(first, weight);
         sums[0] = s.add(sums[0], weight);
-        let weight = exp_below(s, s.sub(s.load(second), max));
+        let weight = exp(s, s.sub(s.load(second), max));
         s.store(second, weight);
         sums[1] = s.add(sums[1], weight);
     }

@@ -151,6 +151,14 @@ pub(crate) trait Simd: Copy {
     /// The i32 whose bits each lane has, as f32.
     fn whole(self, v: Self::V) -> Self::V;
 
+    /// Prefetches the cache lines of a slice, but for a last one that it shares with what is behind it.
+    #[inline(always)]
+    fn prefetch_all<T>(self, of: &[T]) {
+        for line in of.chunks(64 / size_of::<T>().max(1)) {
+            self.prefetch(line.as_ptr().cast());
+        }
+    }
+
     /// Reads the first `LANES` values of a slice.
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::V {
