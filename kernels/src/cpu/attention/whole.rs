@@ -212,8 +212,8 @@ struct PagesToWeigh<'a> {
     steps: &'a mut [f32],
 }
 
-/// Turns the scores of the first `N` pages, one or up to four groups, into weights `exp(score) · 2ⁿ` for `n` in `shift`, and these into bytes.
-/// Returns `total` with the weights added.
+/// Turns the scores of the first `N` pages, half a group or up to four of them, into weights `exp(score) · 2ⁿ` for `n` in
+/// `shift`, and these into bytes. Returns `total` with the weights added.
 #[inline(always)]
 fn weigh_pages<S: Simd, const N: usize>(
     s: S,
