@@ -179,10 +179,8 @@ impl<U> Output<'_, U> {
     fn fetch<S: Simd>(&self, s: S, (row, column): (usize, usize), height: usize) {
         let (Some(residual), FETCHING_ROWS..) = (self.epilogue.residual, height) else { return };
         for row in row..row + height {
-            for first in (0..strip_width::<S>()).step_by(LINE / size_of::<f32>()) {
-                let place = row * self.n_out + column + first;
-                s.prefetch(residual.as_ptr().wrapping_add(place).cast());
-            }
+            let place = row * self.n_out + column;
+            s.prefetch_all(&residual[place..residual.len().min(place + strip_width::<S>())]);
         }
     }
 }
