@@ -13,6 +13,10 @@ mod linux;
 mod other;
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::{ThreadId, avoid, current_core, current_thread, leave, preemptions, pull};
+pub(super) use linux::{
+    ThreadId, avoid, current_core, current_thread, leave, preemptions, processor_time_of_process, pull,
+};
 #[cfg(not(target_os = "linux"))]
-pub(super) use other::{ThreadId, avoid, current_core, current_thread, leave, preemptions, pull};
+pub(super) use other::{
+    ThreadId, avoid, current_core, current_thread, leave, preemptions, processor_time_of_process, pull,
+};

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::cores::{self, ThreadId};
-use super::throttle::{Op, Preemptions, Throttle};
+use super::throttle::{Op, Received, Throttle};
 use crate::ops::{KernelError, Result};
 
 /// Turns of an idle loop before a thread sleeps.
@@ -140,8 +140,12 @@ impl Workers {
         }
         let now = Instant::now();
         let op = Op { n_possible, n_threads, n_tasks, cost: cost_ns, took: now - start };
-        let preemptions = || Preemptions { thread: cores::current_thread(), count: cores::preemptions() };
-        self.throttle.lock().record(op, now, preemptions);
+        let received = || Received {
+            thread: cores::current_thread(),
+            n_preemptions: cores::preemptions(),
+            processor_time: cores::processor_time_of_process(),
+        };
+        self.throttle.lock().record(op, now, received);
     }
 
     /// [`run`](Self::run) with threads beside the caller.

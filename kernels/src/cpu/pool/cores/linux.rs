@@ -84,11 +84,20 @@ fn move_to(thread: Option<ThreadId>, some: &CpuSet, all: &CpuSet) -> bool {
     sched_setaffinity(thread, some).is_ok() && sched_setaffinity(thread, all).is_ok()
 }
 
+/// Processor time of all threads of this process, since it began.
+pub fn processor_time_of_process() -> Duration {
+    time_of(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
+}
+
 /// Processor time of a thread of this process; `None` if it has ended.
 fn processor_time(thread: ThreadId) -> Option<Duration> {
     /// The clock of a thread, not of a process, and of the scheduler (`CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`).
     const KIND: libc::clockid_t = 6;
-    let clock = (!thread.as_raw_nonzero().get() << 3) | KIND;
+    time_of((!thread.as_raw_nonzero().get() << 3) | KIND)
+}
+
+/// Time of a clock; `None` if there is no such clock.
+fn time_of(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one value of the type.
     let rc = unsafe { libc::clock_gettime(clock, &raw mut time) };
