@@ -55,7 +55,7 @@ pub(super) struct Op {
     pub(super) took: Duration,
 }
 
-/// What the system gave and took until a moment.
+/// Preemptions and processor time, since the process began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     /// The caller of an op.
