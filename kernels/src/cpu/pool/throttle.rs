@@ -55,7 +55,7 @@ pub(super) struct Op {
     pub(super) took: Duration,
 }
 
-/// Preemptions and processor time, since the process began.
+/// Preemptions of a thread and processor time of its process, since each began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     /// The caller of an op.
