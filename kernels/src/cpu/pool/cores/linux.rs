@@ -120,6 +120,16 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_a_thread_is_in_that_of_its_process() {
+        let thread_time = || processor_time(current_thread()).expect("a thread that runs");
+        let (of_process, of_thread) = (processor_time_of_process(), thread_time());
+        while thread_time() < of_thread + Duration::from_millis(2) {
+            spin_loop();
+        }
+        assert!(processor_time_of_process() >= of_process + Duration::from_millis(2));
+    }
+
+    #[test]
     fn a_thread_without_a_core_is_pulled_from_those_that_it_may_not_leave() {
         let all = sched_getaffinity(Some(getpid())).expect("cores of the process");
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core)).collect();
