@@ -3,9 +3,11 @@
 //! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
 //! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
 //! server's own search gives its next rate; a server whose rate needs fewer runs ([`SweepSettings::until_clear`]), or is not repeated
-//! ([`repeat`]), waits for the others. When all searches have ended, a server runs the rates at which others have their goodput,
-//! where these lie between what it passes and what it fails: two clusters that are as good are not told apart by the rates that
-//! their searches happened to try. Runs that the observer has kept are not measured again.
+//! ([`repeat`]), waits for the others. A server that passes has the seeds of others for which the same rate is open: what a seed
+//! offers differs by chance, and two clusters that are as good are not told apart by the seeds that they happened to need. When all
+//! searches have ended, a server runs the rates at which others have their goodput, where these lie between what it passes and what
+//! it fails, so that the rates that searches happened to try do not tell them apart either. Runs that the observer has kept are not
+//! measured again.
 
 use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
@@ -116,6 +118,20 @@ struct Lane {
     rates: Vec<RateResult>,
 }
 
+impl Lane {
+    /// True if its rate needs a further run: for its own verdict, or because another that it is compared with needs one.
+    fn needs(&self, rate: f64, open: &[f64]) -> bool {
+        !self.sweep.is_decided(&self.runs) || open.contains(&rate) && self.sweep.passes(&self.runs)
+    }
+}
+
+/// Rates of a seed's runs that a lane's runs before it leave open; none for a seed of a repetition.
+fn open_rates(lanes: &[Lane], of_seed: &[ScheduledRun], seeds: &[u64]) -> Vec<f64> {
+    let is_open = |lane: usize| lanes.get(lane).is_some_and(|lane| !lane.sweep.is_decided(&lane.runs));
+    let open = of_seed.iter().filter(|run| seeds.contains(&run.key.seed) && is_open(run.lane));
+    open.map(|run| run.key.rate).collect()
+}
+
 /// Measures the goodput of all servers for one workload.
 ///
 /// # Errors
@@ -138,10 +154,13 @@ pub async fn run_interleaved(
         if round.is_empty() {
             break;
         }
-        for scheduled in &round {
-            let Some(lane) = lanes.get_mut(scheduled.lane) else { continue };
-            if !lane.sweep.is_decided(&lane.runs) {
-                lane.runs.push(run_one(lane, scheduled, observer).await);
+        for of_seed in round.chunk_by(|a, b| a.key.seed == b.key.seed) {
+            let open = open_rates(&lanes, of_seed, &settings.seeds);
+            for scheduled in of_seed {
+                let Some(lane) = lanes.get_mut(scheduled.lane) else { continue };
+                if lane.needs(scheduled.key.rate, &open) {
+                    lane.runs.push(run_one(lane, scheduled, observer).await);
+                }
             }
         }
         for (i, lane) in lanes.iter_mut().enumerate() {

@@ -108,6 +108,7 @@ pub struct SweepSettings {
     /// Seeds, one run each; a rate that fails for rising trends alone is repeated with as many others ([`repeat`](crate::repeat)).
     pub seeds: Vec<u64>,
     /// Further seeds only for a rate that its runs so far leave open: that fails with [`OPEN`] or more of its requests within the SLO.
+    /// Of servers that are compared, one that passes has the seeds of another for which the same rate is open.
     pub until_clear: bool,
     /// Judged requests of a run.
     pub n_requests: u64,
@@ -378,6 +379,11 @@ impl Sweep {
             // All seeds of a repetition: one that ended with the first that passes would pass too often.
             Ordering::Greater => false,
         }
+    }
+
+    /// True if a rate passes by these runs.
+    pub fn passes(&self, runs: &[Measured]) -> bool {
+        self.verdict(runs).passed
     }
 
     fn verdict(&self, runs: &[Measured]) -> RunVerdict {

@@ -2,22 +2,26 @@
 
 use super::*;
 use crate::client::{PreparedRequest, Reply};
+use crate::interleave::{ComparedServer, SweepObserver, run_interleaved};
 use crate::offered::Offered;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One request after the other, 50 ms each: 20 a second is all that it can do. The first token comes when its turn
-/// is over, the second 10 ms later. Who goes away leaves the line.
-#[derive(Default)]
-struct OneByOne(Arc<tokio::sync::Mutex<()>>);
+/// One request after the other, each for a time: with 50 ms 20 a second is all that it can do. The first token comes when its
+/// turn is over, the second 10 ms later. Who goes away leaves the line.
+struct OneByOne {
+    line: Arc<tokio::sync::Mutex<()>>,
+    takes: Duration,
+}
 
 impl Target for OneByOne {
     fn prepare(&self, _: &Offered, _: &ContentSource) -> PreparedRequest {
-        let line = Arc::clone(&self.0);
+        let (line, takes) = (Arc::clone(&self.line), self.takes);
         Box::new(move |clock| {
             Box::pin(async move {
                 let turn = line.lock().await;
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(takes).await;
                 drop(turn);
                 let first = clock.now();
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -37,8 +41,13 @@ impl Target for OneByOne {
 }
 
 fn server() -> Server {
+    server_of(Duration::from_millis(50))
+}
+
+fn server_of(takes: Duration) -> Server {
     triptych_runtime::tls::install_provider();
-    Server { target: Arc::new(OneByOne::default()), scraper: Scraper::nobody().expect("a client") }
+    let target = OneByOne { line: Arc::default(), takes };
+    Server { target: Arc::new(target), scraper: Scraper::nobody().expect("a client") }
 }
 
 async fn sweep(slo: &str, settings: &SweepSettings) -> (SweepResult, Vec<String>) {
@@ -125,6 +134,44 @@ async fn further_seeds_are_for_rates_that_short_runs_leave_open() {
     assert!(all > 0.99 && (OPEN..0.99).contains(&most) && more > 1 && few < OPEN, "{runs:?}");
     let text = found.shorter_than_the_rule.expect("one rate has one seed");
     assert!(text.contains("1 seeds"), "{text}");
+}
+
+/// Number of runs at each rate, by lane.
+#[derive(Default)]
+struct RunCounts(Mutex<HashMap<usize, Vec<usize>>>);
+
+impl SweepObserver for RunCounts {
+    fn event(&self, _: usize, _: SweepEvent<'_>) {}
+
+    fn result(&self, lane: usize, result: &SweepResult) {
+        self.0.lock().insert(lane, result.rates.iter().map(|rate| rate.runs.len()).collect());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_passes_has_the_seeds_of_another_for_which_the_rate_is_open() {
+    let settings = SweepSettings {
+        rates: Rates::Listed(vec![5.0, 14.0, 60.0]),
+        arrivals: Arrivals::Poisson,
+        n_requests: 60,
+        until_clear: true,
+        ..SweepSettings::default()
+    };
+    let servers = [10, 50, 150].map(|ms| ComparedServer {
+        topology: format!("{ms} ms"),
+        server: server_of(Duration::from_millis(ms)),
+    });
+    let workload = Workload::parse("text:text=5,output=2").expect("a workload");
+    let slo = "ttft=160ms,tpot=20ms".parse().expect("an SLO");
+    let counts = RunCounts::default();
+    let load = OfferedLoad { workload: &workload, slo: &slo };
+    run_interleaved(&servers, &load, &settings, &counts).await.expect("they answer");
+    let counts = counts.0.into_inner();
+    let [fast, usual, slow] = [0, 1, 2].map(|lane| counts[&lane].as_slice());
+    // The second is open at 14 requests/s, where the first passes and the third fails clearly.
+    assert!(matches!(usual, [1, 2 | 3, 1]), "{usual:?}");
+    assert_eq!(fast, usual);
+    assert_eq!(slow[1..], [1, 1]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -49,7 +49,8 @@ pub struct SuiteArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: Option<u64>,
     /// Further seeds only for a rate that the runs so far leave open: one that fails with 90 % of its requests within the SLO or more.
-    /// For short runs, in which one late request of some dozens fails a rate
+    /// A topology that passes has the seeds of another for which the same rate is open. For short runs, in which one late request of
+    /// some dozens fails a rate
     #[arg(long)]
     pub until_clear: bool,
     /// Longest judged part of a run, in seconds. Default: 600, with --quick 60
