@@ -1,17 +1,18 @@
-"""Goodput of four topologies on this machine, and how right the plan is: curves in service, ten workloads, the bars.
+"""Goodput of four topologies on this machine, and how right the plan is: curves in service, thirteen workloads, the bars.
 
-    python3 benches/plan.py --out results                 # two hours, on a machine with nothing else to do
-    python3 benches/plan.py --out results --window 60     # longer runs, six hours
+    python3 benches/plan.py --out results                 # two and a half hours, on a machine with nothing else to do
+    python3 benches/plan.py --out results --window 60     # longer runs, eight hours
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, three hours
-    python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two hours
+    python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two and a half hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
 `residuals.json` the model's error for later plans (`triptych plan --residuals`). A cell is a search over rates from the goodput
-that the plan expects, of one seed, of up to three where that leaves a rate open; the topologies of a workload take turns, run by
-run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three seeds, in blocks of a minute
-between turns. All topologies begin with the same rate at the same time, and go up while they pass and down while they fail, in the
-same steps: what one is measured at half an hour after another says more of the machine than of them. `full.md` has every run.
+that the plan expects, of one seed, of up to three where that leaves a rate open, for all that pass it too; the topologies of a
+workload take turns, run by run, since the machine's speed drifts. With `--full` each run has 1000 requests or 600 s and three
+seeds, in blocks of a minute between turns. All topologies begin with the same rate at the same time, and go up while they pass
+and down while they fail, in the same steps: what one is measured at half an hour after another says more of the machine than of
+them. `full.md` has every run.
 
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
 are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
@@ -42,6 +43,9 @@ WORKLOADS = {
     "mixed:with=0.25,images=1-4": SHORT,
     "epd-long:images=3": LONG,
     "mixed:with=0.75,images=1-4": SHORT,
+    "epd-short:images=4": SHORT,
+    "epd-long:images=2": LONG,
+    "epd-long:images=4": LONG,
 }
 TOPOLOGIES = ["1e1pd", "colocated", "dp2", "elastic2"]
 # Apart, together and reuse at their best, and a mix; with the topologies that win any row.
@@ -218,6 +222,8 @@ def table(cells, topologies):
     lines = ["| workload | " + " | ".join(topologies) + " |", "| --- |" + " ---: |" * len(topologies)]
     for workload in WORKLOADS:
         row = [found.get((workload, topology)) for topology in topologies]
+        if not any(row):
+            continue
         best = max((one.get("rate") or 0 for one in row if one), default=0)
         texts = []
         for one in row:
