@@ -16,8 +16,11 @@
 //! # }
 //! ```
 
+mod full_rule;
 mod run_length;
 
+pub use full_rule::{RULE_REQUESTS, RULE_SEEDS, RULE_WINDOW};
+use full_rule::{least_seeds, shorter};
 use run_length::{AnswerTimes, warm_up, window};
 
 use crate::arrivals::Arrivals;
@@ -40,7 +43,6 @@ use crate::slo::Slo;
 use crate::workload::Workload;
 use futures::future::BoxFuture;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -49,14 +51,8 @@ use triptych_runtime::grpc;
 
 /// Connections to a gRPC server: a stream must not wait behind all others.
 pub const N_CHANNELS: usize = 4;
-/// Judged requests of a run, by the rule.
-pub const RULE_REQUESTS: u64 = 1000;
-/// Or this long a window.
-pub const RULE_WINDOW: Duration = Duration::from_secs(600);
 /// Share of requests within the SLO below which a rate fails clearly: no chance of a short run takes a tenth of them.
 pub const OPEN: f64 = 0.9;
-/// Seeds, by the rule.
-pub const RULE_SEEDS: usize = 3;
 /// Rates from the first on whose runs are all void: then no slower one helps, since it is the bench that is short of
 /// time.
 const MAX_VOID: usize = 3;
@@ -428,11 +424,15 @@ impl Sweep {
     /// The document.
     pub fn result(&self, tested: &[Tested], mut rates: Vec<RateResult>) -> SweepResult {
         rates.sort_by(|a, b| a.offered().total_cmp(&b.offered()));
+        let n_seeds = match self.settings.until_clear {
+            true => least_seeds(&rates),
+            false => self.settings.seeds.len(),
+        };
         SweepResult {
             version: VERSION,
             host: Host::here(self.settings.commit.clone()),
             setup: self.setup(),
-            shorter_than_the_rule: shorter(&rates, &self.settings),
+            shorter_than_the_rule: shorter(&rates, self.settings.n_requests, n_seeds),
             partial: self.settings.stop.is_cancelled(),
             goodput: goodput(tested, &self.slo, &self.settings.rule),
             rates,
@@ -559,46 +559,6 @@ fn describe(steps: &Steps, settings: &SweepSettings, answers: &AnswerTimes) -> S
         settings.n_requests,
         (seconds * seeds as f64 / 60.0).max(1.0),
     )
-}
-
-/// Requests and seconds of each run; blocks of a run are added up.
-fn run_sizes(rates: &[RateResult]) -> Vec<(u64, f64)> {
-    let mut sizes = Vec::new();
-    for rate in rates {
-        let mut by_seed: BTreeMap<u64, (u64, f64)> = BTreeMap::new();
-        for run in &rate.runs {
-            let size = by_seed.entry(run.seed).or_default();
-            *size = (size.0 + run.verdict.n_offered, size.1 + run.window_s);
-        }
-        sizes.extend(by_seed.into_values());
-    }
-    sizes
-}
-
-/// The requirements of the rule that the sweep does not meet, as a sentence.
-fn shorter(rates: &[RateResult], settings: &SweepSettings) -> Option<String> {
-    // Windows of blocks add up to the whole but for what their lengths are rounded by.
-    let is_short =
-        |(n, seconds): &(u64, f64)| *n < RULE_REQUESTS && *seconds < RULE_WINDOW.as_secs_f64() - 1e-3;
-    let short = run_sizes(rates).into_iter().filter(is_short).map(|(n, _)| n).min();
-    let n_seeds = match settings.until_clear {
-        true => rates.iter().map(n_seeds).min().unwrap_or(0),
-        false => settings.seeds.len(),
-    };
-    if short.is_none() && n_seeds >= RULE_SEEDS {
-        return None;
-    }
-    Some(format!(
-        "shorter than the rule: {} requests in the shortest run, {n_seeds} seeds, where {RULE_REQUESTS} requests or {} s, and \
-         {RULE_SEEDS} seeds are asked for",
-        short.unwrap_or(settings.n_requests),
-        RULE_WINDOW.as_secs(),
-    ))
-}
-
-/// Seeds that a rate was run with.
-fn n_seeds(rate: &RateResult) -> usize {
-    rate.runs.iter().map(|run| run.seed).collect::<BTreeSet<_>>().len()
 }
 
 #[cfg(test)]

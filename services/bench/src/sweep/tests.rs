@@ -118,17 +118,20 @@ async fn a_rate_beyond_doubt_is_not_repeated_for_every_seed() {
     assert_eq!(found.rates.iter().map(|r| r.runs.len()).collect::<Vec<_>>(), [3, 1]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn further_seeds_are_for_rates_that_short_runs_leave_open() {
-    // All of the first 60 requests are in time, all but a few, and a part.
-    let settings = SweepSettings {
+/// Rates at which a server of 50 ms a request has all of the first 60 requests in 160 ms, all but a few, and a part.
+fn short_runs() -> SweepSettings {
+    SweepSettings {
         rates: Rates::Listed(vec![5.0, 14.0, 60.0]),
         arrivals: Arrivals::Poisson,
         n_requests: 60,
         until_clear: true,
         ..SweepSettings::default()
-    };
-    let (found, _) = sweep("ttft=160ms,tpot=20ms", &settings).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn further_seeds_are_for_rates_that_short_runs_leave_open() {
+    let (found, _) = sweep("ttft=160ms,tpot=20ms", &short_runs()).await;
     let runs: Vec<_> = found.rates.iter().map(|r| (r.runs[0].verdict.attainment(), r.runs.len())).collect();
     let [(all, 1), (most, more), (few, 1)] = runs[..] else { panic!("{runs:?}") };
     assert!(all > 0.99 && (OPEN..0.99).contains(&most) && more > 1 && few < OPEN, "{runs:?}");
@@ -150,13 +153,6 @@ impl SweepObserver for RunCounts {
 
 #[tokio::test(start_paused = true)]
 async fn who_passes_has_the_seeds_of_another_for_which_the_rate_is_open() {
-    let settings = SweepSettings {
-        rates: Rates::Listed(vec![5.0, 14.0, 60.0]),
-        arrivals: Arrivals::Poisson,
-        n_requests: 60,
-        until_clear: true,
-        ..SweepSettings::default()
-    };
     let servers = [10, 50, 150].map(|ms| ComparedServer {
         topology: format!("{ms} ms"),
         server: server_of(Duration::from_millis(ms)),
@@ -165,7 +161,7 @@ async fn who_passes_has_the_seeds_of_another_for_which_the_rate_is_open() {
     let slo = "ttft=160ms,tpot=20ms".parse().expect("an SLO");
     let counts = RunCounts::default();
     let load = OfferedLoad { workload: &workload, slo: &slo };
-    run_interleaved(&servers, &load, &settings, &counts).await.expect("they answer");
+    run_interleaved(&servers, &load, &short_runs(), &counts).await.expect("they answer");
     let counts = counts.0.into_inner();
     let [fast, usual, slow] = [0, 1, 2].map(|lane| counts[&lane].as_slice());
     // The second is open at 14 requests/s, where the first passes and the third fails clearly.
