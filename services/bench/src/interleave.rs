@@ -3,11 +3,11 @@
 //! In each round every server has one rate. All run it with the first seed, then all with the second, and so on. Where runs are cut
 //! into blocks, all run the first block, then all the second, and who is first changes from block to block. After the round each
 //! server's own search gives its next rate; a server whose rate needs fewer runs ([`SweepSettings::until_clear`]), or is not repeated
-//! ([`repeat`]), waits for the others. A server that passes has the seeds of others for which the same rate is open: what a seed
-//! offers differs by chance, and two clusters that are as good are not told apart by the seeds that they happened to need. When all
-//! searches have ended, a server runs the rates at which others have their goodput, where these lie between what it passes and what
-//! it fails, so that the rates that searches happened to try do not tell them apart either. Runs that the observer has kept are not
-//! measured again.
+//! ([`repeat`]), waits for the others. A server that passes has the seeds of others for which the same rate is open, in this round or
+//! in one before: what a seed offers differs by chance, and two clusters that are as good are not told apart by the seeds that they
+//! happened to need. When all searches have ended, a server runs the rates at which others have their goodput, where these lie between
+//! what it passes and what it fails, so that the rates that searches happened to try do not tell them apart either. Runs that the
+//! observer has kept are not measured again.
 
 use crate::blocks::{Block, RunKey};
 use crate::goodput::Tested;
@@ -123,12 +123,22 @@ impl Lane {
     fn needs(&self, rate: f64, open: &[f64]) -> bool {
         !self.sweep.is_decided(&self.runs) || open.contains(&rate) && self.sweep.passes(&self.runs)
     }
+
+    /// True if a rate that was judged in an earlier round has a run of this one's rate and seed.
+    fn has_run(&self, key: &RunKey) -> bool {
+        let of_rate = self.rates.iter().filter(|judged| judged.rate == key.rate);
+        of_rate.flat_map(|judged| &judged.runs).any(|run| run.seed == key.seed)
+    }
 }
 
-/// Rates of a seed's runs that a lane's runs before it leave open; none for a seed of a repetition.
+/// Rates of a seed's runs for which a lane needs that seed, or needed it in an earlier round; none for a seed of a repetition.
 fn open_rates(lanes: &[Lane], of_seed: &[ScheduledRun], seeds: &[u64]) -> Vec<f64> {
-    let is_open = |lane: usize| lanes.get(lane).is_some_and(|lane| !lane.sweep.is_decided(&lane.runs));
-    let open = of_seed.iter().filter(|run| seeds.contains(&run.key.seed) && is_open(run.lane));
+    let is_open = |run: &ScheduledRun| {
+        let own = lanes.get(run.lane);
+        own.is_some_and(|lane| !lane.sweep.is_decided(&lane.runs))
+            || lanes.iter().any(|lane| lane.has_run(&run.key))
+    };
+    let open = of_seed.iter().filter(|run| seeds.contains(&run.key.seed) && is_open(run));
     open.map(|run| run.key.rate).collect()
 }
 

@@ -12,15 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// turn is over, the second 10 ms later. Who goes away leaves the line.
 struct OneByOne {
     line: Arc<tokio::sync::Mutex<()>>,
-    takes: Duration,
+    takes: Arc<Mutex<Duration>>,
 }
 
 impl Target for OneByOne {
     fn prepare(&self, _: &Offered, _: &ContentSource) -> PreparedRequest {
-        let (line, takes) = (Arc::clone(&self.line), self.takes);
+        let (line, takes) = (Arc::clone(&self.line), Arc::clone(&self.takes));
         Box::new(move |clock| {
             Box::pin(async move {
                 let turn = line.lock().await;
+                let takes = *takes.lock();
                 tokio::time::sleep(takes).await;
                 drop(turn);
                 let first = clock.now();
@@ -41,12 +42,16 @@ impl Target for OneByOne {
 }
 
 fn server() -> Server {
-    server_of(Duration::from_millis(50))
+    server_of(&time_of(50))
 }
 
-fn server_of(takes: Duration) -> Server {
+fn time_of(ms: u64) -> Arc<Mutex<Duration>> {
+    Arc::new(Mutex::new(Duration::from_millis(ms)))
+}
+
+fn server_of(takes: &Arc<Mutex<Duration>>) -> Server {
     triptych_runtime::tls::install_provider();
-    let target = OneByOne { line: Arc::default(), takes };
+    let target = OneByOne { line: Arc::default(), takes: Arc::clone(takes) };
     Server { target: Arc::new(target), scraper: Scraper::nobody().expect("a client") }
 }
 
@@ -139,35 +144,61 @@ async fn further_seeds_are_for_rates_that_short_runs_leave_open() {
     assert!(text.contains("1 seeds"), "{text}");
 }
 
-/// Number of runs at each rate, by lane.
+/// Number of runs at each rate in the order in which they were judged, by lane.
 #[derive(Default)]
-struct RunCounts(Mutex<HashMap<usize, Vec<usize>>>);
+struct RunCounts {
+    counts: Mutex<HashMap<usize, Vec<usize>>>,
+    /// Time of a request that is changed when the first rate has been judged.
+    changed: Option<(Arc<Mutex<Duration>>, Duration)>,
+}
 
 impl SweepObserver for RunCounts {
-    fn event(&self, _: usize, _: SweepEvent<'_>) {}
-
-    fn result(&self, lane: usize, result: &SweepResult) {
-        self.0.lock().insert(lane, result.rates.iter().map(|rate| rate.runs.len()).collect());
+    fn event(&self, lane: usize, event: SweepEvent<'_>) {
+        let SweepEvent::Rate(result) = event else { return };
+        self.counts.lock().entry(lane).or_default().push(result.runs.len());
+        if let Some((takes, then)) = &self.changed {
+            *takes.lock() = *then;
+        }
     }
+
+    fn result(&self, _: usize, _: &SweepResult) {}
+}
+
+/// Number of runs at each rate of servers that are compared, each with the time that a request takes.
+async fn runs_of<const N: usize>(
+    times: [&Arc<Mutex<Duration>>; N],
+    settings: &SweepSettings,
+    observer: RunCounts,
+) -> [Vec<usize>; N] {
+    let server = |takes| ComparedServer { topology: "one".to_owned(), server: server_of(takes) };
+    let workload = Workload::parse("text:text=5,output=2").expect("a workload");
+    let slo = "ttft=160ms,tpot=20ms".parse().expect("an SLO");
+    let load = OfferedLoad { workload: &workload, slo: &slo };
+    run_interleaved(&times.map(server), &load, settings, &observer).await.expect("they answer");
+    let mut counts = observer.counts.into_inner();
+    std::array::from_fn(|lane| counts.remove(&lane).expect("a result of each"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_passes_has_the_seeds_of_another_for_which_the_rate_is_open() {
-    let servers = [10, 50, 150].map(|ms| ComparedServer {
-        topology: format!("{ms} ms"),
-        server: server_of(Duration::from_millis(ms)),
-    });
-    let workload = Workload::parse("text:text=5,output=2").expect("a workload");
-    let slo = "ttft=160ms,tpot=20ms".parse().expect("an SLO");
-    let counts = RunCounts::default();
-    let load = OfferedLoad { workload: &workload, slo: &slo };
-    run_interleaved(&servers, &load, &short_runs(), &counts).await.expect("they answer");
-    let counts = counts.0.into_inner();
-    let [fast, usual, slow] = [0, 1, 2].map(|lane| counts[&lane].as_slice());
+    let times = [10, 50, 150].map(time_of);
+    let [fast, usual, slow] = runs_of(times.each_ref(), &short_runs(), RunCounts::default()).await;
     // The second is open at 14 requests/s, where the first passes and the third fails clearly.
-    assert!(matches!(usual, [1, 2 | 3, 1]), "{usual:?}");
+    assert!(matches!(usual[..], [1, 2 | 3, 1]), "{usual:?}");
     assert_eq!(fast, usual);
     assert_eq!(slow[1..], [1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn seeds_of_an_earlier_round_are_shared_too() {
+    let settings = SweepSettings { rates: Rates::Listed(vec![14.0, 14.0]), ..short_runs() };
+    let times = [10, 50].map(time_of);
+    let slower = Some((Arc::clone(&times[1]), Duration::from_millis(500)));
+    let [fast, usual] =
+        runs_of(times.each_ref(), &settings, RunCounts { changed: slower, ..RunCounts::default() }).await;
+    // The second leaves the rate open in the first round, and fails it clearly in the next.
+    assert!(matches!(usual[..], [2 | 3, 1]), "{usual:?}");
+    assert_eq!(fast, [usual[0], usual[0]]);
 }
 
 #[tokio::test(start_paused = true)]
