@@ -6,13 +6,15 @@ mod wav;
 use crate::offered::{ItemShape, OfferedItem};
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Capacity of the cache of files, in bytes.
 const CACHE_BYTES: usize = 256 << 20;
+/// Most items of which it is known that they were made once.
+const MOST_MADE: usize = 1 << 16;
 
-/// Makes items, and caches the last ones for workloads that repeat them. Cheap to clone.
+/// Makes items, and caches the last of those that a workload repeats. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Media {
     /// Runs with different salts share no bytes, whatever their seeds: what one run left in the server's caches is
@@ -27,6 +29,9 @@ struct FileCache {
     items: HashMap<OfferedItem, Bytes>,
     order: VecDeque<OfferedItem>,
     n_bytes: usize,
+    /// Items that were made once. A file is kept from the second time on: a workload without repeats would fill the cache with fresh
+    /// memory, which costs a client more time than to make the files.
+    made: HashSet<OfferedItem>,
 }
 
 impl Media {
@@ -51,7 +56,7 @@ impl Media {
             ItemShape::Audio { millis } => wav::audio_clip(millis, content),
         }
         .into();
-        self.cache().insert(*item, file.clone());
+        self.cache().made(*item, &file);
         file
     }
 
@@ -62,6 +67,18 @@ impl Media {
 }
 
 impl FileCache {
+    /// Keeps a file that was made, if it was made before.
+    fn made(&mut self, item: OfferedItem, file: &Bytes) {
+        if self.made.remove(&item) {
+            self.insert(item, file.clone());
+            return;
+        }
+        if self.made.len() >= MOST_MADE {
+            self.made.clear();
+        }
+        self.made.insert(item);
+    }
+
     fn insert(&mut self, item: OfferedItem, file: Bytes) {
         self.n_bytes += file.len();
         if self.items.insert(item, file.clone()).is_some() {
@@ -87,7 +104,7 @@ mod tests {
     #[test]
     fn images_are_real_and_each_content_is_another_one() {
         let media = Media::new(1);
-        for (width, height) in [(1, 1), (17, 16), (640, 640), (33, 100), (5, 15)] {
+        for (width, height) in [(1, 1), (17, 16), (640, 640), (33, 100), (5, 15), (15_000, 3)] {
             let file = media.file(&image(1, width, height));
             let decoded = image::load_from_memory(&file).expect("a PNG").to_rgb8();
             assert_eq!((decoded.width(), decoded.height()), (width, height));
@@ -114,6 +131,31 @@ mod tests {
         assert_eq!((&file[..4], &file[8..16], file.len()), (&b"RIFF"[..], &b"WAVEfmt "[..], 44 + 2 * 24_000));
         assert_eq!(u32::from_le_bytes([file[40], file[41], file[42], file[43]]), 48_000);
         assert_ne!(file, media.file(&item(2)));
+    }
+
+    #[test]
+    fn files_are_kept_from_the_second_time_on() {
+        let media = Media::new(1);
+        let file = media.file(&image(1, 20, 20));
+        assert_eq!(media.cache().n_bytes, 0);
+        for _ in 0..3 {
+            assert_eq!(media.file(&image(1, 20, 20)), file);
+            let cache = media.cache();
+            assert_eq!((cache.n_bytes, cache.made.len()), (file.len(), 0));
+        }
+        let mut cache = FileCache::default();
+        for i in 0..=MOST_MADE as u64 {
+            cache.made(image(i, 1, 1), &file);
+        }
+        assert_eq!((cache.made.len(), cache.n_bytes), (1, 0));
+    }
+
+    #[test]
+    fn an_image_is_made_in_one_allocation() {
+        for (width, height) in [(1, 1), (640, 640), (15_000, 3)] {
+            let file = png::Bands::default().image(width, height, 3);
+            assert!(file.capacity() == file.len(), "{} of {} bytes", file.len(), file.capacity());
+        }
     }
 
     #[test]
