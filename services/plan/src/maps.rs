@@ -9,7 +9,8 @@ pub mod draw;
 use crate::curves::CostCurves;
 use crate::planner::means::Means;
 use crate::planner::{
-    Budget, Candidate, Effort, Named, PlanError, Question, Residuals, Shape, WorkerSettings, bound, search,
+    Budget, Candidate, CurveKind, Effort, Named, PlanError, Question, Residuals, Shape, WorkerSettings,
+    bound, search,
 };
 use crate::simulator::spec::FrontCores;
 use serde::{Deserialize, Serialize};
@@ -167,7 +168,7 @@ impl MapSettings {
             shares_cores: false,
             prompt: self.curves.prompt,
             effort: self.effort(),
-            error: Residuals::default().error_for(&text, false),
+            error: Residuals::default().error_for(&text, CurveKind::Idle),
         };
         let means = Means::of(&demand, &self.curves).ok_or(PlanError::Empty)?;
         let goodput = |shape| {

@@ -37,7 +37,7 @@ pub use demand::{Demand, Named, Reused};
 pub use effort::Effort;
 pub use interval::Interval;
 pub use markdown::markdown;
-pub use model_error::{ModelError, Residual, Residuals};
+pub use model_error::{CurveKind, ModelError, Residual, Residuals};
 pub use progress::{Phase, Progress, Step};
 pub use question::{PlanError, Question};
 pub use search::SearchedCandidate;

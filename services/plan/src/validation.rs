@@ -12,6 +12,6 @@ mod tables;
 
 pub use bars::Bar;
 pub use report::{
-    ClusterGoodput, JUDGED, LOADS, LoadComparison, MeasuredGoodput, PercentilePair, REGRET, Regret,
-    Validation, candidate, compare, encoder_budget, goal, pairs, shape,
+    ClusterGoodput, DRIFT, DriftCounts, JUDGED, LOADS, LoadComparison, MeasuredGoodput, PercentilePair,
+    REGRET, Regret, Validation, candidate, compare, encoder_budget, goal, pairs, shape,
 };

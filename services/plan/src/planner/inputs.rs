@@ -3,7 +3,7 @@
 use super::budget::Budget;
 use super::demand::{Demand, Named};
 use super::effort::Effort;
-use super::model_error::{ModelError, Residuals};
+use super::model_error::{CurveKind, ModelError, Residuals};
 use super::question::Question;
 use crate::curves::CostCurves;
 use crate::simulator::spec::FrontCores;
@@ -51,12 +51,18 @@ impl PlanInputs {
 
     /// The model's error in a plan for a workload.
     pub fn error_for(&self, workload: &str) -> ModelError {
-        self.residuals.error_for(workload, self.is_under_load())
+        self.residuals.error_for(workload, self.curve_kind())
     }
 
-    /// True if all curves have times beside neighbours.
-    pub fn is_under_load(&self) -> bool {
-        self.curves.iter().all(|curves| curves.interference.is_some())
+    /// The kind that all curves are of.
+    pub fn curve_kind(&self) -> CurveKind {
+        if self.curves.iter().all(|curves| curves.in_service.is_some()) {
+            CurveKind::InService
+        } else if self.curves.iter().all(|curves| curves.interference.is_some()) {
+            CurveKind::UnderLoad
+        } else {
+            CurveKind::Idle
+        }
     }
 }
 

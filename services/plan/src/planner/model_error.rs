@@ -24,16 +24,40 @@ const MOST_CELLS: usize = 10_000;
 pub struct Residuals {
     /// Place of the measurements, and the curves of their plan.
     pub source: String,
-    /// True if the curves have times beside neighbours.
-    pub under_load: bool,
     /// The clusters.
     pub cells: Vec<Residual>,
+}
+
+/// The machine of curves: idle, beside neighbours, or in service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CurveKind {
+    /// Times on an idle machine.
+    Idle,
+    /// Times beside neighbours too (`triptych profile`).
+    UnderLoad,
+    /// Times scaled to a cluster in service (`triptych plan calibrate`).
+    InService,
+}
+
+impl CurveKind {
+    /// The kinds whose residuals say something of a plan by such curves, its own first. A model that was calibrated errs by less than
+    /// one that was not.
+    fn telling(self) -> &'static [Self] {
+        match self {
+            Self::Idle => &[Self::Idle, Self::UnderLoad],
+            Self::UnderLoad => &[Self::UnderLoad, Self::Idle],
+            Self::InService => &[Self::InService, Self::UnderLoad, Self::Idle],
+        }
+    }
 }
 
 /// Goodput of a cluster under a workload, in requests a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
+    /// Curves of the plan.
+    pub curves: CurveKind,
     /// Workload.
     pub workload: String,
     /// Topology.
@@ -89,7 +113,7 @@ pub struct ModelError {
 pub enum Basis {
     /// Residuals of curves of the same kind: mean and spread.
     Measured,
-    /// Residuals of curves of the other kind, idle or under load: their spread around their own mean.
+    /// Residuals of curves of another kind: their spread around their own mean.
     OtherCurves,
     /// Fewer residuals than say anything: a spread that is assumed.
     Assumed,
@@ -134,18 +158,21 @@ impl Residuals {
         Self::read(STORED).unwrap_or_else(|e| unreachable!("residuals.json is read by a test: {e}"))
     }
 
-    /// Error of a plan for a workload, by curves that were measured under load or idle: the workload's own cells do not count.
-    pub fn error_for(&self, workload: &str, under_load: bool) -> ModelError {
+    /// Error of a plan for a workload by curves of a kind: the workload's own cells do not count.
+    pub fn error_for(&self, workload: &str, curves: CurveKind) -> ModelError {
         let log = |cell: &Residual| (cell.passes / cell.expected).ln();
-        let others = self.cells.iter().filter(|cell| cell.workload != workload);
-        let logs: Vec<f64> = others.map(log).filter(|log| log.is_finite()).collect();
-        if logs.len() < FEWEST {
+        let of_kind = |kind: &CurveKind| {
+            let others = self.cells.iter().filter(|cell| cell.workload != workload && cell.curves == *kind);
+            let logs: Vec<f64> = others.map(log).filter(|log| log.is_finite()).collect();
+            (logs.len() >= FEWEST).then_some((*kind, logs))
+        };
+        let Some((kind, logs)) = curves.telling().iter().find_map(of_kind) else {
             return ModelError { log_mean: 0.0, log_sd: ASSUMED, n: 0, basis: Basis::Assumed };
-        }
+        };
         let n = logs.len();
         let mean = logs.iter().sum::<f64>() / n as f64;
         let log_sd = (logs.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / (n - 1) as f64).sqrt();
-        match self.under_load == under_load {
+        match kind == curves {
             true => ModelError { log_mean: mean, log_sd, n, basis: Basis::Measured },
             false => ModelError { log_mean: 0.0, log_sd, n, basis: Basis::OtherCurves },
         }
@@ -208,27 +235,43 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn intervals_of_stored_cells_hold_95_of_100_by_residuals_of_other_workloads() {
+    /// The stored cells of a kind, and the number of those that lie in their interval.
+    fn inside(kind: CurveKind) -> (usize, usize) {
         let stored = Residuals::stored();
-        let holds = |cell: &&Residual| {
-            let error = stored.error_for(&cell.workload, false);
+        let cells: Vec<_> = stored.cells.iter().filter(|cell| cell.curves == kind).collect();
+        let holds = |cell: &&&Residual| {
+            let error = stored.error_for(&cell.workload, kind);
             assert!(error.basis == Basis::Measured && error.n >= 36, "{error:?}");
             let found = error.interval(&[cell.expected], 1, 0.0);
             found.low <= cell.fails_at.unwrap_or(f64::INFINITY) && cell.passes <= found.high
         };
-        let n = stored.cells.iter().filter(holds).count();
-        assert_eq!(stored.cells.len(), 39);
-        assert!(n >= 37, "{n} of 39");
+        (cells.iter().filter(holds).count(), cells.len())
+    }
+
+    #[test]
+    fn intervals_of_stored_cells_hold_95_of_100_by_residuals_of_other_workloads() {
+        let (n, all) = inside(CurveKind::Idle);
+        assert!(all == 39 && n >= 37, "{n} of {all}");
+        let (n, all) = inside(CurveKind::InService);
+        assert!(all == 52 && n >= 50, "{n} of {all}");
     }
 
     #[test]
     fn an_interval_says_on_what_it_rests() {
         let stored = Residuals::stored();
-        let other = stored.error_for("text", true);
+        let other = stored.error_for("text", CurveKind::UnderLoad);
         assert_eq!((other.basis, other.log_mean), (Basis::OtherCurves, 0.0));
         assert!(other.log_sd > 0.1 && other.log_sd < 0.4, "{other:?}");
-        let none = Residuals::default().error_for("text", true);
+        let calibrated = stored.error_for("text", CurveKind::InService);
+        assert!(
+            calibrated.basis == Basis::Measured && calibrated.log_sd < 0.6 * other.log_sd,
+            "{calibrated:?}"
+        );
+        let mut of_others = stored.clone();
+        of_others.cells.retain(|cell| cell.curves == CurveKind::InService);
+        let assumed = of_others.error_for("text", CurveKind::UnderLoad);
+        assert_eq!(assumed.basis, Basis::Assumed, "calibrated cells say nothing of curves that are not");
+        let none = Residuals::default().error_for("text", CurveKind::UnderLoad);
         assert_eq!((none.basis, none.n), (Basis::Assumed, 0));
         let interval = none.interval(&[10.0, 10.0], 2, 0.0);
         assert!((interval.low - 6.13).abs() < 0.1 && (interval.high - 16.3).abs() < 0.2, "{interval:?}");
@@ -252,6 +295,7 @@ mod tests {
         fn no_text_and_no_rates_panic(text in "\\PC*", rates in prop::collection::vec((0.0f64..1e300, 0.0f64..1e300), 0..20)) {
             let _ = Residuals::read(&text);
             let cell = |(expected, passes)| Residual {
+                curves: CurveKind::Idle,
                 workload: "w".into(),
                 topology: "dp2".into(),
                 expected,
@@ -259,7 +303,7 @@ mod tests {
                 fails_at: None,
             };
             let residuals = Residuals { cells: rates.into_iter().map(cell).collect(), ..Residuals::default() };
-            let interval = residuals.error_for("other", false).interval(&[1.0, 2.0], 2, 0.1);
+            let interval = residuals.error_for("other", CurveKind::Idle).interval(&[1.0, 2.0], 2, 0.1);
             prop_assert!(interval.low <= interval.high, "{interval:?}");
         }
     }

@@ -62,6 +62,7 @@ impl Validation {
         let cells = self.regrets.iter().flat_map(|regret| regret.clusters.iter().map(move |c| (regret, c)));
         let cell = |(regret, cluster): (&Regret, &ClusterGoodput)| {
             Some(Residual {
+                curves: inputs.curve_kind(),
                 workload: regret.workload.clone(),
                 topology: cluster.topology.clone(),
                 expected: cluster.expected?.mean,
@@ -70,11 +71,7 @@ impl Validation {
             })
         };
         let facts: Vec<String> = self.facts.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-        Residuals {
-            source: facts.join("; "),
-            under_load: inputs.is_under_load(),
-            cells: cells.filter_map(cell).collect(),
-        }
+        Residuals { source: facts.join("; "), cells: cells.filter_map(cell).collect() }
     }
 
     /// Expected over measured goodput of each cluster that serves something.
@@ -192,6 +189,7 @@ mod tests {
                 slowness: 1.0,
                 // The 99th percentile has no goal.
                 pairs: vec![pair("TTFT p50", 109.0), pair("TPOT p90", 91.0), pair("TTFT p99", 10.0)],
+                drifted: Vec::new(),
             }],
             ..Validation::default()
         };

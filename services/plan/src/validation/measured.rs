@@ -119,6 +119,7 @@ impl<S: ClusterStarter> MeasuredValidation<'_, S> {
                     goal,
                     slowness: 1.0,
                     pairs,
+                    drifted: Vec::new(),
                 });
                 (self.save)(&self.validation)?;
             }

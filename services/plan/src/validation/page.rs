@@ -1,6 +1,6 @@
 //! A validation as a report: the bars first, then latencies, then the plan beside what was measured.
 
-use super::report::{REGRET, Validation};
+use super::report::{DRIFT, DriftCounts, REGRET, Validation};
 use super::{bars, tables};
 use triptych_bench::report::{Report, Section};
 
@@ -20,9 +20,11 @@ impl Validation {
         if !self.compared.is_empty() {
             report.sections.push(Section {
                 heading: "Latencies".to_owned(),
-                text: "Relative error is simulated over measured, less one. The goal is 10 % at half load and 20 % near \
-                       capacity, for TTFT and TPOT at p50 and p90."
-                    .to_owned(),
+                text: format!(
+                    "Relative error is simulated over measured, less one. The goal is 10 % at half load and 20 % near \
+                     capacity, for TTFT and TPOT at p50 and p90.{}",
+                    drift(self.drift())
+                ),
                 tables: self.compared.iter().map(tables::latencies).collect(),
                 charts: Vec::new(),
             });
@@ -42,4 +44,16 @@ impl Validation {
         }
         report
     }
+}
+
+/// Words for the effect of the machine's drift; none where it was not simulated.
+fn drift(DriftCounts { changed, explained, all }: DriftCounts) -> String {
+    if all == 0 {
+        return String::new();
+    }
+    let [least, most] = DRIFT;
+    format!(
+        " A machine's speed drifts: with {least} and {most} times the time of compute, {changed} of {all} of these latencies change by \
+         more than their goal, and {explained} of {all} are measured within their goal of what is simulated between the two."
+    )
 }

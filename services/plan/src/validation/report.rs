@@ -15,6 +15,9 @@ use triptych_runtime::compute_arbiter::EncoderBudget;
 pub const LOADS: [(f64, f64); 2] = [(0.5, 0.1), (0.95, 0.2)];
 /// Latencies and percentiles that have a goal.
 pub const JUDGED: [&str; 4] = ["TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"];
+/// Times of compute of a machine whose speed has drifted, over those of the curves. Factors of calibrations an hour apart differ by as
+/// much on a machine of two cores.
+pub const DRIFT: [f64; 2] = [0.95, 1.05];
 /// The part of the best measured goodput that the plan's choice should reach.
 pub const REGRET: f64 = 0.95;
 
@@ -60,6 +63,45 @@ pub struct LoadComparison {
     pub slowness: f64,
     /// p50, p90 and p99 of TTFT, TPOT and E2EL.
     pub pairs: Vec<PercentilePair>,
+    /// The same, simulated on a machine whose speed has drifted: one of each of [`DRIFT`], or none.
+    pub drifted: Vec<Vec<PercentilePair>>,
+}
+
+/// Numbers of judged percentiles by the effect of the machine's drift on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DriftCounts {
+    /// Drift changes the simulated value by more than the goal.
+    pub changed: usize,
+    /// The measured value is within the goal of what is simulated with some drift, or with none.
+    pub explained: usize,
+    /// All that were simulated with drift.
+    pub all: usize,
+}
+
+impl LoadComparison {
+    /// Simulated values of the `idx`th percentile at the speed of the curves and at each drift, ascending, in milliseconds; `None`
+    /// without drift. Where too many requests failed it is infinite.
+    pub fn with_drift(&self, idx: usize) -> Option<Vec<f64>> {
+        let at = |pairs: &[PercentilePair]| Some(pairs.get(idx)?.simulated_ms.unwrap_or(f64::INFINITY));
+        let drifted: Vec<f64> = self.drifted.iter().map(|pairs| at(pairs)).collect::<Option<_>>()?;
+        let mut all: Vec<f64> = drifted.into_iter().chain([at(&self.pairs)?]).collect();
+        all.sort_by(f64::total_cmp);
+        (all.len() > 1).then_some(all)
+    }
+
+    fn count_drift(&self, counts: &mut DriftCounts) {
+        for (idx, pair) in self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_judged()) {
+            let Some(simulated) = self.with_drift(idx) else { continue };
+            let (Some(&least), Some(&most)) = (simulated.first(), simulated.last()) else { continue };
+            let [usual, measured] =
+                [pair.simulated_ms, pair.measured_ms].map(|ms| ms.unwrap_or(f64::INFINITY));
+            counts.all += 1;
+            let is_near = |ms: f64| ms == usual || (ms / usual - 1.0).abs() <= self.goal;
+            counts.changed += usize::from(!(is_near(least) && is_near(most)));
+            let (low, high) = (measured * (1.0 - self.goal), measured * (1.0 + self.goal));
+            counts.explained += usize::from(least <= high && most >= low);
+        }
+    }
 }
 
 /// Expected and measured goodput of every topology under one workload.
@@ -214,6 +256,13 @@ impl Validation {
         let n = all.clone().count();
         (n - all.filter(within).count(), n)
     }
+
+    /// Effect of the machine's drift on judged percentiles.
+    pub fn drift(&self) -> DriftCounts {
+        let mut counts = DriftCounts::default();
+        self.compared.iter().for_each(|compared| compared.count_drift(&mut counts));
+        counts
+    }
 }
 
 #[cfg(test)]
@@ -254,12 +303,24 @@ mod tests {
             goal: 0.05,
             slowness: 1.0,
             pairs,
+            drifted: Vec::new(),
         };
-        let validation = Validation { compared: vec![compared], ..Validation::default() };
+        let mut validation = Validation { compared: vec![compared], ..Validation::default() };
         // TTFT by 10 %, TPOT by nothing, two percentiles each.
         assert_eq!(validation.misses(), (2, 4));
         let page = validation.report().to_markdown();
         assert!(page.contains("+10.0 %") && page.contains("dp2 at 50 %"), "{page}");
+        assert!(!page.contains("drift"), "{page}");
+        assert_eq!(validation.drift(), DriftCounts::default());
+        // Twice the TTFT where times are 1.1 times as long, and a little less where they are 0.9 times.
+        let drifted = |ttft: u64| compare(&run(100), &run(ttft), window, &"ttft=1s".parse().unwrap());
+        validation.compared[0].drifted = vec![drifted(108), drifted(220)];
+        assert_eq!(validation.compared[0].with_drift(0).map(|ms| ms.len()), Some(3));
+        assert_eq!(validation.drift(), DriftCounts { changed: 2, explained: 2, all: 4 });
+        validation.compared[0].drifted[0] = drifted(104);
+        assert_eq!(validation.drift(), DriftCounts { changed: 2, explained: 4, all: 4 });
+        let page = validation.report().to_markdown();
+        assert!(page.contains("2 of 4") && page.contains("104.0 to 220.0"), "{page}");
     }
 
     #[test]

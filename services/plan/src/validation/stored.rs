@@ -1,7 +1,7 @@
 //! Stored results of the bench beside the simulation of the same requests, and beside the cluster that a plan recommends.
 
 use super::choice::{MeasurementLength, choose};
-use super::report::{LoadComparison, Regret, Validation, candidate, goal, pairs};
+use super::report::{DRIFT, LoadComparison, Regret, Validation, candidate, goal, pairs};
 use crate::curves::CostCurves;
 use crate::planner::inputs::PlanInputs;
 use crate::planner::{Budget, Named};
@@ -138,6 +138,11 @@ impl<'a> StoredSweep<'a> {
         let compared = passed.map(|rate| {
             let load = rate.offered() / capacity;
             let (simulated, slowness) = self.simulated(curves, rate)?;
+            let drifted = DRIFT.iter().map(|times| {
+                let (drifted, _) = self.run(&self.spec(curves, slowness * times), rate)?;
+                Ok(pairs(&rate.verdict, &drifted))
+            });
+            let drifted = drifted.collect::<Result<_, MeasureError>>()?;
             Ok(LoadComparison {
                 workload: self.inputs.demand.workload.text().to_owned(),
                 topology: self.topology.to_string(),
@@ -146,6 +151,7 @@ impl<'a> StoredSweep<'a> {
                 goal: goal(load),
                 slowness,
                 pairs: pairs(&rate.verdict, &simulated),
+                drifted,
             })
         });
         compared.collect()
@@ -153,19 +159,20 @@ impl<'a> StoredSweep<'a> {
 
     /// Simulation of the same requests, judged in the same windows, and the slowness that was assumed.
     fn simulated(&self, curves: &CostCurves, rate: &RateResult) -> Result<(RunVerdict, f64), MeasureError> {
-        let question = self.inputs.question(Budget::Cores(self.n_cores()), &self.inputs.demand);
         let mut slowness = 1.0;
-        let spec = |slowness: f64| {
-            let curves = Arc::new(curves.slowed(slowness));
-            candidate(&self.topology, &curves, self.told()).spec(&question)
-        };
         if let Some(reported_ms) = reported_step_ms(rate).filter(|_| self.as_reported) {
             for _ in 0..CORRECTIONS {
-                let (_, step_ms) = self.run(&spec(slowness), rate)?;
+                let (_, step_ms) = self.run(&self.spec(curves, slowness), rate)?;
                 slowness *= if step_ms > 0.0 { reported_ms / step_ms } else { 1.0 };
             }
         }
-        Ok((self.run(&spec(slowness), rate)?.0, slowness))
+        Ok((self.run(&self.spec(curves, slowness), rate)?.0, slowness))
+    }
+
+    /// The cluster, with times of compute that are so many times those of the curves.
+    fn spec(&self, curves: &CostCurves, slowness: f64) -> ClusterSpec {
+        let question = self.inputs.question(Budget::Cores(self.n_cores()), &self.inputs.demand);
+        candidate(&self.topology, &Arc::new(curves.slowed(slowness)), self.told()).spec(&question)
     }
 
     /// One simulation of each of a rate's runs, and the mean time of their engine steps in milliseconds.

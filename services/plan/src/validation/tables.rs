@@ -6,26 +6,31 @@ use triptych_bench::report::{Cell, Table};
 
 /// Percentiles of one load.
 pub(super) fn latencies(compared: &LoadComparison) -> Table {
-    let row = |pair: &PercentilePair| {
-        let ms = |value: Option<f64>| value.map_or_else(|| "infinite".to_owned(), |ms| format!("{ms:.1}"));
+    let ms = |value: Option<f64>| value.map_or_else(|| "infinite".to_owned(), |ms| format!("{ms:.1}"));
+    let row = |(idx, pair): (usize, &PercentilePair)| {
         let error = pair.error().map_or_else(|| "none".to_owned(), |e| format!("{:+.1} %", e * 1e2));
+        let range = compared.with_drift(idx).and_then(|all| Some((*all.first()?, *all.last()?)));
+        let finite = |value: f64| value.is_finite().then_some(value);
+        let drifted = range.map(|(least, most)| format!("{} to {}", ms(finite(least)), ms(finite(most))));
         let is_good = pair.error().is_some_and(|e| e.abs() <= compared.goal);
-        vec![
-            Cell::from(pair.what.as_str()),
-            Cell::from(ms(pair.measured_ms)),
-            Cell::from(ms(pair.simulated_ms)),
-            Cell::from(error),
-            Cell::from(match (pair.is_judged(), is_good) {
-                (false, _) => "",
-                (true, true) => "yes",
-                (true, false) => "no",
-            }),
-        ]
+        let mut cells = vec![pair.what.clone(), ms(pair.measured_ms), ms(pair.simulated_ms)];
+        cells.extend(drifted);
+        cells.push(error);
+        let goal = match (pair.is_judged(), is_good) {
+            (false, _) => "",
+            (true, true) => "yes",
+            (true, false) => "no",
+        };
+        cells.push(goal.to_owned());
+        cells.into_iter().map(Cell::from).collect()
     };
     let slowness = match (compared.slowness - 1.0).abs() < f64::EPSILON {
         true => String::new(),
         false => format!(", on a machine {:.2} times as slow as the curves", compared.slowness),
     };
+    let drift = Some("with drift, ms").filter(|_| !compared.drifted.is_empty());
+    let columns = ["latency", "measured ms", "simulated ms"].into_iter().chain(drift);
+    let columns = columns.chain(["error", "within the goal"]);
     Table {
         caption: format!(
             "{} on {} at {:.0} % of its capacity, {:.2} requests/s{slowness}",
@@ -34,10 +39,8 @@ pub(super) fn latencies(compared: &LoadComparison) -> Table {
             compared.load * 1e2,
             compared.rate
         ),
-        columns: ["latency", "measured ms", "simulated ms", "error", "within the goal"]
-            .map(str::to_owned)
-            .to_vec(),
-        rows: compared.pairs.iter().map(row).collect(),
+        columns: columns.map(str::to_owned).collect(),
+        rows: compared.pairs.iter().enumerate().map(row).collect(),
     }
 }
 

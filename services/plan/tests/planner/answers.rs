@@ -11,8 +11,8 @@ use triptych_plan::curves::{CostCurves, TowerCurves};
 use triptych_plan::online::{Replicas, needed};
 use triptych_plan::planner::search::settle;
 use triptych_plan::planner::{
-    Advice, Budget, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Residuals, Reused,
-    SearchedCandidate, Shape, Step, expected, markdown, plan,
+    Advice, Budget, CurveKind, Demand, Effort, Named, Phase, PlanError, Question, Recommendation, Residuals,
+    Reused, SearchedCandidate, Shape, Step, expected, markdown, plan,
 };
 use triptych_plan::simulator::spec::{FrontCores, PromptSpec};
 use triptych_plan::validation::candidate;
@@ -36,7 +36,7 @@ fn question<'a>(demand: &'a dyn Demand, costs: &Costs, budget: Budget) -> Questi
         shares_cores: false,
         prompt: PromptSpec::default(),
         effort: EFFORT,
-        error: Residuals::default().error_for("any", false),
+        error: Residuals::default().error_for("any", CurveKind::Idle),
     }
 }
 
