@@ -1,8 +1,9 @@
 """Goodput of four topologies on this machine, and how right the plan is: curves in service, thirteen workloads, the bars.
 
-    python3 benches/plan.py --out results                 # two and a half hours, on a machine with nothing else to do
+    python3 benches/plan.py --out results                 # three hours, on a machine with nothing else to do
     python3 benches/plan.py --out results --window 60     # longer runs, eight hours
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, three hours
+    python3 benches/plan.py --out again --repeat 3 --rates 7 12 --workload mixed:with=0.5,images=1-4    # eleven minutes
     python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two and a half hours
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
@@ -14,12 +15,17 @@ seeds, in blocks of a minute between turns. All topologies begin with the same r
 and down while they fail, in the same steps: what one is measured at half an hour after another says more of the machine than of
 them. `full.md` has every run.
 
+With `--repeat` the same load with the same seed is measured several times, at two rates. `repeat.md` has the share of pairs of these
+runs whose latencies are within the bar of one another: a plan is hardly nearer to a measurement than another
+measurement is.
+
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
 are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
 `colocated`, which needs curves of two threads, and no `overlay.md`.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -56,6 +62,9 @@ RESOLUTION = 0.13
 # Rates of `--full`: so many steps below and above the middle of what is expected.
 FULL_STEPS = 6
 WARM_UP_S = 2
+# Latencies that are judged, and the bar at the lower and at the higher rate.
+JUDGED = [(name, latency, at) for name, latency in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")) for at in ("p50", "p90")]
+BARS = [0.1, 0.2]
 
 
 def run(*command, to=None):
@@ -159,6 +168,15 @@ class Validation:
             run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags)
         run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
 
+    def repeat(self):
+        """The same load several times, and how near the runs are to one another."""
+        folders = [self.out / f"repeat-{n}" for n in range(self.args.repeat)]
+        for folder, workload in itertools.product(folders, self.args.workload):
+            self.suite(workload, self.topologies, "--rates", ",".join(f"{rate:g}" for rate in self.args.rates), out=folder)
+        page = repeats(folders, self.args.rates)
+        (self.out / "repeat.md").write_text(page)
+        print(page)
+
     def passing(self, workload, topology):
         """The highest rate that passed in a short run, or the expected one."""
         for file in sorted((self.out / "cells").glob("*.json")):
@@ -209,6 +227,29 @@ class Validation:
         print(f"{time.monotonic() - began:.0f} s; {self.out}/table.md, validation.md, report.md")
 
 
+def repeats(folders, rates):
+    """Pairs of runs of one load that are within the bar of one another, as Markdown; of each rate the first seed."""
+    runs = {}
+    for file in (file for folder in folders for file in sorted(folder.glob("*.json"))):
+        one = json.loads(file.read_text())
+        for rate in one["rates"]:
+            load = (one["setup"]["workload"], one["setup"]["topology"], rate["rate"])
+            runs.setdefault(load, []).append(rate["runs"][0]["verdict"])
+    lines = ["| latency | " + " | ".join(f"{rate:g} requests/s, within {bar:.0%}" for rate, bar in zip(rates, BARS)) + " |"]
+    lines.append("| --- | ---: | ---: |")
+    near, total = 0, 0
+    for name, latency, at in JUDGED:
+        cells = []
+        for asked, bar in zip(rates, BARS):
+            values = [[run[latency][at] for run in of_load] for load, of_load in runs.items() if load[2] == asked]
+            pairs = [pair for of_load in values for pair in itertools.permutations(of_load, 2) if all(pair)]
+            n_near = sum(abs(a / b - 1) <= bar for a, b in pairs)
+            cells.append(f"{n_near} of {len(pairs)}")
+            near, total = near + n_near, total + len(pairs)
+        lines.append(f"| {name} {at} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\n{near} of {total} pairs, each both ways.\n"
+
+
 def bracket(goodput):
     """The highest rate that passes and the lowest that fails, requests/s."""
     passes, fails = goodput.get("rate") or 0, goodput.get("fails_at")
@@ -242,6 +283,8 @@ def main():
     parser.add_argument("--window", type=int, default=16, help="judged seconds of a run")
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, help="some of the workloads")
     parser.add_argument("--full", action="store_true", help="the workloads that decide, in runs as long as the rule asks")
+    parser.add_argument("--repeat", type=int, metavar="N", help="the same load N times, at --rates, and how near the runs are")
+    parser.add_argument("--rates", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of --repeat: half load, and near capacity")
     parser.add_argument("--timed", type=pathlib.Path, metavar="CURVES", help="workers that take their time from these curves")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
@@ -249,9 +292,16 @@ def main():
     args = parser.parse_args()
     if not args.binary.exists():
         sys.exit(f"{args.binary} is not there: cargo build --release, or --binary FILE")
+    if args.repeat is not None and (args.repeat < 2 or not (args.rates and args.workload)):
+        parser.error("--repeat needs 2 and more, --rates LOW HIGH and --workload")
     args.out.mkdir(parents=True, exist_ok=True)
     validation = Validation(args)
-    validation.full() if args.full else validation.all()
+    if args.repeat:
+        validation.repeat()
+    elif args.full:
+        validation.full()
+    else:
+        validation.all()
 
 
 if __name__ == "__main__":
