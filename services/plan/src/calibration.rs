@@ -137,16 +137,7 @@ pub async fn calibrate<S: ClusterStarter>(
     inputs: &PlanInputs,
     settings: &CalibrationSettings,
 ) -> Result<(Arc<CostCurves>, Calibrated), MeasureError> {
-    let threads = (settings.n_cores / topology.kinds().len().max(1)).max(1);
-    let curves = inputs.curves.iter().find(|curves| curves.threads == threads).ok_or_else(|| {
-        MeasureError::Failed(format!(
-            "--topology {topology}: its workers have {threads} cores each, and no file of --curves is of such workers"
-        ))
-    })?;
-    if curves.in_service.is_some() {
-        let text = "the curves are scaled to service already: give those that `triptych profile` wrote";
-        return Err(MeasureError::Failed(text.to_owned()));
-    }
+    let curves = curves_of(topology, inputs, settings.n_cores)?;
     let simulated = Simulated::new(topology, inputs, curves);
     let mut cluster = starter.start(topology).await?;
     let measured = loads(&mut cluster, &simulated, settings).await;
@@ -163,6 +154,30 @@ pub async fn calibrate<S: ClusterStarter>(
         MeasureError::failed(text, &e)
     })?;
     Ok((Arc::clone(curves), Calibrated { factors, rate, n_requests }))
+}
+
+/// Curves of a topology's workers, which can be scaled.
+fn curves_of<'a>(
+    topology: &Topology,
+    inputs: &'a PlanInputs,
+    n_cores: usize,
+) -> Result<&'a Arc<CostCurves>, MeasureError> {
+    let threads = (n_cores / topology.kinds().len().max(1)).max(1);
+    let curves = inputs.curves.iter().find(|curves| curves.threads == threads).ok_or_else(|| {
+        MeasureError::Failed(format!(
+            "--topology {topology}: its workers have {threads} cores each, and no file of --curves is of such workers"
+        ))
+    })?;
+    if curves.in_service.is_some() {
+        let text = "the curves are scaled to service already: give those that `triptych profile` wrote";
+        return Err(MeasureError::Failed(text.to_owned()));
+    }
+    if curves.pipelining.is_some() && topology.kinds().contains(&WorkerKind::Pd) {
+        let text = "steps of its PD workers are pipelined on their device, so that a timeline does not tell what they take; \
+                    give workers with both halves, as in --topology dp2";
+        return Err(MeasureError::Failed(format!("--topology {topology}: {text}")));
+    }
+    Ok(curves)
 }
 
 /// A load at the utilisation that is asked for, and if its workload has requests without items beside others, one of such requests

@@ -9,6 +9,7 @@ pub mod costs;
 mod file;
 mod fit;
 mod kv;
+mod pipelining;
 pub mod interference;
 mod joined;
 mod prompt;
@@ -25,6 +26,7 @@ pub(crate) use fit::{FitPoint, least_squares};
 pub use interference::{Interference, Stage, StageInterference, TowerInterference};
 pub use joined::JoinError;
 pub use kv::{KvSizes, VOCAB};
+pub use pipelining::PipeliningSaves;
 pub use prompt::{ItemsAt, PromptSpec};
 pub use service::ServiceFactors;
 pub use source::{ApiEncoders, ApiSource, Unmeasured};
@@ -33,7 +35,7 @@ pub use towers::{EncoderCurves, TowerCurves};
 use serde::{Deserialize, Serialize};
 
 /// The version of the file that this code writes.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// The oldest version that it reads. Version 4 has no times beside neighbours, version 5 no towers, version 6 no factors of service.
 pub const OLDEST_VERSION: u32 = 4;
 
@@ -100,6 +102,9 @@ pub struct CostCurves {
     /// are taken.
     #[serde(default)]
     pub between_steps_us: f64,
+    /// Time that pipelining saves of a step; nothing passes between two steps then. `None`: not measured, or workers have no device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipelining: Option<PipeliningSaves>,
     /// Factors by which the measured times are scaled to those of a cluster in service; `None`: they are as measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_service: Option<ServiceFactors>,

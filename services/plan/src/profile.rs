@@ -33,7 +33,8 @@ pub use rounds::Rounds;
 pub use settings::{Extent, ProfileSettings};
 
 use crate::curves::{
-    ColocationSlowdown, EncodePoint, Interference, ItemPoint, KvSizes, Point, PromptSpec, StepPoint,
+    ColocationSlowdown, EncodePoint, Interference, ItemPoint, KvSizes, PipeliningSaves, Point, PromptSpec,
+    StepPoint,
 };
 use encode_stage::EncodeStage;
 use triptych_models::Model;
@@ -63,6 +64,8 @@ pub struct Profiled {
     pub interference: Interference,
     /// From the end of an engine step to the start of the next one, in microseconds.
     pub between_steps_us: f64,
+    /// Time that pipelining saves of a step; `None` without a device.
+    pub pipelining: Option<PipeliningSaves>,
     /// Width of the encoder's rows; without an encoder the decoder's.
     pub hidden: usize,
     /// Name of the tower that items, preprocessing and forwards are of; empty: no other reads the item.
@@ -96,7 +99,12 @@ pub fn measure(
         beside(model, &mut stages, (decoder.as_mut(), &grid), settings, progress)?;
     let needs_items = info.cross_attention && !info.cross_optional;
     let outputs = if needs_items { described } else { Vec::new() };
-    let overhead = engine::overhead(model, decoder, outputs, settings, progress)?;
+    let engine_run = engine::EngineRun { model, outputs: engine::sealed(outputs)?, settings, progress };
+    let overhead = engine_run.overhead(decoder)?;
+    let pipelining = match compute.is_on_device() {
+        true => Some(engine_run.pipelining_saves(compute.load_decoder(model)?, &overhead)?),
+        false => None,
+    };
     let added = |point: &StepPoint, n: f64| {
         let us = overhead.of(point.decodes + u32::from(point.prefill_tokens > 0));
         n + us
@@ -126,6 +134,7 @@ pub fn measure(
         colocated,
         interference,
         between_steps_us: overhead.between_us,
+        pipelining,
         hidden,
         tower: first.name,
         more_towers: towers.collect(),

@@ -170,6 +170,7 @@ async fn assemble(
         colocated: profiled.colocated,
         interference: Some(profiled.interference),
         between_steps_us: profiled.between_steps_us,
+        pipelining: profiled.pipelining,
         in_service: None,
         api: None,
     })

@@ -1,7 +1,7 @@
 //! Factors of made-up processor times.
 
 use super::*;
-use crate::curves::sample;
+use crate::curves::{PipeliningSaves, sample};
 use crate::planner::{Effort, Residuals};
 use crate::simulator::spec::FrontCores;
 use triptych_bench::arrivals::Arrivals;
@@ -48,6 +48,33 @@ fn what_was_not_simulated_has_no_factor() {
     assert_eq!(seconds.compute_factors(&Simulation::default(), &sample::curves()), (1.0, 1.0));
 }
 
+fn inputs(curves: &Arc<CostCurves>, workload: &str) -> PlanInputs {
+    PlanInputs {
+        curves: vec![Arc::clone(curves)],
+        demand: Named { workload: Workload::parse(workload).expect("a workload"), arrivals: Arrivals::Own },
+        slo: Slo { ttft: None, tpot: None, e2el: None },
+        frontend: FrontCores::Workers,
+        shares_cores: false,
+        effort: Effort::QUICK,
+        residuals: Arc::new(Residuals::default()),
+    }
+}
+
+#[test]
+fn curves_of_pipelined_steps_are_not_scaled_by_a_timeline() {
+    let of = |curves: CostCurves, topology: &str, n_cores: usize| {
+        let inputs = inputs(&Arc::new(CostCurves { threads: 1, ..curves }), "epd-short:images=1");
+        curves_of(&topology.parse().expect("a topology"), &inputs, n_cores)
+            .map(|_| ())
+            .map_err(|e| e.to_string())
+    };
+    let pipelined = || CostCurves { pipelining: Some(PipeliningSaves::default()), ..sample::curves() };
+    assert_eq!((of(sample::curves(), "1e1pd", 2), of(pipelined(), "dp2", 2)), (Ok(()), Ok(())));
+    let refused = of(pipelined(), "1e1pd", 2).expect_err("pipelined");
+    assert!(refused.contains("--topology 1e1pd") && refused.contains("--topology dp2"), "{refused}");
+    assert!(of(sample::curves(), "1e1pd", 4).expect_err("2 cores each").contains("2 cores each"));
+}
+
 /// Loads that are simulations with curves in service have the factors of those curves.
 #[test]
 fn factors_of_curves_in_service_are_found_again() {
@@ -62,15 +89,6 @@ fn factors_of_curves_in_service_are_found_again() {
     };
     let curves = Arc::new(CostCurves { threads: 1, between_steps_us: 100.0, ..sample::curves() });
     let topology: Topology = "1e1pd".parse().expect("a topology");
-    let inputs = |workload| PlanInputs {
-        curves: vec![Arc::clone(&curves)],
-        demand: Named { workload: Workload::parse(workload).expect("a workload"), arrivals: Arrivals::Own },
-        slo: Slo { ttft: None, tpot: None, e2el: None },
-        frontend: FrontCores::Workers,
-        shares_cores: false,
-        effort: Effort::QUICK,
-        residuals: Arc::new(Residuals::default()),
-    };
     let load = |simulated: &Simulated<'_>| {
         let (rate, n_requests) = (simulated.rate(0.4).expect("a rate"), 150);
         let run = simulated.with(curves.in_service(given)).simulate(rate, n_requests).expect("simulated");
@@ -82,7 +100,7 @@ fn factors_of_curves_in_service_are_found_again() {
     };
     let near = |found: f64, given: f64| (found / given - 1.0).abs() < 0.05;
 
-    let mixed = inputs("mixed:with=0.5,images=1-3");
+    let mixed = inputs(&curves, "mixed:with=0.5,images=1-3");
     let simulated = Simulated::new(&topology, &mixed, &curves);
     let text = load(&simulated.without_items().expect("some have no items"));
     let found = simulated.factors(&load(&simulated), Some(&text)).expect("factors");
@@ -98,7 +116,7 @@ fn factors_of_curves_in_service_are_found_again() {
     assert!(near(found.between_us.expect("measured"), 50.0), "{found:?}");
 
     // Where each request has an image they cannot be told apart.
-    let images = inputs("epd-short:images=1");
+    let images = inputs(&curves, "epd-short:images=1");
     let simulated = Simulated::new(&topology, &images, &curves);
     assert!(simulated.without_items().is_none());
     let found = simulated.factors(&load(&simulated), None).expect("factors");

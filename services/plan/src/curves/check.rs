@@ -22,6 +22,7 @@ impl CostCurves {
         self.check_towers(&mut found);
         let proxy = self.proxy;
         let front = self.front;
+        let saves = self.pipelining.unwrap_or_default();
         for (name, value) in [
             ("proxy.request_us", proxy.request_us),
             ("proxy.item_us", proxy.item_us),
@@ -34,6 +35,8 @@ impl CostCurves {
             ("frontend.write_us", front.write_us),
             ("frontend.message_us", front.message_us),
             ("between_steps_us", self.between_steps_us),
+            ("pipelining.fixed_us", saves.fixed_us),
+            ("pipelining.each_us", saves.each_us),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 found.push(format!("{name} is {value}, allowed is 0 or more"));

@@ -159,6 +159,7 @@ pub fn curves_of(costs: &Costs) -> CostCurves {
         colocated: ColocationSlowdown::default(),
         interference: None,
         between_steps_us: 0.0,
+        pipelining: None,
         in_service: None,
         api: None,
     }

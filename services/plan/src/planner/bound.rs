@@ -87,8 +87,12 @@ fn step_kinds(candidate: &Candidate) -> Vec<StepKind> {
         };
         (prefill_tokens, decodes, costs.step(shape).p50_us)
     });
-    let kind =
-        |(prefill, decodes, us): (u32, u32, f64)| (f64::from(prefill), f64::from(decodes), us.max(0.0));
+    let is_pipelined = matches!(candidate.shape, Shape::Split { .. } | Shape::Towers { .. });
+    let kind = |(prefill, decodes, us): (u32, u32, f64)| {
+        let n_choosing = decodes + u32::from(prefill > 0);
+        let us = if is_pipelined { curves.pipelined_us(us, n_choosing) } else { us };
+        (f64::from(prefill), f64::from(decodes), us.max(0.0))
+    };
     measured.chain(largest).map(kind).collect()
 }
 
@@ -117,6 +121,24 @@ fn least(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_of_a_worker_without_an_encoder_may_be_pipelined() {
+        use crate::curves::{PipeliningSaves, sample};
+        use crate::validation::candidate;
+        let pipelining = Some(PipeliningSaves { fixed_us: 100.0, each_us: 10.0 });
+        let curves = std::sync::Arc::new(CostCurves { pipelining, ..sample::curves() });
+        let kinds =
+            |topology: &str| step_kinds(&candidate(&topology.parse().expect("a topology"), &curves, None));
+        let saved = kinds("dp2").into_iter().zip(kinds("1e1pd"));
+        for ((prefill, decodes, us), (.., pipelined)) in saved {
+            let expected = (us - 100.0 - 10.0 * (decodes + f64::from(prefill > 0.0))).max(0.0);
+            assert!(
+                (pipelined - expected).abs() < 1e-6,
+                "{prefill} and {decodes}: {pipelined}, {us} without"
+            );
+        }
+    }
 
     #[test]
     fn the_cheapest_mix_of_steps_shares_their_fixed_time() {

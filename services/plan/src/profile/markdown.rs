@@ -146,6 +146,13 @@ fn beside(page: &mut String, curves: &CostCurves) -> std::fmt::Result {
         frontend.misplaced * 1e2,
         ms(curves.between_steps_us)
     )?;
+    if let Some(saves) = curves.pipelining {
+        let (fixed, each) = (ms(saves.fixed_us), ms(saves.each_us));
+        writeln!(
+            page,
+            "\nPipelined, a step is {fixed} ms shorter, and {each} ms for each sequence that chooses a token."
+        )?;
+    }
     let Some(interference) = &curves.interference else {
         return writeln!(page, "\nNothing was measured beside neighbours.");
     };

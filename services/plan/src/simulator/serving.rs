@@ -198,8 +198,12 @@ impl World<'_> {
         pd.stepping = Some(Stepping { plan, began: now });
         failed.into_iter().for_each(|(id, failure)| self.fail(w, id, failure.class));
         let costs = self.costs_now(w);
-        let work = self.draw(costs.step(shape));
+        let mut work = self.draw(costs.step(shape));
         let worker = &mut self.workers[w];
+        if worker.is_pipelined {
+            let n_choosing = shape.decodes + u32::from(shape.prefill_tokens > 0);
+            work = from_us(costs.curves().pipelined_us(work as f64 / 1e3, n_choosing));
+        }
         let threads = worker.threads();
         worker.used.n_steps += 1;
         worker.used.n_rows += u64::from(shape.prefill_tokens + shape.decodes);
@@ -330,7 +334,8 @@ impl World<'_> {
             }
         }
         // A try in which nothing could run has no outputs to give on.
-        let pause = if took > 0 { from_us(worker.costs.curves().between_steps_us) } else { 0 };
+        let has_pause = took > 0 && !worker.is_pipelined;
+        let pause = if has_pause { from_us(worker.costs.curves().between_steps_us) } else { 0 };
         match goes_on {
             true => self.queue.after(pause, Event::Turn(w)),
             false => self.wake_at_deadline(w),

@@ -48,6 +48,8 @@ pub(super) type JobId = u64;
 pub(super) struct Worker {
     pub(super) pool: usize,
     pub(super) costs: Rc<Costs>,
+    /// True if steps are pipelined, as on a device that no encoder shares.
+    pub(super) is_pipelined: bool,
     /// Costs with all cores of the host, if they are lent.
     pub(super) lent: Option<Rc<Costs>>,
     pub(super) cores: Sharing<Task>,
@@ -232,6 +234,7 @@ impl Worker {
         Ok(Self {
             pool,
             cores: Sharing::new(spec.curves.threads as f64),
+            is_pipelined: matches!(spec.role, PoolRole::Pd(_)) && costs.curves().pipelining.is_some(),
             costs,
             lent: spec.lent.as_ref().map(|curves| Rc::new(Costs::new(curves))),
             encoder,

@@ -4,9 +4,10 @@ use crate::made::{SLOW, apart, image, one};
 use std::sync::Arc;
 use std::time::Duration;
 use triptych_bench::offered::Offered;
-use triptych_plan::curves::{CostCurves, Interference, Stage, StageInterference};
-use triptych_plan::simulator::spec::{ClusterSpec, FrontCores, PoolRole};
+use triptych_plan::curves::{CostCurves, Interference, PipeliningSaves, Stage, StageInterference};
+use triptych_plan::simulator::spec::{ClusterSpec, EncoderSpec, FrontCores, PdSpec, PoolRole};
 use triptych_plan::simulator::{simulate, trace};
+use triptych_runtime::compute_arbiter::EncoderBudget;
 
 fn cluster(cores: FrontCores, change: impl Fn(&mut CostCurves)) -> ClusterSpec {
     let mut cluster = apart(1, 1, SLOW);
@@ -64,6 +65,28 @@ fn the_time_between_steps_is_added_to_each() {
     // Four tokens: the first at the end of the prompt's step, then three more steps.
     let added = takes(100_000.0) - takes(0.0);
     assert!((added - 0.3).abs() < 0.01, "{added}");
+}
+
+#[test]
+fn a_pipelined_step_is_shorter_and_follows_the_one_before_at_once() {
+    let takes = |pipelining, role: Option<PoolRole>| {
+        let mut cluster = cluster(FrontCores::Own, |curves| {
+            curves.between_steps_us = 100_000.0;
+            curves.pipelining = pipelining;
+        });
+        if let Some(role) = role {
+            cluster.pools[1].role = role;
+        }
+        text_takes(&cluster, std::iter::empty())
+    };
+    let saves = Some(PipeliningSaves { fixed_us: 3000.0, each_us: 2000.0 });
+    // Four steps of one sequence, and the time between them.
+    let saved = takes(None, None) - takes(saves, None);
+    assert!((saved - 0.3 - 4.0 * 0.005).abs() < 0.001, "{saved}");
+    // An encoder in the same process may need the device between two steps.
+    let (pd, encoder) = (PdSpec::default(), EncoderSpec::default());
+    let both = || Some(PoolRole::Both { pd, encoder, encoder_budget: EncoderBudget::default() });
+    assert_eq!(takes(saves, both()), takes(None, both()));
 }
 
 #[test]

@@ -93,6 +93,7 @@ pub fn curves(prices: Prices) -> CostCurves {
         colocated: ColocationSlowdown::default(),
         interference: None,
         between_steps_us: 0.0,
+        pipelining: None,
         in_service: None,
         api: None,
     }

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::path::Path;
-use triptych_models::compute::ComputeConfig;
+use triptych_models::compute::{ComputeConfig, TimedForwards};
 use triptych_models::{LoadFormat, Model, ModelSource};
 use triptych_plan::curves::ItemsAt;
+use triptych_plan::curves::sample::curves;
+use triptych_plan::curves::timed::CurveTimes;
 use triptych_plan::profile::{Extent, ProfileError, ProfileSettings, Profiled, Rounds, measure};
 
 fn settings(kv_bytes: usize) -> ProfileSettings {
@@ -40,6 +42,24 @@ fn a_model_with_images_is_measured_and_progress_is_reported() {
     assert!(found.step.iter().any(|p| p.prefill_tokens > 0 && p.decodes > 0));
     assert!(found.kv.token_bytes > 0 && found.kv.cross_row_bytes == 0);
     assert!(found.colocated.encode >= 1.0 && found.colocated.step >= 1.0);
+}
+
+#[test]
+fn steps_are_measured_pipelined_where_they_have_a_device() {
+    let model = model("digits-whisper", LoadFormat::Dummy { seed: 0 });
+    let measured = |timed: Option<TimedForwards>| {
+        let told = RefCell::new(0);
+        let settings = settings(256 << 20);
+        let settings = ProfileSettings { compute: ComputeConfig { timed, ..settings.compute }, ..settings };
+        let count = |part: &'static str, _, _| *told.borrow_mut() += usize::from(part == "pipelined engine");
+        let found = measure(&model, &settings, &count).expect("a profile");
+        (found.pipelining, told.into_inner())
+    };
+    assert_eq!(measured(None), (None, 0), "of a processor");
+    let times: &'static CurveTimes = Box::leak(Box::new(CurveTimes::new(&curves(), 1)));
+    let (saves, told) = measured(Some(TimedForwards(times)));
+    let saves = saves.expect("of a device");
+    assert!(saves.fixed_us >= 0.0 && saves.each_us >= 0.0 && told > 0, "{saves:?}");
 }
 
 #[test]

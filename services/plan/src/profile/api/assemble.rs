@@ -62,6 +62,7 @@ pub(super) fn curves(server: &ApiServer, settings: &ApiSettings, samples: &Sampl
         colocated: ColocationSlowdown::default(),
         interference: None,
         between_steps_us: 0.0,
+        pipelining: None,
         in_service: None,
         api: Some(source(server, settings, samples)),
     }
