@@ -5,6 +5,7 @@
     python3 benches/plan.py --out results --full          # then four workloads as the rule asks, three hours
     python3 benches/plan.py --out again --repeat 3 --rates 7 12 --workload mixed:with=0.5,images=1-4    # eleven minutes
     python3 benches/plan.py --out timed --timed benches/curves/qwen2-vl-tiny-in-service-1.json   # two and a half hours
+    python3 benches/plan.py --out slow --timed benches/curves/qwen2-vl-tiny-in-service-1.json --slower 3 --window 45 --shares 0.45 0.9
 
 It goes on where it was broken off: what lies in the folder is not measured again. `table.md` has the goodput of each cell with
 its interval, `validation.md` the bars, each as passed or missed, `report.md` every run, `overlay.md` where time goes,
@@ -20,8 +21,11 @@ runs whose latencies are within the bar of one another: a plan is hardly nearer 
 measurement is.
 
 With `--timed` workers compute nothing and take as long as the curves say (`--timed-by`); proxy, store, scheduler, network and client
-are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. There is no
-`colocated`, which needs curves of two threads, and no `overlay.md`.
+are the real ones. The machine's speed then hardly counts: topologies differ by what the software makes of them. A profile of such
+a worker comes first, by which all is simulated. There is no `colocated`, which needs curves of two threads, and no `overlay.md`.
+
+With `--slower` these times and the SLOs are so many times as long, and the host has less to do meanwhile. With `--shares` each
+topology is measured at these shares of its expected goodput, without a search: for latencies, not for goodput.
 """
 
 import argparse
@@ -36,8 +40,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SHORT = "ttft=1500ms,tpot=5ms"
-LONG = "ttft=3s,tpot=5ms"
+# SLOs in milliseconds.
+SHORT = "ttft=1500,tpot=5"
+LONG = "ttft=3000,tpot=5"
 WORKLOADS = {
     "epd-short:images=1": SHORT,
     "epd-short:images=3": SHORT,
@@ -88,20 +93,37 @@ class Validation:
         self.args, self.out = args, args.out
         self.binary = str(args.binary.resolve())
         self.model = ["--load-format", "dummy", "--precision", "int8"]
-        self.curves = [args.timed] if args.timed else [self.out / "curves-1.json", self.out / "curves-2.json"]
+        # Cores of each file of curves; timed workers have one, and of the host what they leave to preprocessing and network.
+        self.curves = {self.out / "timed.json": "0,1"} if args.timed else {
+            self.out / "curves-1.json": "0",
+            self.out / "curves-2.json": "0,1",
+        }
         self.topologies = [t for t in TOPOLOGIES if not (args.timed and t == "colocated")]
         # Timed workers leave their cores to proxy, store and clients.
         self.side = [] if args.timed else ["--one-machine"]
-        self.cluster = [*self.model, *(["--timed-by", str(args.timed)] if args.timed else [])]
+        self.timed_by = self.out / "timed-by.json"
+        self.cluster = [*self.model, *(["--timed-by", str(self.timed_by)] if args.timed else [])]
+
+    def slo(self, workload):
+        latencies = (one.split("=") for one in WORKLOADS[workload].split(","))
+        return ",".join(f"{name}={float(ms) * self.args.slower:g}ms" for name, ms in latencies)
+
+    def write_times(self):
+        """Curves by which workers are timed, slowed."""
+        curves = json.loads(self.args.timed.read_text())
+        for point in curves["encode"] + curves["step"]:
+            point["p50_us"] *= self.args.slower
+            point["p95_us"] *= self.args.slower
+        self.timed_by.write_text(json.dumps(curves))
 
     def measure_curves(self):
         if self.args.timed:
-            return
-        for threads, (cores, file) in enumerate(zip(["0", "0,1"], self.curves), 1):
+            self.write_times()
+        for threads, (file, cores) in enumerate(self.curves.items(), 1):
             if not file.exists():
                 part = file.with_name(file.name + ".part")
                 flags = ["--threads", str(threads), "--cores", cores, "--rounds", str(self.args.rounds), "-o", str(part)]
-                run(self.binary, "profile", self.args.model, *self.model, *flags, to=file.with_suffix(".md"))
+                run(self.binary, "profile", self.args.model, *self.cluster, *flags, to=file.with_suffix(".md"))
                 part.rename(file)
 
     def folder_of(self, workload):
@@ -137,7 +159,7 @@ class Validation:
         file = self.out / "expected.json"
         known = json.loads(file.read_text()) if file.exists() else {}
         if workload not in known:
-            flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--budget", "2cores", "--quick", "--json"]
+            flags = ["--slo", self.slo(workload), "--workload", workload, "--budget", "2cores", "--quick", "--json"]
             command = [self.binary, "plan", *self.side, *self.in_service(workload), *flags]
             print("$", " ".join(command), flush=True)
             answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -151,10 +173,22 @@ class Validation:
             file.write_text(json.dumps(known, indent=1))
         return known[workload]
 
+    def simulated(self, workload):
+        """Goodput of each topology by simulation; kept. The plan leaves out those that cannot be the best."""
+        folder = self.out / "compared" / self.folder_of(workload).name
+        file = folder / "compare.json"
+        if not file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = ["--slo", self.slo(workload), "--workloads", workload, "--day", "none", "--seeds", "3", "--requests", "400"]
+            flags += ["--topology", ",".join(self.topologies), "--output", str(folder)]
+            run(self.binary, "plan", "compare", *self.side, *self.in_service(workload), *flags, to=folder / "compare.log")
+        (found,) = json.loads(file.read_text())
+        return {topology: goodput["mean"] for topology, goodput in found["goodput"]}
+
     def suite(self, workload, topologies, *more, out):
-        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
+        flags = ["--slo", self.slo(workload), "--workload", workload, "--topology", ",".join(topologies), "--out", str(out)]
         flags += ["--cores", "0,1", "--requests", "1000", "--seeds", "3", "--until-clear", "--block", "0"]
-        flags += ["--max-window", str(self.args.window), "--warm-up", str(WARM_UP_S)]
+        flags += ["--max-window", str(self.args.window), "--warm-up", f"{WARM_UP_S * self.args.slower:g}"]
         run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags, *more)
 
     def full(self):
@@ -163,7 +197,7 @@ class Validation:
         for workload in self.args.workload or DECIDING:
             middle = statistics.median(self.passing(workload, topology) for topology in CONTENDERS)
             rates = [f"{middle * (1 + RESOLUTION) ** step:.4g}" for step in range(-FULL_STEPS, FULL_STEPS + 1)]
-            flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", ",".join(CONTENDERS)]
+            flags = ["--slo", self.slo(workload), "--workload", workload, "--topology", ",".join(CONTENDERS)]
             flags += ["--cores", "0,1", "--rates", ",".join(rates), "--until-bracketed", "--block", "60", "--out", str(self.out / "full")]
             run(self.binary, "bench", "suite", "--model", self.args.model, *self.cluster, *flags)
         run(self.binary, "bench", "report", str(self.out / "full"), "--out", str(self.out / "full.md"))
@@ -205,10 +239,22 @@ class Validation:
         flags = ["--rates", str(rate), "--worker-flags", f"--trace-file {trace.resolve()}"]
         self.suite(workload, [topology], *flags, out=self.out / "traced")
         n = max(50, int(rate * (self.args.window + WARM_UP_S)))
-        flags = ["--slo", WORKLOADS[workload], "--workload", workload, "--topology", topology]
+        flags = ["--slo", self.slo(workload), "--workload", workload, "--topology", topology]
         flags += ["--rate", str(rate), "--requests", str(n)]
         run(self.binary, "plan", "trace", "--one-machine", *self.in_service(workload), *flags, "-o", str(simulated))
         run(sys.executable, str(ROOT / "benches/overlay.py"), str(trace), str(simulated), "--steps", "40", to=page)
+
+    def measure(self, workload):
+        """Goodput of each topology, or its latencies at shares of what is expected."""
+        cells = self.out / "cells"
+        if self.args.shares:
+            for topology, goodput in self.simulated(workload).items():
+                rates = ",".join(f"{share * goodput:.3g}" for share in self.args.shares)
+                self.suite(workload, [topology], "--rates", rates, out=cells)
+            return
+        first = statistics.median(self.expected(workload).values())
+        flags = ["--first-rate", str(round(first, 2)), "--resolution", str(RESOLUTION)]
+        self.suite(workload, self.topologies, *flags, out=cells)
 
     def all(self):
         began = time.monotonic()
@@ -216,9 +262,7 @@ class Validation:
         workloads = self.args.workload or WORKLOADS
         for n_done, workload in enumerate(workloads, 1):
             self.forget(workload)
-            first = statistics.median(self.expected(workload).values())
-            flags = ["--first-rate", str(round(first, 2)), "--resolution", str(RESOLUTION)]
-            self.suite(workload, self.topologies, *flags, out=self.out / "cells")
+            self.measure(workload)
             print(f"{n_done} of {len(workloads)} workloads, {time.monotonic() - began:.0f} s", flush=True)
         self.validate()
         if not self.args.timed:
@@ -286,6 +330,8 @@ def main():
     parser.add_argument("--repeat", type=int, metavar="N", help="the same load N times, at --rates, and how near the runs are")
     parser.add_argument("--rates", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of --repeat: half load, and near capacity")
     parser.add_argument("--timed", type=pathlib.Path, metavar="CURVES", help="workers that take their time from these curves")
+    parser.add_argument("--slower", type=float, default=1, metavar="TIMES", help="of --timed: times and SLOs so many times as long")
+    parser.add_argument("--shares", nargs="+", type=float, help="no search: rates as shares of the expected goodput")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/triptych")
@@ -294,6 +340,8 @@ def main():
         sys.exit(f"{args.binary} is not there: cargo build --release, or --binary FILE")
     if args.repeat is not None and (args.repeat < 2 or not (args.rates and args.workload)):
         parser.error("--repeat needs 2 and more, --rates LOW HIGH and --workload")
+    if args.slower != 1 and not args.timed:
+        parser.error("--slower needs --timed: workers that compute take the time they take")
     args.out.mkdir(parents=True, exist_ok=True)
     validation = Validation(args)
     if args.repeat:
