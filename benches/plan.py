@@ -25,7 +25,7 @@ are the real ones. The machine's speed then hardly counts: topologies differ by 
 a worker comes first, by which all is simulated. There is no `colocated`, which needs curves of two threads, and no `overlay.md`.
 
 With `--slower` these times and the SLOs are so many times as long, and the host has less to do meanwhile. With `--shares` each
-topology is measured at these shares of its expected goodput, without a search: for latencies, not for goodput.
+topology is measured at these shares of its simulated goodput, without a search: for latencies, not for goodput.
 """
 
 import argparse
@@ -109,16 +109,18 @@ class Validation:
         return ",".join(f"{name}={float(ms) * self.args.slower:g}ms" for name, ms in latencies)
 
     def write_times(self):
-        """Curves by which workers are timed, slowed."""
+        """Curves by which workers are timed, slowed; a folder has one file of them."""
         curves = json.loads(self.args.timed.read_text())
-        for point in curves["encode"] + curves["step"]:
+        encodes = [points for tower in (curves, *curves.get("more_towers", [])) for points in tower["encode"]]
+        for point in encodes + curves["step"]:
             point["p50_us"] *= self.args.slower
             point["p95_us"] *= self.args.slower
-        self.timed_by.write_text(json.dumps(curves))
+        text = json.dumps(curves)
+        if self.timed_by.exists() and self.timed_by.read_text() != text:
+            sys.exit(f"{self.out} was measured with other times, of --timed or --slower: give another --out")
+        self.timed_by.write_text(text)
 
     def measure_curves(self):
-        if self.args.timed:
-            self.write_times()
         for threads, (file, cores) in enumerate(self.curves.items(), 1):
             if not file.exists():
                 part = file.with_name(file.name + ".part")
@@ -331,7 +333,7 @@ def main():
     parser.add_argument("--rates", nargs=2, type=float, metavar=("LOW", "HIGH"), help="of --repeat: half load, and near capacity")
     parser.add_argument("--timed", type=pathlib.Path, metavar="CURVES", help="workers that take their time from these curves")
     parser.add_argument("--slower", type=float, default=1, metavar="TIMES", help="of --timed: times and SLOs so many times as long")
-    parser.add_argument("--shares", nargs="+", type=float, help="no search: rates as shares of the expected goodput")
+    parser.add_argument("--shares", nargs="+", type=float, help="no search: rates as shares of the simulated goodput")
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each point of a curve")
     parser.add_argument("--model", default=str(ROOT / "benches/models/qwen2-vl-tiny"))
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/triptych")
@@ -344,6 +346,8 @@ def main():
         parser.error("--slower needs --timed: workers that compute take the time they take")
     args.out.mkdir(parents=True, exist_ok=True)
     validation = Validation(args)
+    if args.timed:
+        validation.write_times()
     if args.repeat:
         validation.repeat()
     elif args.full:

@@ -66,6 +66,8 @@ impl CostCurves {
         let unmeasured = source.unmeasured.iter().copied().filter(|one| !from_ours.contains(one)).collect();
         Ok(Self {
             step: pd.step.clone(),
+            between_steps_us: pd.between_steps_us,
+            pipelining: pd.pipelining,
             kv: pd.kv,
             kv_dtype: pd.kv_dtype.clone(),
             proxy: ProxyCost {
@@ -81,6 +83,7 @@ impl CostCurves {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PipeliningSaves;
     use super::super::sample::{Costs, curves, curves_of};
     use super::*;
 
@@ -101,9 +104,13 @@ mod tests {
 
     #[test]
     fn encodes_are_ours_and_steps_the_other_engines() {
-        let joined = curves().joined_to(&pd()).unwrap();
+        let pipelining = Some(PipeliningSaves { fixed_us: 50.0, each_us: 2.0 });
+        let ours = CostCurves { between_steps_us: 40.0, pipelining, ..curves() };
+        let joined = ours.joined_to(&pd()).unwrap();
         assert_eq!((&joined.encode, &joined.load), (&curves().encode, &curves().load));
         assert_eq!(joined.step, pd().step);
+        // Times that were measured through an API hold what is between steps, and what pipelining saves.
+        assert_eq!((joined.between_steps_us, joined.pipelining), (0.0, None));
         assert_eq!(joined.proxy.request_us, curves().proxy.request_us + 1500.0);
         let source = joined.api.clone().unwrap();
         assert_eq!((source.encoders, source.unmeasured), (ApiEncoders::Ours, vec![Unmeasured::MixedSteps]));

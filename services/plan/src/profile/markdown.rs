@@ -205,3 +205,18 @@ fn points(page: &mut String, what: &str, points: &[Point]) -> std::fmt::Result {
     writeln!(page, "\n| {what} | p50 ms | p95 ms |\n|---|---|---|")?;
     points.iter().try_for_each(|p| writeln!(page, "| {} | {} | {} |", p.of, ms(p.p50_us), ms(p.p95_us)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curves::PipeliningSaves;
+    use crate::curves::sample::curves;
+
+    #[test]
+    fn what_pipelining_saves_is_told_where_it_was_measured() {
+        let pipelining = Some(PipeliningSaves { fixed_us: 181.0, each_us: 4.0 });
+        let told = page(&CostCurves { pipelining, ..curves() });
+        assert!(told.contains("Pipelined, a step is 0.181 ms shorter, and 0.004 ms for each"), "{told}");
+        assert!(!page(&curves()).contains("Pipelined"));
+    }
+}
